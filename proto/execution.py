@@ -1,0 +1,173 @@
+"""Scheduler to executor and back: numbered plans, their results, and what the executor is.
+
+Plans are differences. What a slot computes with (prompt and output ids, sampling, block table) is sent once, when the
+slot is filled; after that only new blocks. The executor applies only number `last + 1` of its epoch; number 1 opens an
+epoch and empties every slot first.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+from noria.proto.base import Sampling, Stream
+
+
+class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Put a stream into a slot.
+
+    prompt_ids and output_ids are kept apart: penalties, `min_tokens` and usage need the boundary. `blocks` has one
+    block table per allocator, in the order of `Geometry.groups`. `end_ids` are masked before `sampling.min_tokens`.
+    """
+
+    slot: int
+    stream: Stream
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class Grow(NamedTuple):
+    """Append blocks to one of a slot's tables."""
+
+    slot: int
+    group: int
+    blocks: tuple[int, ...]
+
+
+class Slice(NamedTuple):
+    """Compute `length` tokens of a slot at positions start … start + length - 1.
+
+    carry: the (only) token is the one that the slot's previous sampling slice produces; it is read on the device.
+    sample: the last token's logits are sampled, the result becomes the slot's last token and an output id.
+    """
+
+    slot: int
+    start: int
+    length: int
+    carry: bool
+    sample: bool
+
+
+class Copy(NamedTuple):
+    """Copy one block of a group onto another (block copies), or between device block and host slot (swaps)."""
+
+    group: int
+    source: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One step. Applied in the order: release, swap_out, copies, swap_in, fill, grow, compute `slices`."""
+
+    epoch: int
+    number: int
+    slices: tuple[Slice, ...]
+    fill: tuple[Fill, ...] = ()
+    grow: tuple[Grow, ...] = ()
+    release: tuple[int, ...] = ()
+    swap_out: tuple[Copy, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    swap_in: tuple[Copy, ...] = ()
+
+
+class Sampled(NamedTuple):
+    """Tokens that a step produced for one stream: output ids from output position `start`."""
+
+    stream: Stream
+    attempt: int
+    start: int
+    ids: tuple[int, ...]
+
+
+class StepDone(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The result of one step, in plan order.
+
+    compute_us is the time on the lane; prepare_us the time to turn the plan into arrays; idle_us how long the lane
+    waited for this step after the one before it.
+    """
+
+    epoch: int
+    number: int
+    sampled: tuple[Sampled, ...]
+    compute_us: int = 0
+    prepare_us: int = 0
+    idle_us: int = 0
+
+
+class Failure(StrEnum):
+    """Why a step was not computed."""
+
+    MEMORY = "memory"
+    INVALID = "invalid"
+    ERROR = "error"
+
+
+class StepFailed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Step `number` was not computed and every later plan of the epoch is discarded; a new epoch must be opened."""
+
+    epoch: int
+    number: int
+    failure: Failure
+    detail: str
+
+
+class Copied(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The asynchronous copies of these plans are complete; both ends may be reused."""
+
+    epoch: int
+    number: int
+
+
+class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The layers of one attention type. window: 0 is full attention, else how many tokens a layer looks back."""
+
+    window: int
+    layers: int
+
+
+class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the executor is, told at `Hello`: the scheduler owns block numbers, the executor their bytes.
+
+    num_blocks counts blocks of the pool, of which the first `reserved_blocks` are padding targets that must never be
+    allocated. A block is one page of `page_size` tokens per layer of a group. max_slots bounds the requests in a step,
+    max_batch_tokens its query tokens.
+    """
+
+    model: str
+    groups: tuple[Group, ...]
+    num_blocks: int
+    reserved_blocks: int
+    page_size: int
+    max_slots: int
+    max_batch_tokens: int
+    max_model_tokens: int
+    vocabulary: int
+    dtype: str
+    device: str
+    host_slots: int = 0
+
+
+class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One stream's cache that the executor still holds: `digest` is a hash over its `length` cached token ids."""
+
+    slot: int
+    stream: Stream
+    attempt: int
+    digest: bytes
+    length: int
+    blocks: tuple[tuple[int, ...], ...]
+    host_slots: tuple[int, ...] = ()
+
+
+class Inventory(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Everything the executor still holds, for a scheduler that has restarted."""
+
+    epoch: int
+    entries: tuple[Held, ...]
+
+
+SCHEDULER_TO_EXECUTOR = (StepPlan,)
+EXECUTOR_TO_SCHEDULER = (Geometry, StepDone, StepFailed, Copied, Inventory)

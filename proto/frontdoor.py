@@ -1,0 +1,184 @@
+"""Client to admission and back: the public edge, on a mailbox of its own.
+
+A request is named by the client's own id within its tenant. Everything sent about one client's streams in one step is
+one `Updates` message.
+"""
+
+from enum import StrEnum
+
+import msgspec
+from noria.proto.base import End, Sampling
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Start a generation, or attach to it when the same id with the same body is alive.
+
+    Exactly one of `prompt`, `messages` and `token_ids` is given. `model` may be empty for the served one.
+    `ttl_first_ms` and `ttl_ms` bound the time to the first token and to the end, counted from receipt.
+    `traffic_class` and `credential` are reserved for scheduling policy.
+    """
+
+    id: str
+    model: str = ""
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    sampling: Sampling = Sampling()
+    n: int = 1
+    credential: str = ""
+    traffic_class: str = ""
+    ttl_first_ms: int | None = None
+    ttl_ms: int | None = None
+
+
+class Have(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a re-attaching client already holds of one choice: `ids` tokens and `characters` of text of `attempt`."""
+
+    index: int
+    attempt: int = 0
+    ids: int = 0
+    characters: int = 0
+
+
+class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Take over the streams of a request that is alive or retained; the newest attachment owns them."""
+
+    id: str
+    have: tuple[Have, ...] = ()
+    credential: str = ""
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way."""
+
+    id: str
+    index: int | None = None
+
+
+class Acknowledge(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The client has the end of these requests; admission may forget them."""
+
+    ids: tuple[str, ...]
+
+
+class Describe(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ask what is served and whether it is ready."""
+
+
+class Ping(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A sign of life from a client with open streams; any other message is one too."""
+
+
+class Code(StrEnum):
+    """Why a request was refused; the gateway maps each to one HTTP status."""
+
+    INVALID = "invalid"
+    MODEL_NOT_FOUND = "model_not_found"
+    CONTEXT_LENGTH = "context_length"
+    CONFLICT = "conflict"
+    NOT_FOUND = "not_found"
+    UNSUPPORTED = "unsupported"
+    OVERLOADED = "overloaded"
+    QUOTA = "quota"
+    NOT_READY = "not_ready"
+    UNAUTHORIZED = "unauthorized"
+    DEADLINE = "deadline"
+    INTERNAL = "internal"
+
+
+class Accepted(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The request is in the ledger and will not be lost. `request` is admission's own number for it."""
+
+    id: str
+    request: int
+    prompt_tokens: int
+    model: str
+    seed: int
+    attempt: int = 0
+
+
+class Rejected(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The request was not accepted: what was wrong (`reason`), where (`parameter`), and when to try again."""
+
+    id: str
+    code: Code
+    reason: str
+    parameter: str = ""
+    retry_after_ms: int | None = None
+
+
+class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """News of one choice: token ids from output position `start`, text from character position `characters`.
+
+    Several steps' news may be merged into one delta for a slow reader; nothing is ever dropped.
+    A higher `attempt` truncates the receiver to `start` and `characters`.
+    """
+
+    id: str
+    index: int
+    attempt: int
+    start: int
+    ids: tuple[int, ...]
+    characters: int
+    text: str
+
+
+class Timings(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Durations in milliseconds from acceptance: in the queue, to the first token, to the end."""
+
+    queue_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The end of one choice. `matched` is the stop string or the decimal stop token id that ended it, if one did."""
+
+    id: str
+    index: int
+    end: End
+    prompt_tokens: int
+    output_tokens: int
+    matched: str = ""
+    detail: str = ""
+    timings: Timings = Timings()
+    cached_tokens: int = 0
+
+
+class Updates(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All news for one client in one step; a choice's `Finished` comes after its last delta."""
+
+    deltas: tuple[Delta, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+class Description(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What is served. `waiting_for` names the services that are not there yet; empty means ready."""
+
+    models: tuple[str, ...]
+    max_model_tokens: int
+    waiting_for: tuple[str, ...] = ()
+    started_unix_s: int = 0
+    has_chat_template: bool = False
+
+
+class Pong(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The answer to `Ping`. A changed incarnation in its header tells a client to attach again."""
+
+
+class Malformed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What arrived could not be read: the reason, and the kind it claimed to be."""
+
+    kind: str
+    reason: str
+
+
+TO_ADMISSION = (Generate, Attach, Cancel, Acknowledge, Describe, Ping)
+TO_CLIENT = (Accepted, Rejected, Updates, Description, Pong, Malformed)

@@ -1,0 +1,59 @@
+"""Between all processes: who is there, who makes progress, what each holds."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class State(StrEnum):
+    """What a process is doing, as seen by the supervisor and by `noria ps`."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The sender exists, with the incarnation in the header; answered by the recipient's own `Hello`.
+
+    `answer` marks the answer, so that two greetings do not go on for ever. `pid` is for people.
+    """
+
+    pid: int
+    state: State
+    answer: bool = False
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A sign of life. `progress` counts work done (steps, messages); `busy` says that work is waiting or under way."""
+
+    state: State
+    progress: int = 0
+    busy: bool = False
+    detail: str = ""
+
+
+class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Supervisor to a service: take nothing new, finish what runs for up to `timeout_ms`."""
+
+    timeout_ms: int
+
+
+class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket."""
+
+
+class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A process's counts and queues as a JSON object: everything that must be empty when no request is alive."""
+
+    service: str
+    pid: int
+    state: State
+    json: bytes
+
+
+BETWEEN_SERVICES = (Hello, Heartbeat)
+TO_SERVICE = (*BETWEEN_SERVICES, Drain)
+FROM_INSPECTOR = (Inspect,)
+TO_INSPECTOR = (Snapshot,)

@@ -1,0 +1,115 @@
+"""Scheduler to detokenizer to admission: token ids become text, in order, with one writer of the end."""
+
+from typing import NamedTuple
+
+import msgspec
+from noria.proto.base import Ended, Stream
+
+
+class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the detokenizer needs before a stream's first token.
+
+    prompt_tail: the last prompt ids, so that the text continues it. output_ids and characters: what the ledger already
+    has, when the stream is opened again; text before `characters` is not sent again. end_ids: ids whose text is not
+    shown unless `include_stop`; min_tokens: stop strings completed by an earlier token do not end the stream.
+    """
+
+    stream: Stream
+    attempt: int
+    prompt_tail: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    output_ids: tuple[int, ...] = ()
+    characters: int = 0
+    traceparent: str = ""
+
+
+class Open(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Admission to detokenizer: these streams are about to produce tokens."""
+
+    openings: tuple[Opening, ...]
+
+
+class TokenRun(NamedTuple):
+    """Output ids of one stream from output position `start`. `end` (0 = none) proposes that the last id ends it.
+
+    A stream that ends without a token (deadline, error) has empty ids. `detail` says what went wrong.
+    """
+
+    stream: Stream
+    attempt: int
+    start: int
+    ids: tuple[int, ...]
+    end: int = 0
+    detail: str = ""
+    cached_tokens: int = 0
+    queue_us: int = 0
+
+
+class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Scheduler to detokenizer: the news of all streams in one step."""
+
+    runs: tuple[TokenRun, ...]
+
+
+class TextRun(NamedTuple):
+    """Ids from output position `start` and the text they added from character position `characters`.
+
+    end: 0 while the stream goes on, else why it ended; then `start + len(ids)` is its final token count, counted to
+    the token that completed the stop string. matched: the stop string or stop token id.
+    """
+
+    stream: Stream
+    attempt: int
+    start: int
+    ids: tuple[int, ...]
+    characters: int
+    text: str
+    end: int = 0
+    matched: str = ""
+    detail: str = ""
+    cached_tokens: int = 0
+    queue_us: int = 0
+
+
+class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Detokenizer to admission: the news of all streams in one step, token ids included so the ledger is complete."""
+
+    runs: tuple[TextRun, ...]
+
+
+class Unknown(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Detokenizer to admission: tokens came for streams that are not open here; open them again."""
+
+    streams: tuple[Stream, ...]
+
+
+class Gap(NamedTuple):
+    """A stream whose output ids are missing from position `start`."""
+
+    stream: Stream
+    start: int
+
+
+class Resend(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Receiver to sender: send these streams' ids (and end, if there is one) again from `start`.
+
+    Detokenizer to scheduler, or admission to detokenizer.
+    """
+
+    gaps: tuple[Gap, ...]
+
+
+class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Detokenizer to scheduler: for streams with stop strings, how many output ids have been looked at."""
+
+    seen: tuple[Gap, ...]
+
+
+SCHEDULER_TO_DETOKENIZER = (Tokens,)
+DETOKENIZER_TO_SCHEDULER = (Resend, Progress)
+DETOKENIZER_TO_ADMISSION = (Texts, Unknown)
+ADMISSION_TO_DETOKENIZER = (Open, Ended, Resend)

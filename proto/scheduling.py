@@ -1,0 +1,104 @@
+"""Admission to scheduler and back: work in, withdrawals in, capacity out."""
+
+import msgspec
+from noria.proto.base import End, Ended, Sampling, Stream
+
+
+class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One accepted stream, whole: `output_ids` is not empty when it is submitted again after a loss.
+
+    sampling: with seed and max_tokens fixed. end_ids: token ids that end it (end of sequence unless ignored, and the
+    stop token ids). has_stop_strings: never plan it more than a few tokens ahead of the detokenizer's `Progress`.
+    ttl_first_ms, ttl_ms: what is left of each, from the moment this frame is written; the receiver counts from
+    receipt. seniority_ms: how long ago it was accepted. service: tokens charged to it so far.
+    salt: keeps tenants' cached prefixes apart.
+    """
+
+    stream: Stream
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    end_ids: tuple[int, ...] = ()
+    has_stop_strings: bool = False
+    output_ids: tuple[int, ...] = ()
+    tenant: str = ""
+    traffic_class: str = ""
+    salt: bytes = b""
+    ttl_first_ms: int | None = None
+    ttl_ms: int | None = None
+    seniority_ms: int = 0
+    service: float = 0.0
+    traceparent: str = ""
+
+
+class Submit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Schedule these streams. A stream already known with the same attempt is ignored."""
+
+    submissions: tuple[Submission, ...]
+
+
+class Withdraw(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Stop scheduling these streams: waiting ones leave at once, running ones at the next step boundary."""
+
+    streams: tuple[Stream, ...]
+    end: End = End.CANCELLED
+
+
+class Reclaimed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A withdrawn or ended stream has given back its last block.
+
+    `steps` is the number of steps begun between receipt of the withdrawal and the release (at most two without a copy
+    in flight), `delay_us` the time between them.
+    """
+
+    stream: Stream
+    blocks: int
+    steps: int
+    delay_us: int
+
+
+class Reclaims(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All `Reclaimed` of one step."""
+
+    entries: tuple[Reclaimed, ...]
+
+
+class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The step-time model: microseconds per step, per query token, per cached token read, per request."""
+
+    base_us: float = 0.0
+    query_token_us: float = 0.0
+    cache_token_us: float = 0.0
+    request_us: float = 0.0
+
+
+class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Credit of one class: how many more requests and prompt tokens may be submitted; the predicted wait of the next."""
+
+    traffic_class: str
+    requests: int
+    tokens: int
+    start_ms: float = 0.0
+
+
+class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Published at `Hello` and once per step. Credit counts all submissions up to and including number `submitted`.
+
+    `submitted` is how many submissions the scheduler has taken from admission's present incarnation, so that
+    admission can subtract those still on the way.
+    `largest_tokens` is the longest prompt and output together that the cache could ever hold.
+    """
+
+    submitted: int
+    classes: tuple[ClassCapacity, ...]
+    step_time: StepTime = StepTime()
+    largest_tokens: int = 0
+    ready: bool = False
+
+
+class Resume(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Scheduler to admission: it knows none of admission's streams any more; submit the unfinished ones again."""
+
+
+ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)
+SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Resume)

@@ -1,0 +1,248 @@
+"""The loop that every service shares: receive, apply, send, measure.
+
+An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
+then calls `advance` once, so that a burst of messages costs one round of work. The actor greets peers, beats the heart,
+notices who is gone, answers `Inspect`, and stops at SIGTERM. It knows nothing of requests.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+import zmq
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
+from noria.shared.config import RuntimeSettings
+from noria.shared.log import logger
+from noria.shared.mailbox import Mailbox
+
+MAIL_PER_TURN_MAX: Final = 256
+_HELLO_INTERVAL_NS: Final = 100_000_000
+_POLL_MS_MAX: Final = 1000
+
+
+class Shell(Protocol):
+    """What a service is to its actor. All calls come from the actor's one thread."""
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Take one message of a peer that has joined."""
+
+    def joined(self, peer: Service) -> None:
+        """A peer began a new life and remembers nothing: send it everything it must know."""
+
+    def lost(self, peer: Service) -> None:
+        """A peer has been silent for `peer_timeout_s`."""
+
+    def congested(self, peer: Service) -> None:
+        """A message for this peer was not taken because its outbox is full."""
+
+    def advance(self, now_ns: int) -> int | None:
+        """Do this turn's work; return the monotonic time of the next wanted turn, or None for none."""
+
+    def state(self) -> State:
+        """STARTING until ready."""
+
+    def progress(self) -> tuple[int, bool]:
+        """Work done so far, and whether work is waiting or under way."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts and queues for people and tests."""
+
+    def drain(self, timeout_ms: int) -> None:
+        """Take nothing new, finish what runs."""
+
+    def close(self) -> None:
+        """The actor stops: release everything."""
+
+
+class Actor:
+    """Runs one shell on one mailbox until SIGTERM or `stop`."""
+
+    def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
+        self.mailbox = mailbox
+        self._heartbeat_ns = int(settings.heartbeat_s * 1e9)
+        self._peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
+        self._poller = zmq.Poller()
+        self._poller.register(mailbox.router, zmq.POLLIN)
+        self._watched: dict[Any, Callable[[], None]] = {}
+        self._waker, self._wake = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake.setblocking(False)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._stopping = False
+        self._flushing: set[Service] = set()
+        self._next_heartbeat_ns = 0
+        self._next_hello_ns = 0
+        self._log = logger(mailbox.service.value)
+
+    @property
+    def service(self) -> Service:
+        """Whose actor this is."""
+        return self.mailbox.service
+
+    def watch(self, source: "zmq.Socket[bytes] | int", callback: Callable[[], None]) -> None:
+        """Call back in the actor's thread whenever a socket or file descriptor can be read."""
+        self._watched[source] = callback
+        self._poller.register(source, zmq.POLLIN)
+
+    def unwatch(self, source: "zmq.Socket[bytes] | int") -> None:
+        """Stop watching."""
+        del self._watched[source]
+        self._poller.unregister(source)
+
+    def wake(self) -> None:
+        """Begin a turn soon; may be called from any thread and from signal handlers."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wakes already
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """End the loop after the present turn; may be called from any thread."""
+        self._stopping = True
+        self.wake()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone."""
+
+        def terminate(signum: int, frame: object) -> None:
+            del signum, frame
+            if self._stopping:
+                os._exit(128 + signal.SIGTERM)
+            self.stop()
+
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
+        """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
+        link = self.mailbox.links[peer]
+        if not link.joined:
+            return False
+        if self.mailbox.send(peer, body, traceparent):
+            return True
+        shell.congested(peer)
+        return False
+
+    def run(self, shell: Shell) -> None:
+        """Run turns until stopped, then close the shell and the mailbox."""
+        wanted_ns: int | None = 0
+        try:
+            while not self._stopping:
+                self._turn(shell, self._timeout_ms(wanted_ns))
+                now_ns = time.monotonic_ns()
+                self._tend_links(shell, now_ns)
+                wanted_ns = shell.advance(now_ns)
+                self._flush()
+        finally:
+            shell.close()
+            self.mailbox.close()
+            self._waker.close()
+            self._wake.close()
+
+    def _timeout_ms(self, wanted_ns: int | None) -> float:
+        now_ns = time.monotonic_ns()
+        until = min(self._next_heartbeat_ns, self._next_hello_ns) - now_ns
+        if wanted_ns is not None:
+            until = min(until, wanted_ns - now_ns)
+        return min(max(until / 1e6, 0.0), _POLL_MS_MAX)
+
+    def _turn(self, shell: Shell, timeout_ms: float) -> None:
+        # Poll takes whole milliseconds: rounding up keeps an early timer from spinning.
+        for source, _ in self._poller.poll(int(timeout_ms + 0.999)):
+            if source == self._wake.fileno():
+                self._drain_wakes()
+            elif source is self.mailbox.router:
+                for identity, header, body in self.mailbox.receive(MAIL_PER_TURN_MAX):
+                    self._deliver(shell, identity, header, body)
+            elif (callback := self._watched.get(source)) is not None:
+                callback()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
+        if isinstance(body, Inspect):
+            self.mailbox.answer(identity, self._snapshot(shell))
+            return
+        sender = Service(header.sender)
+        link = self.mailbox.links.get(sender)
+        if link is None:
+            return
+        if isinstance(body, Hello):
+            self._greeted(shell, header, body)
+            return
+        if not self.mailbox.current(header):
+            return
+        link.last_heard_ns = time.monotonic_ns()
+        if isinstance(body, Heartbeat):
+            return
+        if isinstance(body, Drain):
+            shell.drain(body.timeout_ms)
+            return
+        shell.receive(sender, header, body)
+
+    def _greeted(self, shell: Shell, header: Header, body: Hello) -> None:
+        sender = Service(header.sender)
+        link = self.mailbox.links[sender]
+        if header.recipient not in (0, self.mailbox.incarnation):
+            # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
+            return
+        if self.mailbox.greet(header):
+            link.last_heard_ns = time.monotonic_ns()
+            self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
+            self._hello(shell, sender, answer=True)
+            shell.joined(sender)
+        elif not body.answer and header.incarnation == link.incarnation:
+            self._hello(shell, sender, answer=True)
+
+    def _hello(self, shell: Shell, peer: Service, *, answer: bool) -> None:
+        self.mailbox.send_once(peer, Hello(os.getpid(), shell.state(), answer))
+
+    def _tend_links(self, shell: Shell, now_ns: int) -> None:
+        if now_ns >= self._next_hello_ns:
+            self._next_hello_ns = now_ns + _HELLO_INTERVAL_NS
+            waiting = [peer for peer, link in self.mailbox.links.items() if not link.joined]
+            for peer in waiting:
+                self._hello(shell, peer, answer=False)
+            if not waiting:
+                self._next_hello_ns = now_ns + self._heartbeat_ns
+        if now_ns >= self._next_heartbeat_ns:
+            self._next_heartbeat_ns = now_ns + self._heartbeat_ns
+            progress, busy = shell.progress()
+            beat = Heartbeat(shell.state(), progress, busy)
+            for peer, link in self.mailbox.links.items():
+                if link.joined:
+                    self.mailbox.send_once(peer, beat)
+                    if now_ns - link.last_heard_ns > self._peer_timeout_ns:
+                        self._log.warning("peer lost", peer=peer.value)
+                        link.forget()
+                        self._next_hello_ns = now_ns
+                        shell.lost(peer)
+
+    def _flush(self) -> None:
+        for peer, link in self.mailbox.links.items():
+            if link.outbox:
+                link.flush()
+            if link.outbox and peer not in self._flushing:
+                self._flushing.add(peer)
+                self._poller.register(link.socket, zmq.POLLOUT)
+            elif not link.outbox and peer in self._flushing:
+                self._flushing.discard(peer)
+                self._poller.unregister(link.socket)
+
+    def _snapshot(self, shell: Shell) -> Snapshot:
+        content = {
+            "incarnation": f"{self.mailbox.incarnation:x}",
+            "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
+            "mail": self.mailbox.counts(),
+            **shell.snapshot(),
+        }
+        return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

@@ -1,0 +1,68 @@
+"""Who owns what in a runtime folder: a lock file per process, held as long as the process lives."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """What a lock file says of its holder."""
+
+    service: str
+    pid: int
+    incarnation: str
+    http: str = ""
+
+
+class Lock:
+    """An exclusive lock on `<folder>/<name>.lock`, released by the kernel when the process ends."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / f"{name}.lock"
+        self._descriptor = -1
+
+    def acquire(self, holder: Holder) -> Holder | None:
+        """Take the lock and sign it; returns None, or whoever holds it already."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return read_holder(self._path) or Holder("unknown", 0, "")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, msgspec.json.encode(holder))
+        self._descriptor = descriptor
+        return None
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, empty."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who signed a lock file, or None when nobody did."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def living_holder(folder: Path, name: str) -> Holder | None:
+    """Who holds a lock right now, or None when it is free."""
+    path = folder / f"{name}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return read_holder(path) or Holder("unknown", 0, "")
+    finally:
+        os.close(descriptor)
+    return None

@@ -1,0 +1,41 @@
+"""Log events with fields, to standard error, as JSON or for a terminal."""
+
+import logging
+import sys
+from typing import Any, cast
+
+import structlog
+from noria.shared.config import LogSettings
+
+
+def configure(settings: LogSettings) -> None:
+    """Set up structlog once, at the start of a process; the standard library's loggers are joined to it."""
+    console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.WARNING))
+
+
+def logger(service: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of a service; events are short phrases, everything that varies is a field."""
+    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(service=service))

@@ -1,0 +1,215 @@
+"""The sockets between services: one bound mailbox, one link to each peer, and who is still the process we greeted.
+
+Decides which mail is dropped: what names another incarnation than ours, or comes from one that we have not greeted.
+Knows nothing of requests.
+"""
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+import zmq
+from noria.proto import lifecycle
+from noria.proto.base import Header, Service
+from noria.proto.wire import Codec, FrameError, every_kind, inbound
+from noria.shared.config import RuntimeSettings
+
+INSPECTOR_PREFIX: Final = "inspector-"
+_RECONNECT_MS: Final = 50
+_RECONNECT_MS_MAX: Final = 500
+
+
+def draw_incarnation() -> int:
+    """A random number that names this life of a process; never 0, which means unknown."""
+    return secrets.randbits(62) | 1
+
+
+class Link:
+    """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent."""
+
+    def __init__(self, peer: Service, socket: zmq.Socket[bytes], outbox_max: int) -> None:
+        self.peer = peer
+        self.socket = socket
+        self.incarnation = 0
+        self.buried: deque[int] = deque(maxlen=32)
+        self.sequence = 0
+        self.last_heard_ns = 0
+        self.outbox: deque[list[bytes]] = deque()
+        self._outbox_max = outbox_max
+
+    @property
+    def joined(self) -> bool:
+        """Whether the peer has greeted us and has not been given up since."""
+        return self.incarnation != 0
+
+    def push(self, frames: list[bytes]) -> bool:
+        """Send now, or keep for later in order; False when the outbox is full and the message was not taken."""
+        if not self.outbox and self._try(frames):
+            return True
+        if len(self.outbox) >= self._outbox_max:
+            return False
+        self.outbox.append(frames)
+        return True
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        while self.outbox and self._try(self.outbox[0]):
+            self.outbox.popleft()
+
+    def try_once(self, frames: list[bytes]) -> bool:
+        """Send now or not at all: for greetings and heartbeats, which are repeated."""
+        return self._try(frames)
+
+    def forget(self) -> None:
+        """The peer's present life is over: whatever was meant for it is void."""
+        if self.incarnation:
+            self.buried.append(self.incarnation)
+        self.incarnation = 0
+        self.sequence = 0
+        self.outbox.clear()
+
+    def _try(self, frames: list[bytes]) -> bool:
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            return False
+        return True
+
+
+class Mailbox:
+    """One service's bound ROUTER and its DEALER links.
+
+    Raises zmq.ZMQError when the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        endpoint: str,
+        peers: Mapping[Service, str],
+        settings: RuntimeSettings,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.service = service
+        self.incarnation = draw_incarnation()
+        self.dropped = 0
+        self.malformed = 0
+        self.gaps = 0
+        self._context = context or zmq.Context.instance()
+        self._codec = Codec((*every_kind(),))
+        self._accepts = {sender: {kind.__name__ for kind in kinds} for sender, kinds in inbound(service).items()}
+        self._heard: dict[Service, int] = {}
+        self.router = self._context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.router.setsockopt(zmq.RCVHWM, settings.high_water_mark)
+        self.router.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        self.router.bind(endpoint)
+        if endpoint.startswith("ipc://"):
+            os.chmod(endpoint.removeprefix("ipc://"), 0o600)
+        self.links = {peer: self._connect(peer, address, settings) for peer, address in peers.items()}
+
+    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings) -> Link:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.ROUTING_ID, self.service.value.encode())
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS_MAX)
+        socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        socket.setsockopt(zmq.RCVHWM, 16)
+        socket.connect(endpoint)
+        return Link(peer, socket, settings.outbox_messages_max)
+
+    def close(self) -> None:
+        """Close every socket; nothing lingers."""
+        for link in self.links.values():
+            link.socket.close(0)
+        self.router.close(0)
+
+    def send(self, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
+        """Send to a peer that has joined.
+
+        False when it has not, or when its outbox is full. A message to a peer that has not joined is not kept: whoever
+        joins is told everything it must know at that moment.
+        """
+        link = self.links[peer]
+        if not link.joined:
+            return False
+        link.sequence += 1
+        header = Header(
+            type(body).__name__, self.service.value, self.incarnation, link.incarnation, link.sequence, traceparent
+        )
+        return link.push(self._codec.encode(header, body))
+
+    def send_once(self, peer: Service, body: msgspec.Struct) -> bool:
+        """Send a greeting or heartbeat now or not at all; allowed to a peer that has not joined."""
+        link = self.links[peer]
+        header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
+        return link.try_once(self._codec.encode(header, body))
+
+    def receive(self, limit: int) -> Iterable[tuple[bytes, Header, msgspec.Struct]]:
+        """Yield up to `limit` readable messages as (routing id, header, body); unreadable ones are counted and dropped."""
+        for _ in range(limit):
+            try:
+                identity, *frames = self.router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                header = self._codec.header(frames)
+                sender = identity.decode("ascii", "replace")
+                if sender.startswith(INSPECTOR_PREFIX):
+                    allowed = header.kind == lifecycle.Inspect.__name__
+                else:
+                    allowed = header.sender == sender and header.kind in self._accepts.get(sender, ())
+                if not allowed:
+                    raise FrameError(f"{sender[:64]!r} may not send {header.kind[:64]!r} here")
+                yield identity, header, self._codec.body(header, frames)
+            except FrameError:
+                self.malformed += 1
+
+    def current(self, header: Header) -> bool:
+        """Whether mail belongs to this life of ours and to the sender's life that we greeted."""
+        link = self.links.get(Service(header.sender))
+        if link is None:
+            return False
+        alive = header.incarnation == link.incarnation and header.recipient == self.incarnation
+        if not alive:
+            self.dropped += 1
+        elif header.sequence:
+            expected = self._heard.get(link.peer, 0) + 1
+            if header.sequence != expected:
+                self.gaps += 1
+            self._heard[link.peer] = header.sequence
+        return alive
+
+    def greet(self, header: Header) -> bool:
+        """Take note of a `Hello`; True when it is a new life of the peer, which then must be told everything."""
+        link = self.links.get(Service(header.sender))
+        if link is None or header.incarnation in link.buried or header.incarnation == link.incarnation:
+            return False
+        link.forget()
+        link.incarnation = header.incarnation
+        self._heard[link.peer] = 0
+        return True
+
+    def answer(self, identity: bytes, body: msgspec.Struct) -> None:
+        """Answer an inspector on its own socket; dropped when it is gone or does not read."""
+        header = Header(type(body).__name__, self.service.value, self.incarnation)
+        try:
+            self.router.send_multipart([identity, *self._codec.encode(header, body)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.dropped += 1
+
+    def counts(self) -> dict[str, int]:
+        """Mail statistics for the state snapshot."""
+        return {
+            "dropped": self.dropped,
+            "malformed": self.malformed,
+            "gaps": self.gaps,
+            "outbox": sum(len(link.outbox) for link in self.links.values()),
+        }

@@ -1,0 +1,80 @@
+"""How a service process begins: read the configuration, name itself, take its lock, run its shell on an actor."""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+import setproctitle
+import zmq
+from noria.proto.base import Service
+from noria.shared.actor import Actor, Shell
+from noria.shared.config import Config, load
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.errors import UserError
+from noria.shared.locks import Holder, Lock
+from noria.shared.log import configure, logger
+from noria.shared.mailbox import Mailbox
+from noria.shared.telemetry import Telemetry
+
+
+def main(service: Service, start: Callable[[Config], int]) -> None:
+    """Run `python -m noria.services.X --config FILE`: load, name, run; a user's mistake exits 2 with one line."""
+    parser = argparse.ArgumentParser(prog=f"noria {service.value}")
+    parser.add_argument("--config", help="TOML or JSON configuration file", default=None)
+    arguments = parser.parse_args()
+    try:
+        config = load(arguments.config)
+        setproctitle.setproctitle(f"noria: {service.value}")
+        configure(config.log)
+        sys.exit(start(config))
+    except UserError as error:
+        sys.stderr.write(f"noria {service.value}: {error}\n")
+        sys.exit(2)
+
+
+def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
+    """The endpoints of the named peers, and of the supervisor when there is one."""
+    wanted = (*others, Service.SUPERVISOR) if config.runtime.supervised else others
+    return {peer: mailbox(config.runtime, peer) for peer in wanted}
+
+
+def run(
+    service: Service,
+    config: Config,
+    others: tuple[Service, ...],
+    build: Callable[[Actor, Telemetry], Shell],
+) -> int:
+    """Take the service's lock, bind its mailbox and run the shell that `build` makes until SIGTERM; returns 0.
+
+    Raises UserError when another process is this service in the same runtime folder, or the endpoint is taken.
+    """
+    folder = prepare_runtime_dir(config.runtime)
+    lock = Lock(folder, service.value)
+    endpoint = mailbox(config.runtime, service, binding=True)
+    holder = lock.acquire(Holder(service.value, os.getpid(), ""))
+    if holder is not None:
+        raise UserError(
+            f"{service.value} already runs in {folder} as process {holder.pid}; stop it or choose another --runtime-dir"
+        )
+    try:
+        post = Mailbox(service, endpoint, peers_of(config, others), config.runtime)
+    except zmq.ZMQError as error:
+        raise UserError(
+            f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"
+        ) from error
+    telemetry = Telemetry(service, post.incarnation, config.telemetry)
+    actor = Actor(post, config.runtime)
+    actor.stop_on_signals()
+    shell = build(actor, telemetry)
+    # What start-up allocated lives as long as the process: keep the collector from walking it at every full pass.
+    gc.collect()
+    gc.freeze()
+    logger(service.value).info("service started", endpoint=endpoint, incarnation=f"{post.incarnation:x}")
+    try:
+        actor.run(shell)
+    finally:
+        telemetry.close()
+        lock.release()
+    return 0

@@ -1,0 +1,113 @@
+"""Spans of one process, exported by OTLP when an endpoint is configured and costing nothing otherwise.
+
+Trace context travels as W3C `traceparent` in message headers and in the bodies that open a stream.
+"""
+
+import time
+from collections.abc import Mapping
+
+from noria.proto.base import Service
+from noria.shared.config import TelemetrySettings
+
+Attribute = str | int | float | bool | tuple[str, ...]
+
+
+class Span:
+    """A span under way. `traceparent` is what its children name; empty when nothing is recorded."""
+
+    __slots__ = ("_span", "traceparent")
+
+    def __init__(self, span: object | None, traceparent: str) -> None:
+        self._span = span
+        self.traceparent = traceparent
+
+    def end(self, attributes: Mapping[str, Attribute] | None = None, *, error: str = "") -> None:
+        """Finish the span now."""
+        if self._span is None:
+            return
+        from opentelemetry.trace import Span as SdkSpan
+        from opentelemetry.trace import Status, StatusCode
+
+        assert isinstance(self._span, SdkSpan)
+        for name, value in (attributes or {}).items():
+            self._span.set_attribute(name, value)
+        if error:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+        self._span = None
+
+    def event(self, name: str, attributes: Mapping[str, Attribute] | None = None) -> None:
+        """Note that something happened within the span."""
+        if self._span is not None:
+            from opentelemetry.trace import Span as SdkSpan
+
+            assert isinstance(self._span, SdkSpan)
+            self._span.add_event(name, dict(attributes or {}))
+
+
+class Telemetry:
+    """The tracer of a process. Without an endpoint, spans only pass their parent's context on."""
+
+    def __init__(self, service: Service, incarnation: int, settings: TelemetrySettings) -> None:
+        self._provider = None
+        self._tracer = None
+        if not settings.otlp_endpoint:
+            return
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+        resource = Resource.create(
+            {
+                "service.name": f"noria-{service.value}",
+                "service.namespace": "noria",
+                "service.instance.id": f"{incarnation:x}",
+            }
+        )
+        self._provider = TracerProvider(
+            resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio))
+        )
+        endpoint = settings.otlp_endpoint.rstrip("/") + "/v1/traces"
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._tracer = self._provider.get_tracer("noria")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether spans are recorded at all."""
+        return self._tracer is not None
+
+    def span(
+        self,
+        name: str,
+        traceparent: str = "",
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        start_ago_s: float = 0.0,
+        server: bool = False,
+    ) -> Span:
+        """Begin a span under the given parent; `start_ago_s` backdates it, for what is known only afterwards."""
+        if self._tracer is None:
+            return Span(None, traceparent)
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+        parent = propagator.extract({"traceparent": traceparent}) if traceparent else None
+        span = self._tracer.start_span(
+            name,
+            context=parent,
+            kind=SpanKind.SERVER if server else SpanKind.INTERNAL,
+            attributes=dict(attributes or {}),
+            start_time=time.time_ns() - int(start_ago_s * 1e9),
+        )
+        context = span.get_span_context()
+        flags = int(context.trace_flags)
+        return Span(span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}")
+
+    def close(self) -> None:
+        """Export what is left, within a short time."""
+        if self._provider is not None:
+            self._provider.force_flush(2000)
+            self._provider.shutdown()
