@@ -96,9 +96,5 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ready: bool = False
 
 
-class Resume(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Scheduler to admission: it knows none of admission's streams any more; submit the unfinished ones again."""
-
-
 ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)
-SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Resume)
+SCHEDULER_TO_ADMISSION = (Capacity, Reclaims)
