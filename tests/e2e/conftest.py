@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.harness import Stack, stack
+from fakes.tiny_model import build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[Stack]:
+    """The real small model in float32, shared by the tests that only send requests."""
+    with stack("smollm2", "--dtype", "float32", "--max-batch-tokens", "256") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model: Path) -> Iterator[Stack]:
+    """A tiny random model, for load and abuse; impatient with silent peers."""
+    impatient = {"NORIA_RUNTIME_PEER_TIMEOUT_S": "3"}
+    with stack(str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient) as running:
+        yield running

@@ -1,0 +1,149 @@
+"""A real stack as a user starts it: `noria up` in a folder and on a port of its own."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+NORIA = Path(sys.executable).parent / "noria"
+IDLE_COUNTS = {
+    "admission": ("requests", "streams", "tokenizing", "attachments"),
+    "scheduler": ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight"),
+    "executor": ("slots", "queued_plans"),
+    "detokenizer": ("streams",),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+class Stack:
+    """One `noria up`, its log in a file."""
+
+    def __init__(self, model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="noria-e2e-"))
+        self.runtime_dir = self.folder / "run"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = self.folder / "log"
+        self.command = [
+            str(NORIA), "up", "--model", model, "--http", f"127.0.0.1:{self.port}",
+            "--runtime-dir", str(self.runtime_dir), *arguments,
+        ]  # fmt: skip
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
+        self.environment = {**clean, **(environment or {})}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment, start_new_session=True
+            )
+
+    @property
+    def endpoint(self) -> str:
+        return f"ipc://{self.runtime_dir}/public.sock"
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self, timeout_s: float = 90.0) -> "Stack":
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the stack ended with {self.process.returncode}:\n{self.log()[-4000:]}")
+            with contextlib.suppress(OSError):
+                return self.get("/ready")[0] == 200
+            return False
+
+        try:
+            wait_until(ready, timeout_s, "stack ready")
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{error}\n{self.log()[-4000:]}") from None
+        return self
+
+    def get(self, path: str) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        status, content = self.get("/debug/state")
+        assert status == 200
+        services = content.get("services", content)
+        assert isinstance(services, dict)
+        return services
+
+    def pids(self) -> dict[str, int]:
+        output = subprocess.run(
+            [str(NORIA), "ps", "--json", "--runtime-dir", str(self.runtime_dir)],
+            capture_output=True, text=True, check=True, env=self.environment,
+        ).stdout  # fmt: skip
+        return {row["service"]: row["pid"] for row in json.loads(output)}
+
+    def busy_counts(self) -> dict[str, int]:
+        """Every count that must be zero when no request is alive, and is not."""
+        state = self.state()
+        return {
+            f"{service}.{key}": state[service][key]
+            for service, keys in IDLE_COUNTS.items()
+            for key in keys
+            if state[service][key] != 0
+        }
+
+    def wait_idle(self, timeout_s: float = 20.0) -> None:
+        left: dict[str, int] = {}
+
+        def idle() -> bool:
+            nonlocal left
+            left = self.busy_counts()
+            return not left
+
+        try:
+            wait_until(idle, timeout_s, "idle")
+        except AssertionError:
+            raise AssertionError(f"still alive: {left}\n{self.log()[-3000:]}") from None
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        return self.process.returncode
+
+    def discard(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def stack(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    running = Stack(model, *arguments, environment=environment)
+    try:
+        yield running.wait_ready()
+    finally:
+        running.discard()

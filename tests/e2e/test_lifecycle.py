@@ -1,0 +1,107 @@
+"""Starting, refusing to start twice, stopping, and dying with a named cause."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from e2e.harness import NORIA, Stack, stack
+
+SERVICES = ("gateway", "admission", "scheduler", "executor", "detokenizer")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_c_is_one_orderly_stop_that_leaves_nothing_behind(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        pids = running.pids()
+        assert set(SERVICES) <= set(pids)
+        for name in SERVICES:
+            assert Path(f"/proc/{pids[name]}/cmdline").read_bytes().startswith(f"noria: {name}".encode())
+        assert running.stop() == 0
+        assert not [pid for pid in pids.values() if alive(pid)]
+        assert not list(running.runtime_dir.glob("*.sock"))
+        assert "Traceback" not in running.log()
+
+
+@pytest.mark.parametrize("victim", SERVICES)
+def test_the_death_of_a_service_stops_the_stack_and_is_named(tiny_model: Path, victim: str) -> None:
+    with stack(str(tiny_model)) as running:
+        pids = running.pids()
+        os.kill(pids[victim], signal.SIGKILL)
+        assert running.process.wait(30) not in (0, None)
+        assert victim in running.log()
+        assert "signal 9" in running.log() or "SIGKILL" in running.log()
+        assert not [pid for pid in pids.values() if alive(pid)]
+
+
+def test_a_second_stack_in_the_same_folder_is_refused_naming_the_owner(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        command = [str(NORIA), "up", "--model", str(tiny_model), "--runtime-dir", str(running.runtime_dir), "--http", "127.0.0.1:0"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, env=running.environment)
+        assert second.returncode == 2
+        assert str(running.process.pid) in second.stderr
+        assert running.get("/ready")[0] == 200
+
+
+def test_services_that_outlive_their_supervisor_are_named_and_can_be_stopped(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        pids = running.pids()
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait(10)
+        again = subprocess.run(running.command, capture_output=True, text=True, timeout=60, env=running.environment)
+        assert again.returncode == 2
+        assert str(pids["scheduler"]) in again.stderr
+        assert "noria down" in again.stderr
+        down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
+        subprocess.run(down, check=True, timeout=60, env=running.environment)
+        assert not [name for name in SERVICES if alive(pids[name])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["up", "--model", "no-such-model"], "noria models pull"),
+        (["up", "--model", "./nowhere"], "no model folder"),
+        (["up", "--model", "missing.gguf"], "no GGUF file"),
+        (["up", "--max-batch-tokns", "5"], "--max-batch-tokens"),
+        (["up", "--max-batch-tokens", "0"], "max_batch_tokens"),
+        (["up", "--dtype", "float8"], "bfloat16"),
+        (["uup"], "up"),
+    ],
+)
+def test_a_mistake_in_the_command_says_what_to_do(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    command = [str(NORIA), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_stops_the_start_and_is_named(tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        running = Stack(str(tiny_model), "--http", f"127.0.0.1:{port}")
+        try:
+            assert running.process.wait(60) == 2
+            assert str(port) in running.log()
+            assert "Traceback" not in running.log()
+        finally:
+            running.discard()
+
+
+def test_a_runtime_folder_whose_sockets_would_have_too_long_paths_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    done = subprocess.run([str(NORIA), "up", "--runtime-dir", str(long)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "107" in done.stderr
