@@ -78,6 +78,7 @@ class Actor:
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
+        self._told = State.STARTING
         self._log = logger(mailbox.service.value)
 
     @property
@@ -136,6 +137,10 @@ class Actor:
                 now_ns = time.monotonic_ns()
                 self._tend_links(shell, now_ns)
                 wanted_ns = shell.advance(now_ns)
+                if shell.state() is not self._told:
+                    # A change of state is news that others wait for: it goes out at once.
+                    self._told = shell.state()
+                    self._next_heartbeat_ns = 0
                 self._flush()
         finally:
             shell.close()
@@ -183,6 +188,7 @@ class Actor:
             return
         link.last_heard_ns = time.monotonic_ns()
         if isinstance(body, Heartbeat):
+            link.state = body.state
             return
         if isinstance(body, Drain):
             shell.drain(body.timeout_ms)
@@ -197,6 +203,8 @@ class Actor:
             return
         if self.mailbox.greet(header):
             link.last_heard_ns = time.monotonic_ns()
+            link.pid = body.pid
+            link.state = body.state
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
             self._hello(shell, sender, answer=True)
             shell.joined(sender)

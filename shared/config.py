@@ -300,16 +300,47 @@ def load(
     path: a TOML file, or None for the one that NORIA_CONFIG names, if any. flags: values by dotted option path.
     Raises UserError naming the source and the key of what is wrong.
     """
-    environment = os.environ if environment is None else environment
+    layers = _layers(path, flags, environment)
     merged: dict[str, dict[str, Any]] = {}
+    for _, content in layers:
+        _merge(merged, content)
+    return _convert(merged, layers)
+
+
+def origins(
+    path: str | os.PathLike[str] | None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Say for each option that is not at its default which source set it, by dotted path: a file, variable or flag."""
+    return {where: source for source, content in _layers(path, flags, environment) for where in _paths(content)}
+
+
+_Layer = tuple[str, Mapping[str, Mapping[str, Any]]]
+
+
+def _layers(
+    path: str | os.PathLike[str] | None, flags: Mapping[str, Any] | None, environment: Mapping[str, str] | None
+) -> list[_Layer]:
+    """Read every source, the weakest first."""
+    environment = os.environ if environment is None else environment
+    layers: list[_Layer] = []
     source = path or environment.get(CONFIG_VARIABLE)
     if source:
-        _merge(merged, _read_file(Path(source)))
-    _merge(merged, _read_environment(environment))
+        layers.append((str(source), _read_file(Path(source))))
+    for option, value in _read_environment(environment):
+        layers.append((option.variable, {option.section: {option.key: value}}))
+    declared = {option.path: option for option in options()}
     for name, value in (flags or {}).items():
-        section, _, key = name.partition(".")
-        merged.setdefault(section, {})[key] = value
-    return _convert(merged, "configuration")
+        option = declared[name]
+        layers.append((option.flags[0] if option.flags else name, {option.section: {option.key: value}}))
+    return layers
+
+
+def _paths(content: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for section, values in content.items():
+        for key in values:
+            yield f"{section}.{key}"
 
 
 def dump(config: Config) -> dict[str, Any]:
@@ -355,17 +386,15 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
                 raise UserError(f"{source}: unknown key {section}.{key}{_nearest(key, known[section])}")
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any]]:
     declared = {option.variable: option for option in options()}
-    found: dict[str, dict[str, Any]] = {}
     for name, text in environment.items():
         if not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE:
             continue
         option = declared.get(name)
         if option is None:
             raise UserError(f"unknown environment variable {name}{_nearest(name, declared)}")
-        found.setdefault(option.section, {})[option.key] = parse(option, text, f"environment variable {name}")
-    return found
+        yield option, parse(option, text, f"environment variable {name}")
 
 
 def parse(option: Option, text: str, source: str) -> Any:
@@ -388,13 +417,15 @@ def _merge(into: dict[str, dict[str, Any]], new: Mapping[str, Mapping[str, Any]]
         into.setdefault(section, {}).update(values)
 
 
-def _convert(content: Mapping[str, Any], source: str) -> Config:
+def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
     try:
         return msgspec.convert(content, Config)
     except msgspec.ValidationError as error:
         text = str(error)
         where = text.rpartition(" - at `$.")[2].rstrip("`") if " - at `$." in text else ""
         reason = text.partition(" - at ")[0]
+        key = where.partition("[")[0]
+        source = next((name for name, layer in reversed(layers) if key in _paths(layer)), "configuration")
         raise UserError(f"{source}: {where + ': ' if where else ''}{reason}") from error
 
 

@@ -2,9 +2,14 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
+
+_TRIES: Final = 10
+_TRY_INTERVAL_S: Final = 0.01
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -26,9 +31,7 @@ class Lock:
     def acquire(self, holder: Holder) -> Holder | None:
         """Take the lock and sign it; returns None, or whoever holds it already."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(descriptor):
             os.close(descriptor)
             return read_holder(self._path) or Holder("unknown", 0, "")
         os.ftruncate(descriptor, 0)
@@ -42,6 +45,18 @@ class Lock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _take(descriptor: int) -> bool:
+    # Who looks whether a lock is free holds it for some microseconds: that is no reason to refuse a start.
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_TRY_INTERVAL_S)
+        else:
+            return True
+    return False
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -60,7 +75,7 @@ def living_holder(folder: Path, name: str) -> Holder | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return read_holder(path) or Holder("unknown", 0, "")
     finally:

@@ -28,7 +28,10 @@ def draw_incarnation() -> int:
 
 
 class Link:
-    """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent."""
+    """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
+
+    `pid` and `state` are what the peer last said of itself.
+    """
 
     def __init__(self, peer: Service, socket: zmq.Socket[bytes], outbox_max: int) -> None:
         self.peer = peer
@@ -37,6 +40,8 @@ class Link:
         self.buried: deque[int] = deque(maxlen=32)
         self.sequence = 0
         self.last_heard_ns = 0
+        self.pid = 0
+        self.state = lifecycle.State.STARTING
         self.outbox: deque[list[bytes]] = deque()
         self._outbox_max = outbox_max
 
