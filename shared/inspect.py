@@ -1,0 +1,85 @@
+"""Asking services for their state: one `Inspect` to each mailbox, whatever answers in time.
+
+Used by people and tests through `noria ps` and `/debug/state`. Needs no greeting: an inspector is nobody's peer.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import zmq
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import FROM_INSPECTOR, TO_INSPECTOR, Inspect, Snapshot
+from noria.proto.wire import Codec, FrameError
+from noria.shared.config import RuntimeSettings
+from noria.shared.endpoints import mailbox
+from noria.shared.mailbox import INSPECTOR_PREFIX, draw_incarnation
+
+_CODEC: Final = Codec((*FROM_INSPECTOR, *TO_INSPECTOR))
+_SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+def inspect(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0) -> Snapshot | None:
+    """Ask one service; None when it does not answer in time."""
+    return inspect_all(settings, (service,), timeout_s).get(service)
+
+
+def inspect_all(
+    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0
+) -> dict[Service, Snapshot]:
+    """Ask services side by side; those that do not answer within `timeout_s` are left out."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    poller = zmq.Poller()
+    sockets: dict[zmq.Socket[bytes], Service] = {}
+    found: dict[Service, Snapshot] = {}
+    try:
+        for service in services:
+            socket = _ask(context, mailbox(settings, service))
+            sockets[socket] = service
+            poller.register(socket, zmq.POLLIN)
+        deadline = time.monotonic() + timeout_s
+        while len(found) < len(sockets) and (left_s := deadline - time.monotonic()) > 0:
+            for socket, _ in poller.poll(int(left_s * 1000) + 1):
+                snapshot = _read(socket)
+                if snapshot is not None:
+                    found[sockets[socket]] = snapshot
+    finally:
+        for socket in sockets:
+            socket.close(0)
+    return {service: found[service] for service in Service if service in found}
+
+
+async def inspect_async(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0) -> Snapshot | None:
+    """`inspect` for event loops."""
+    return await asyncio.to_thread(inspect, settings, service, timeout_s)
+
+
+async def inspect_all_async(
+    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0
+) -> dict[Service, Snapshot]:
+    """`inspect_all` for event loops."""
+    return await asyncio.to_thread(inspect_all, settings, tuple(services), timeout_s)
+
+
+def _ask(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+    name = f"{INSPECTOR_PREFIX}{secrets.token_hex(8)}"
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTING_ID, name.encode())
+    socket.setsockopt(zmq.MAXMSGSIZE, _SNAPSHOT_BYTES_MAX)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.connect(endpoint)
+    # Not yet connected: the socket keeps the question until it is, or until it is closed.
+    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), Inspect()))
+    return socket
+
+
+def _read(socket: "zmq.Socket[bytes]") -> Snapshot | None:
+    frames = socket.recv_multipart(zmq.NOBLOCK)
+    try:
+        body = _CODEC.body(_CODEC.header(frames), frames)
+    except FrameError:
+        return None
+    return body if isinstance(body, Snapshot) else None

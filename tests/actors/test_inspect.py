@@ -1,0 +1,57 @@
+"""Asking a mailbox for its state."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import msgspec
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import State
+from noria.shared.actor import Actor
+from noria.shared.config import RuntimeSettings
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.inspect import inspect, inspect_all, inspect_all_async, inspect_async
+from noria.shared.mailbox import Mailbox
+
+
+class IdleShell:
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None: ...
+    def joined(self, peer: Service) -> None: ...
+    def lost(self, peer: Service) -> None: ...
+    def congested(self, peer: Service) -> None: ...
+    def drain(self, timeout_ms: int) -> None: ...
+    def close(self) -> None: ...
+
+    def advance(self, now_ns: int) -> int | None:
+        return None
+
+    def state(self) -> State:
+        return State.READY
+
+    def progress(self) -> tuple[int, bool]:
+        return 0, False
+
+    def snapshot(self) -> dict[str, object]:
+        return {"waiting": 3}
+
+
+def test_an_inspector_reads_the_state_of_a_service_and_misses_those_that_are_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = RuntimeSettings(dir=str(folder))
+    prepare_runtime_dir(settings)
+    actor = Actor(Mailbox(Service.SCHEDULER, mailbox(settings, Service.SCHEDULER), {}, settings), settings)
+    thread = threading.Thread(target=actor.run, args=(IdleShell(),))
+    thread.start()
+    try:
+        snapshot = inspect(settings, Service.SCHEDULER, 10)
+        assert snapshot is not None
+        assert snapshot.state is State.READY
+        assert msgspec.json.decode(snapshot.json)["waiting"] == 3
+        assert asyncio.run(inspect_async(settings, Service.SCHEDULER, 10)) is not None
+
+        assert list(inspect_all(settings, timeout_s=0.3)) == [Service.SCHEDULER]
+        assert list(asyncio.run(inspect_all_async(settings, timeout_s=0.3))) == [Service.SCHEDULER]
+        assert inspect(settings, Service.EXECUTOR, 0.05) is None
+    finally:
+        actor.stop()
+        thread.join(10)
