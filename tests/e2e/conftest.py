@@ -22,5 +22,7 @@ def smollm2() -> Iterator[Stack]:
 def tiny(tiny_model: Path) -> Iterator[Stack]:
     """A tiny random model, for load and abuse; impatient with silent peers."""
     impatient = {"NORIA_RUNTIME_PEER_TIMEOUT_S": "3"}
-    with stack(str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient) as running:
+    with stack(
+        str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient
+    ) as running:
         yield running

@@ -56,7 +56,12 @@ class Stack:
         self.environment = {**clean, **(environment or {})}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment, start_new_session=True
+                self.command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
+                start_new_session=True,
             )
 
     @property

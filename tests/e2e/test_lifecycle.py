@@ -45,7 +45,16 @@ def test_the_death_of_a_service_stops_the_stack_and_is_named(tiny_model: Path, v
 
 def test_a_second_stack_in_the_same_folder_is_refused_naming_the_owner(tiny_model: Path) -> None:
     with stack(str(tiny_model)) as running:
-        command = [str(NORIA), "up", "--model", str(tiny_model), "--runtime-dir", str(running.runtime_dir), "--http", "127.0.0.1:0"]
+        command = [
+            str(NORIA),
+            "up",
+            "--model",
+            str(tiny_model),
+            "--runtime-dir",
+            str(running.runtime_dir),
+            "--http",
+            "127.0.0.1:0",
+        ]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, env=running.environment)
         assert second.returncode == 2
         assert str(running.process.pid) in second.stderr
@@ -80,7 +89,9 @@ def test_services_that_outlive_their_supervisor_are_named_and_can_be_stopped(tin
 )
 def test_a_mistake_in_the_command_says_what_to_do(arguments: list[str], expected: str, tmp_path: Path) -> None:
     command = [str(NORIA), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

@@ -27,7 +27,11 @@ def test_the_official_client_streams_what_it_returns_whole(client: openai.OpenAI
     assert text.strip()
     assert chunks[0].choices[0].delta.role == "assistant"
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason == "length"
+    assert (
+        [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1]
+        == whole.choices[0].finish_reason
+        == "length"
+    )
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
     assert whole.usage is not None
@@ -44,7 +48,9 @@ def test_a_raw_stream_is_server_sent_events_that_end_in_done(smollm2: Stack) -> 
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    free = client.completions.create(model="smollm2", prompt="1, 2, 3, 4,", max_tokens=24, temperature=0).choices[0].text
+    free = (
+        client.completions.create(model="smollm2", prompt="1, 2, 3, 4,", max_tokens=24, temperature=0).choices[0].text
+    )
     stop = free[7:12]
     cut = client.completions.create(model="smollm2", prompt="1, 2, 3, 4,", max_tokens=24, temperature=0, stop=[stop])
     assert cut.choices[0].finish_reason == "stop"
@@ -68,7 +74,9 @@ def test_the_models_page_names_what_is_served(client: openai.OpenAI) -> None:
 
 
 def test_requests_in_flight_together_give_the_tokens_of_each_alone(smollm2: Stack) -> None:
-    prompts = [f"{word} is a word that" for word in ("Rain", "Stone", "River", "Light", "Bread", "Wheel", "Salt", "Snow")]
+    prompts = [
+        f"{word} is a word that" for word in ("Rain", "Stone", "River", "Light", "Bread", "Wheel", "Salt", "Snow")
+    ]
 
     async def complete(client: httpx.AsyncClient, prompt: str) -> str:
         body = {"model": "smollm2", "prompt": prompt, "max_tokens": 16, "temperature": 0}

@@ -1,0 +1,160 @@
+"""Many streams at once, readers that do not read, and clients that go away."""
+
+import asyncio
+import random
+import socket
+import time
+import uuid
+
+import httpx
+import pytest
+from e2e.harness import Stack, wait_until
+
+from noria.client import AsyncClient
+from noria.proto import frontdoor
+from noria.proto.base import Header, Sampling
+from noria.proto.wire import Codec
+
+LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 1500, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_given_back(tiny: Stack) -> None:
+    tiny.wait_idle()
+
+
+def test_256_streams_of_mixed_lengths_finish_complete_and_leave_nothing(tiny: Stack) -> None:
+    chance = random.Random(5)
+    jobs = [(f"{chance.random()} " * chance.randint(1, 20), chance.randint(1, 48), number) for number in range(256)]
+
+    async def one(client: AsyncClient, prompt: str, length: int, seed: int) -> tuple[list[int], str, str]:
+        ids: list[int] = []
+        text = ""
+        generation = client.generate(prompt=prompt, max_tokens=length, ignore_eos=True, seed=seed, temperature=1.0)
+        async for delta in generation:
+            ids.extend(delta.token_ids)
+            text += delta.text
+        return ids, text, (await generation.result()).choices[0].finish_reason
+
+    async def run() -> None:
+        async with AsyncClient(tiny.endpoint) as client:
+            together = await asyncio.gather(*(one(client, *job) for job in jobs))
+            for (_, length, _), (ids, _, reason) in zip(jobs, together, strict=True):
+                assert len(ids) == length
+                assert reason == "length"
+            for number in chance.sample(range(256), 12):
+                assert await one(client, *jobs[number]) == together[number]
+
+    asyncio.run(run())
+    tiny.wait_idle()
+
+
+def test_seeded_sampling_does_not_depend_on_the_batch_even_when_mates_are_cancelled(tiny: Stack) -> None:
+    async def mate(client: AsyncClient, number: int) -> None:
+        async for delta in client.generate(
+            prompt=f"mate {number}", max_tokens=200, temperature=0.3 * number, ignore_eos=True
+        ):
+            if number % 2 and delta.token_ids:
+                break
+
+    async def run() -> None:
+        async with AsyncClient(tiny.endpoint) as client:
+            options = {
+                "prompt": "the same",
+                "max_tokens": 100,
+                "seed": 11,
+                "temperature": 1.2,
+                "top_k": 50,
+                "top_p": 0.9,
+                "min_p": 0.01,
+            }
+            alone = await client.complete(**options)
+            mates = [asyncio.create_task(mate(client, number)) for number in range(24)]
+            together = await asyncio.gather(*(client.complete(**options) for _ in range(3)))
+            await asyncio.gather(*mates)
+            for each in together:
+                assert each.choices[0].token_ids == alone.choices[0].token_ids
+
+    asyncio.run(run())
+    tiny.wait_idle()
+
+
+def request_head(path: str, body: bytes, port: int) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+
+
+def open_stream(stack: Stack, *, stream: bool, read: bool) -> socket.socket:
+    """Start a long completion on a plain socket with a tiny receive buffer."""
+    import json
+
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.settimeout(20)
+    connection.connect(("127.0.0.1", stack.port))
+    connection.sendall(request_head("/v1/completions", json.dumps({**LONG, "stream": stream}).encode(), stack.port))
+    if read:
+        assert connection.recv(16)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
+def test_a_closed_connection_gives_its_blocks_back_within_two_steps(tiny: Stack, stream: bool) -> None:
+    before = tiny.state()["admission"]["reclaims"]["count"]
+    connection = open_stream(tiny, stream=stream, read=stream)
+    wait_until(lambda: tiny.state()["scheduler"]["running"] == 1, 10, "running")
+    connection.close()
+    tiny.wait_idle(5)
+    wait_until(lambda: tiny.state()["admission"]["reclaims"]["count"] == before + 1, 5, "reclaimed")
+    assert tiny.state()["admission"]["reclaims"]["steps_max"] <= 2
+
+
+def test_a_reader_that_does_not_read_does_not_slow_the_others(tiny: Stack) -> None:
+    def seconds() -> float:
+        begun = time.monotonic()
+        httpx.post(f"{tiny.url}/v1/completions", json={**LONG, "max_tokens": 60}, timeout=60).raise_for_status()
+        return time.monotonic() - begun
+
+    alone = min(seconds() for _ in range(3))
+    idle = [open_stream(tiny, stream=True, read=True) for _ in range(4)]
+    try:
+        wait_until(lambda: tiny.state()["scheduler"]["running"] == 0, 60, "the unread streams computed to their end")
+        assert min(seconds() for _ in range(3)) < 5 * alone + 1
+    finally:
+        for connection in idle:
+            connection.close()
+    tiny.wait_idle()
+
+
+def test_a_client_that_vanishes_without_a_word_is_cancelled(tiny: Stack) -> None:
+    import zmq
+
+    name = f"client-{uuid.uuid4().hex}"
+    codec = Codec(frontdoor.TO_CLIENT)
+    peer = zmq.Context.instance().socket(zmq.DEALER)
+    peer.setsockopt(zmq.LINGER, 0)
+    peer.setsockopt(zmq.RCVTIMEO, 10_000)
+    peer.setsockopt(zmq.ROUTING_ID, name.encode())
+    peer.connect(tiny.endpoint)
+    body = frontdoor.Generate(id="gone", prompt="go on", sampling=Sampling(max_tokens=1900, ignore_eos=True), n=4)
+    peer.send_multipart(codec.encode(Header("Generate", name, 5, 0, 1), body))
+    assert codec.header(peer.recv_multipart()).kind == "Accepted"
+    peer.close()
+    before = tiny.state()["admission"]["totals"]["cancelled"]
+    wait_until(
+        lambda: tiny.state()["admission"]["totals"]["cancelled"] >= before or not tiny.busy_counts(), 15, "cancelled"
+    )
+    tiny.wait_idle(15)
+
+
+def test_leaving_the_loop_cancels(tiny: Stack) -> None:
+    async def run() -> None:
+        async with AsyncClient(tiny.endpoint) as client:
+            async for delta in client.generate(prompt="go on", max_tokens=1900, ignore_eos=True):
+                if delta.token_ids:
+                    break
+            await asyncio.get_running_loop().run_in_executor(None, tiny.wait_idle, 5.0)
+
+    asyncio.run(run())
