@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
+
 from noria.proto.base import Sampling, Stream
 
 

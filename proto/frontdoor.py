@@ -7,6 +7,7 @@ one `Updates` message.
 from enum import StrEnum
 
 import msgspec
+
 from noria.proto.base import End, Sampling
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
+
 from noria.proto.base import Ended, Stream
 
 

@@ -1,6 +1,7 @@
 """Admission to scheduler and back: work in, withdrawals in, capacity out."""
 
 import msgspec
+
 from noria.proto.base import End, Ended, Sampling, Stream
 
 

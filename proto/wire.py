@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+
 from noria.proto import execution, frontdoor, lifecycle, output, scheduling
 from noria.proto.base import Header, Service
 

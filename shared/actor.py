@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import zmq
+
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
 from noria.shared.config import RuntimeSettings

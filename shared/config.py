@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 
 import msgspec
 from msgspec import Meta
+
 from noria.shared.errors import UserError
 
 VARIABLE_PREFIX: Final = "NORIA_"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import zmq
+
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import FROM_INSPECTOR, TO_INSPECTOR, Inspect, Snapshot
 from noria.proto.wire import Codec, FrameError

@@ -5,6 +5,7 @@ import sys
 from typing import Any, cast
 
 import structlog
+
 from noria.shared.config import LogSettings
 
 

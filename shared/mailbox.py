@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 import zmq
+
 from noria.proto import lifecycle
 from noria.proto.base import Header, Service
 from noria.proto.wire import Codec, FrameError, every_kind, inbound

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 

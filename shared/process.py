@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import setproctitle
 import zmq
+
 from noria.proto.base import Service
 from noria.shared.actor import Actor, Shell
 from noria.shared.config import Config, load
