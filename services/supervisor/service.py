@@ -1,0 +1,238 @@
+"""The supervisor's shell: spawns and signals children as the core says, and tells it what they say and how they end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+import msgspec
+import zmq
+
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import State
+from noria.services.supervisor import premises, report
+from noria.services.supervisor.config import (
+    SupervisorConfig,
+    child_command,
+    child_environment,
+    supervisor_config,
+)
+from noria.services.supervisor.core import stack
+from noria.shared.actor import Actor
+from noria.shared.config import Config
+from noria.shared.endpoints import mailbox
+from noria.shared.errors import UserError
+from noria.shared.log import logger
+from noria.shared.mailbox import Mailbox
+
+_LOG: Final = logger(Service.SUPERVISOR.value)
+
+
+class Supervisor:
+    """Runs the children of one runtime folder until a signal or a death ends them all."""
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        config_path: Path,
+        actor: Actor,
+        command: Callable[[str, Path], list[str]] = child_command,
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._config_path = config_path
+        self._actor = actor
+        self._stack = stack.Stack(config.start_timeout_ns, config.stop_timeout_ns)
+        self._processes: dict[Service, subprocess.Popen[bytes]] = {}
+        self._told_ready: dict[Service, bool] = {}
+        self._stops_asked = 0
+        self._started_ns = time.monotonic_ns()
+        self.outcome = stack.Over(stack.EXIT_FAILED, "the supervisor stopped by itself")
+
+    def listen_to_signals(self) -> None:
+        """Turn SIGINT and SIGTERM into one orderly stop, and a child's end into a turn of the loop."""
+        signal.signal(signal.SIGCHLD, lambda *_: self._actor.wake())
+        signal.signal(signal.SIGINT, lambda *_: self.ask_to_stop())
+        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has its way
+            signal.signal(signal.SIGHUP, lambda *_: self._hang_up())
+
+    def ask_to_stop(self) -> None:
+        """Stop in order; asked again, at once. May be called from signal handlers."""
+        self._stops_asked += 1
+        self._actor.wake()
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Nothing: children say what they have to say in greetings and heartbeats."""
+
+    def joined(self, peer: Service) -> None:
+        """Nothing to tell."""
+
+    def lost(self, peer: Service) -> None:
+        """A child lives but has been silent."""
+        _LOG.warning("service is silent", peer=peer.value, pid=self._stack.children[peer].pid)
+
+    def congested(self, peer: Service) -> None:
+        """Never: nothing is sent but heartbeats."""
+
+    def advance(self, now_ns: int) -> int | None:
+        """Tell the core what has happened since the last turn, and do what it says."""
+        if self._stack.course is stack.Course.IDLE:
+            self._apply(stack.Begun(now_ns))
+        while self._stops_asked:
+            self._stops_asked -= 1
+            _LOG.info("stopping", again=self._stack.course is stack.Course.STOPPING)
+            self._apply(stack.StopAsked(now_ns))
+        self._collect(now_ns)
+        self._hear(now_ns)
+        self._apply(stack.Ticked(now_ns))
+        return self._stack.wanted_ns()
+
+    def state(self) -> State:
+        """READY while all children are."""
+        match self._stack.course:
+            case stack.Course.IDLE | stack.Course.STARTING:
+                return State.STARTING
+            case stack.Course.SERVING:
+                return State.READY
+            case stack.Course.STOPPING:
+                return State.DRAINING
+            case stack.Course.OVER:
+                return State.STOPPED
+            case _ as never:
+                assert_never(never)
+
+    def progress(self) -> tuple[int, bool]:
+        """The supervisor's own work does not advance."""
+        return 0, False
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every child with pid, incarnation, state and uptime."""
+        now_ns = time.monotonic_ns()
+        links = self._actor.mailbox.links
+        return {
+            "folder": str(self._config.folder),
+            "http": self._config.http,
+            "uptime_s": round((now_ns - self._started_ns) / 1e9, 1),
+            "services": {
+                service.value: {
+                    "pid": child.pid,
+                    "incarnation": f"{links[service].incarnation:x}" if links[service].joined else "",
+                    "state": links[service].state.value if links[service].joined else child.phase.value,
+                    "phase": child.phase.value,
+                    "uptime_s": round((now_ns - child.spawned_ns) / 1e9, 1) if child.pid else 0.0,
+                }
+                for service, child in self._stack.children.items()
+            },
+        }
+
+    def drain(self, timeout_ms: int) -> None:
+        """Nobody drains the supervisor."""
+
+    def close(self) -> None:
+        """Leave no child behind, even when the loop failed."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _apply(self, event: stack.Event) -> None:
+        for reply in self._stack.apply(event):
+            match reply:
+                case stack.Spawn():
+                    self._spawn(reply.service)
+                case stack.Terminate():
+                    self._processes[reply.service].terminate()
+                case stack.Kill():
+                    _LOG.warning("killing service", child=reply.service.value, overdue=reply.overdue)
+                    self._processes[reply.service].kill()
+                case stack.Served():
+                    report.ready(self._config, self._pids(), reply.start_ms)
+                case stack.Over():
+                    self.outcome = reply
+                    self._actor.stop()
+                case _ as never:
+                    assert_never(never)
+
+    def _spawn(self, service: Service) -> None:
+        # A session of its own: Ctrl-C in the terminal reaches the supervisor alone.
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            self._command(f"noria.services.{service.value}", self._config_path),
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            cwd=self._config.folder,
+            start_new_session=True,
+        )
+        self._processes[service] = process
+        _LOG.info("service spawned", child=service.value, pid=process.pid)
+        self._apply(stack.Spawned(service, process.pid, time.monotonic_ns()))
+
+    def _collect(self, now_ns: int) -> None:
+        for service, process in list(self._processes.items()):
+            status = process.poll()
+            if status is not None:
+                del self._processes[service]
+                _LOG.info("service ended", child=service.value, pid=process.pid, status=status)
+                self._apply(stack.Exited(service, status, now_ns))
+
+    def _hear(self, now_ns: int) -> None:
+        for service, link in self._actor.mailbox.links.items():
+            process = self._processes.get(service)
+            # The pid tells our child from a stranger that bound its endpoint.
+            if process is None or not link.joined or link.pid != process.pid:
+                continue
+            ready = link.state is State.READY
+            if self._told_ready.get(service) is not ready:
+                self._told_ready[service] = ready
+                self._apply(stack.Reported(service, ready, now_ns))
+
+    def _pids(self) -> dict[Service, int]:
+        return {Service.SUPERVISOR: os.getpid()} | {
+            service: child.pid for service, child in self._stack.children.items()
+        }
+
+    def _hang_up(self) -> None:
+        if not sys.stderr.isatty():
+            _LOG.info("hang-up ignored: the configuration is read once, at the start")
+            return
+        # The terminal is gone: what is written to it from now on would fail.
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        self.ask_to_stop()
+
+
+def start(config: Config) -> int:
+    """Run the whole stack in the foreground; returns the exit status.
+
+    Raises UserError when the model is missing, the runtime folder is taken, or the mailbox cannot be bound.
+    """
+    own = supervisor_config(config)
+    runtime = own.children.runtime
+    lock = premises.take(own)
+    try:
+        path = premises.furnish(own)
+        endpoint = mailbox(runtime, Service.SUPERVISOR, binding=True)
+        try:
+            post = Mailbox(
+                Service.SUPERVISOR,
+                endpoint,
+                {service: mailbox(runtime, service) for service in stack.START_ORDER},
+                runtime,
+            )
+        except zmq.ZMQError as error:
+            raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
+        actor = Actor(post, runtime)
+        shell = Supervisor(own, path, actor)
+        shell.listen_to_signals()
+        actor.run(shell)
+    finally:
+        lock.release()
+    if shell.outcome.cause:
+        sys.stderr.write(f"noria: {shell.outcome.cause}\n")
+    return shell.outcome.exit_status
