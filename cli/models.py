@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock

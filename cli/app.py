@@ -1,0 +1,95 @@
+"""The group of all commands, and how mistakes are told: one line, the nearest right word, exit status 2."""
+
+import contextlib
+import difflib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+from noria.cli.chat import chat
+from noria.cli.config_command import config
+from noria.cli.down import down
+from noria.cli.generate import generate
+from noria.cli.model_commands import models
+from noria.cli.ps import ps
+from noria.cli.service_commands import service_commands
+from noria.cli.up import up
+from noria.shared.errors import UserError
+
+EXIT_INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """A group that names the nearest command and keeps the order in which commands were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of a first visit rather than of the alphabet."""
+        del ctx
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. Raises UsageError naming the nearest one."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            hint = _nearest(args[0], self.commands) or f"; known: {', '.join(self.commands)}"
+            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("noria"), message="noria %(version)s")
+@click.pass_context
+def noria(context: click.Context) -> None:
+    """Serve large language models with continuous batching.
+
+    Options come from the command line, NORIA_ variables and a TOML file (--config), the first found wins; `noria config`
+    shows what is in effect.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _command in (up, down, ps, generate, chat, models, config, *service_commands()):
+    noria.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit status."""
+    try:
+        result = noria.main(list(arguments), prog_name="noria", standalone_mode=False)
+    except UserError as error:
+        click.echo(f"noria: {error}", err=True)
+        return 2
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "noria"
+        click.echo(f"noria: {_message(error)} (see `{where} --help`)", err=True)
+        return 2
+    except click.ClickException as error:
+        click.echo(f"noria: {error.format_message()}", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does: nothing more can be said there, not even at exit.
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _message(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption):
+        context = error.ctx
+        known = [flag for each in context.command.get_params(context) for flag in each.opts] if context else []
+        return f"there is no option {error.option_name}{_nearest(error.option_name, known)}"
+    message = error.format_message().rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,78 @@
+"""`noria down`: stop whatever runs in a runtime folder, in order."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from noria.cli.flags import config_flags, settings
+from noria.proto.base import Service
+from noria.shared.endpoints import runtime_dir
+from noria.shared.errors import UserError
+from noria.shared.locks import Holder, living_holder
+
+_POLL_S: Final = 0.05
+_MARGIN_S: Final = 5.0
+# The enumeration's order is the order of the doors: no service outlives one that still writes to it.
+_SERVICES: Final = tuple(service for service in Service if service is not Service.SUPERVISOR)
+
+
+@click.command()
+@config_flags("runtime")
+def down() -> None:
+    """Stop the stack of this runtime folder.
+
+    Services that a killed supervisor left behind are stopped too.
+    """
+    runtime = settings().runtime
+    folder = runtime_dir(runtime)
+    stopped = []
+    supervisor = living_holder(folder, Service.SUPERVISOR.value)
+    if supervisor is not None:
+        _signal(supervisor, signal.SIGTERM)
+        if not _gone(folder, supervisor.service, len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S):
+            raise UserError(f"the supervisor, process {supervisor.pid}, does not stop; kill it and run this again")
+        stopped.append(supervisor)
+    for service in _SERVICES:
+        holder = living_holder(folder, service.value)
+        if holder is not None:
+            _stop(folder, holder, runtime.stop_timeout_s)
+            stopped.append(holder)
+    if not stopped:
+        click.echo(f"nothing runs in {folder}")
+        return
+    click.echo("stopped " + ", ".join(f"{holder.service} ({holder.pid})" for holder in stopped))
+
+
+def _stop(folder: Path, holder: Holder, timeout_s: float) -> None:
+    _signal(holder, signal.SIGTERM)
+    if _gone(folder, holder.service, timeout_s):
+        return
+    _signal(holder, signal.SIGKILL)
+    if not _gone(folder, holder.service, _MARGIN_S):
+        raise UserError(f"{holder.service}, process {holder.pid}, cannot be killed")
+
+
+def _signal(holder: Holder, number: signal.Signals) -> None:
+    """Signal the holder of a lock, but no innocent process: a lock may be held from another container."""
+    title = Path(f"/proc/{holder.pid}/cmdline")
+    try:
+        if holder.pid <= 0 or (Path("/proc/self").exists() and b"noria" not in title.read_bytes()):
+            raise UserError(f"{holder.service} runs outside of this container; stop it where it was started")
+        os.kill(holder.pid, number)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except PermissionError as error:
+        raise UserError(f"{holder.service}, process {holder.pid}, belongs to another user") from error
+
+
+def _gone(folder: Path, name: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while living_holder(folder, name) is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,101 @@
+"""Command-line flags for the declared options, and the configuration that they, variables and the file amount to.
+
+Nothing is declared here: names, types, bounds and help come from `noria.shared.config`.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeVar, get_args, get_origin
+
+import click
+
+from noria.shared.config import Config, Option, load, options, parse
+
+_FLAGS: Final = "noria.flags"
+_FILE: Final = "noria.file"
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def config_flags(*sections: str) -> Callable[[_Command], _Command]:
+    """Give a command `--config` and the flags of these sections, or of all when none is named.
+
+    The command finds the result with `settings()`; its own parameters stay free of them.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(list(options())):
+            if option.flags and (not sections or option.section in sections):
+                command = _flag(option)(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(dir_okay=False),
+            expose_value=False,
+            is_eager=True,
+            callback=_keep_file,
+            help="TOML file with options; NORIA_CONFIG names one too.",
+        )(command)
+
+    return decorate
+
+
+def settings() -> Config:
+    """The effective configuration of the command that runs. Raises UserError naming what is wrong."""
+    file, flags = sources()
+    return load(file, flags)
+
+
+def sources() -> tuple[str | None, Mapping[str, object]]:
+    """The configuration file and the flags of the command that runs, by dotted option path."""
+    meta = click.get_current_context().meta
+    return meta.get(_FILE), meta.get(_FLAGS, {})
+
+
+def _keep_file(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    del parameter
+    if value is not None:
+        context.meta[_FILE] = value
+
+
+def _flag(option: Option) -> Callable[[_Command], _Command]:
+    def keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+        del parameter
+        if value is None or value == ():
+            return
+        if isinstance(value, str):
+            value = parse(option, value, option.flags[0])
+        context.meta.setdefault(_FLAGS, {})[option.path] = value
+
+    name = option.path.replace(".", "__")
+    help_text = f"{option.help}{_default(option)}"
+    origin = get_origin(option.type)
+    if option.type is bool:
+        return click.option(
+            *option.flags, name, is_flag=True, default=None, expose_value=False, callback=keep, help=help_text
+        )
+    choices = [str(choice) for choice in get_args(option.type)] if origin is Literal else None
+    return click.option(
+        *option.flags,
+        name,
+        type=click.Choice(choices) if choices else click.STRING,
+        metavar=None if choices else _metavar(option),
+        multiple=origin is tuple,
+        default=None,
+        expose_value=False,
+        callback=keep,
+        help=help_text,
+    )
+
+
+def _metavar(option: Option) -> str:
+    origin = get_origin(option.type)
+    kind = get_args(option.type)[0] if origin in (types.UnionType, tuple) else option.type
+    while get_args(kind):
+        kind = get_args(kind)[0]
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def _default(option: Option) -> str:
+    if option.default is None or option.default == "" or option.default is False or option.default == ():
+        return ""
+    return f" [default: {option.default}]"

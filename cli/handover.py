@@ -1,0 +1,70 @@
+"""Handing the effective configuration to another program: as TOML in an unnamed file that it inherits.
+
+The program's environment loses its NORIA_ variables, which would otherwise win over the flags already counted in.
+"""
+
+import os
+import sys
+import tempfile
+from typing import NoReturn
+
+import msgspec
+
+from noria.shared.config import VARIABLE_PREFIX, Config, dump
+
+
+def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:
+    """Write a configuration as TOML; with `origins`, each option that a source set says which in a comment."""
+    lines: list[str] = []
+    for section, values in dump(config).items():
+        lines += ["", f"[{section}]"]
+        for key, value in values.items():
+            origin = (origins or {}).get(f"{section}.{key}")
+            comment = f"  # {origin}" if origin else ""
+            lines.append(f"# {key} is not set" if value is None else f"{key} = {_value(value)}{comment}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def hand_over(config: Config) -> int:
+    """Put the configuration into an unnamed file and return its descriptor, which children may inherit."""
+    with tempfile.TemporaryFile() as file:
+        file.write(to_toml(config).encode())
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def command(module: str, descriptor: int) -> list[str]:
+    """The command line that runs a module with the configuration in `descriptor`."""
+    # -P: files of the working folder must not shadow modules.
+    return [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{descriptor}"]
+
+
+def environment() -> dict[str, str]:
+    """The environment without NORIA_ variables."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+
+
+def become(module: str, config: Config) -> NoReturn:
+    """Turn this process into another program of the product: same process, terminal and signals."""
+    descriptor = hand_over(config)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line = command(module, descriptor)
+    os.execve(line[0], line, environment())  # noqa: S606 - our own interpreter and module
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            # A JSON string is a TOML string, but for the one control character that JSON leaves bare.
+            return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(_value(each) for each in value)}]"
+        case dict():
+            return f"{{{', '.join(f'{_value(key)} = {_value(each)}' for key, each in value.items())}}}"
+        case _:
+            return str(value)

@@ -1,0 +1,64 @@
+"""`noria ps`: which services are there, asked of each mailbox."""
+
+import click
+import msgspec
+
+from noria.cli.flags import config_flags, settings
+from noria.proto.base import Service
+from noria.shared.config import RuntimeSettings
+
+_COLUMNS = ("service", "pid", "incarnation", "state")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One service; pid 0 and an empty incarnation when it is not there. `silent`: it lives but does not answer."""
+
+    service: str
+    pid: int
+    incarnation: str
+    state: str
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """The part of a snapshot that says who answered."""
+
+    incarnation: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@config_flags("runtime")
+def ps(as_json: bool) -> None:
+    """List the services with pid, incarnation and state."""
+    rows = survey(settings().runtime)
+    if as_json:
+        click.echo(msgspec.json.encode(rows))
+        return
+    cells = [_COLUMNS, *((row.service, str(row.pid or "-"), row.incarnation or "-", row.state) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    for line in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def survey(runtime: RuntimeSettings) -> list[Row]:
+    """Ask every service for its state; those that hold their lock but do not answer are silent, others absent."""
+    from noria.shared.endpoints import runtime_dir
+    from noria.shared.inspect import inspect_all
+    from noria.shared.locks import living_holder
+
+    folder = runtime_dir(runtime)
+    holders = {service: living_holder(folder, service.value) for service in Service}
+    # Over ipc a service without a lock holder cannot answer: no need to wait for it.
+    asked = tuple(service for service, holder in holders.items() if holder is not None or runtime.transport == "tcp")
+    answers = inspect_all(runtime, asked) if asked else {}
+    rows = []
+    for service, holder in holders.items():
+        if service in answers:
+            answer = answers[service]
+            incarnation = msgspec.json.decode(answer.json, type=_Identity).incarnation
+            rows.append(Row(service.value, answer.pid, incarnation, answer.state.value))
+        elif holder is not None:
+            rows.append(Row(service.value, holder.pid, holder.incarnation, "silent"))
+        else:
+            rows.append(Row(service.value, 0, "", "absent"))
+    return rows

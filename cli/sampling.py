@@ -1,0 +1,93 @@
+"""The flags by which an answer is asked for, shared by `noria generate` and `noria chat`, and the talk with the stack."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from noria.shared.config import RuntimeSettings
+from noria.shared.endpoints import public_mailbox
+from noria.shared.errors import UserError
+
+if TYPE_CHECKING:
+    from noria.client import Client, Delta
+    from noria.client.request import Options
+    from noria.client.results import Finish
+
+_WANTED: Final = "noria.sampling"
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+# Name of the option, type, help; where a flag is absent the server's default holds.
+_FLAGS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
+    ("model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
+    ("max_tokens", click.IntRange(min=1), "Longest answer in tokens; the rest of the context where absent."),
+    ("min_tokens", click.IntRange(min=0), "Shortest answer in tokens."),
+    ("temperature", click.FloatRange(min=0), "0 takes the likeliest token each time."),
+    ("top_p", click.FloatRange(min=0, max=1), "Sample among the likeliest tokens with this much probability."),
+    ("top_k", click.IntRange(min=0), "Sample among this many likeliest tokens; 0 is off."),
+    ("min_p", click.FloatRange(min=0, max=1), "Drop tokens less likely than this share of the likeliest; 0 is off."),
+    ("seed", click.INT, "Makes a sampled answer repeatable."),
+)
+
+
+def sampling_flags(command: _Command) -> _Command:
+    """Give a command the flags of sampling; it finds the values with `wanted()`."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+        if value is not None and value != ():
+            context.meta.setdefault(_WANTED, {})[parameter.name] = value
+
+    command = click.option(
+        "--stop", multiple=True, expose_value=False, callback=keep, help="End before this text; may be repeated."
+    )(command)
+    for name, kind, text in reversed(_FLAGS):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, name, type=kind, expose_value=False, callback=keep, help=text)(command)
+    return command
+
+
+def wanted() -> "Options":
+    """The sampling options given to the command that runs."""
+    options: Options = click.get_current_context().meta.get(_WANTED, {})
+    return options
+
+
+@contextmanager
+def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
+    """A client of the stack in this runtime folder; what goes wrong with it is told as a UserError."""
+    from noria.client import Client, ClientError, Unreachable
+
+    endpoint = public_mailbox(runtime)
+    try:
+        with Client(endpoint) as client:
+            yield client
+    except Unreachable as error:
+        raise UserError(f"nothing answers at {endpoint}; start it with `noria up` ({error})") from error
+    except ClientError as error:
+        raise UserError(str(error)) from error
+
+
+def show(deltas: Iterable["Delta"]) -> tuple[str, "Finish | None"]:
+    """Write an answer to the terminal as it comes; returns the text and how it ended."""
+    parts: list[str] = []
+    finish = None
+    for delta in deltas:
+        parts.append(delta.text)
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+        finish = delta.finish or finish
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return "".join(parts), finish
+
+
+def complain(finish: "Finish | None") -> int:
+    """Say on standard error when an answer did not end well, and return the exit status."""
+    if finish is not None and finish.reason in ("stop", "length"):
+        return 0
+    reason = finish.reason if finish is not None else "interrupted"
+    detail = f": {finish.detail}" if finish is not None and finish.detail else ""
+    click.echo(f"noria: the answer ended with {reason}{detail}", err=True)
+    return 1
