@@ -1,0 +1,19 @@
+"""What the detokenizer takes from the configuration."""
+
+from pathlib import Path
+
+import msgspec
+
+from noria.shared.config import Config
+from noria.shared.models import resolve
+
+
+class DetokenizerConfig(msgspec.Struct, frozen=True):
+    """folder: of the model whose tokenizer is used."""
+
+    folder: Path
+
+
+def detokenizer_config(config: Config) -> DetokenizerConfig:
+    """Raises UserError when the model is not there."""
+    return DetokenizerConfig(resolve(config.model))

@@ -1,0 +1,154 @@
+"""The detokenizer's shell: mail to the core, one message per turn and edge back, a span per stream."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from noria.proto.base import End, Ended, Header, Service, Stream
+from noria.proto.lifecycle import State
+from noria.proto.output import Open, Progress, Resend, Texts, Tokens, Unknown
+from noria.services.detokenizer.core.detokenizer import Detokenizer, News, SchedulerJoined
+from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
+from noria.shared import tokenizer as tokenizers
+from noria.shared.actor import Actor
+from noria.shared.instruments import (
+    ATTRIBUTE_CHOICE,
+    ATTRIBUTE_END,
+    ATTRIBUTE_OUTPUT_TOKENS,
+    ATTRIBUTE_REQUEST,
+    SPAN_STREAM,
+)
+from noria.shared.telemetry import Span, Telemetry
+
+_RETRY_NS: Final = 10_000_000
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Read a model folder's tokenizer as the core needs it. Raises UserError when it cannot be read."""
+    return vocabulary_of(tokenizers.Tokenizer.load(folder))
+
+
+def vocabulary_of(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
+    """The core's view of a tokenizer."""
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return tokenizer.decode(ids, skip_special_tokens)
+
+    return Vocabulary(
+        scheme=Scheme(tokenizer.scheme.value),
+        pieces=tuple(piece or b"" for piece in tokenizer.byte_table()),
+        special=frozenset(tokenizer.special),
+        byte_ids=tokenizer.byte_ids(),
+        strip_left=tokenizer.strip_left,
+        decode=decode,
+    )
+
+
+class DetokenizerService:
+    """The shell of one detokenizer process."""
+
+    def __init__(self, actor: Actor, telemetry: Telemetry, vocabulary: Vocabulary) -> None:
+        self._actor = actor
+        self._telemetry = telemetry
+        self._core = Detokenizer(vocabulary)
+        self._spans: dict[Stream, Span] = {}
+        self._congested = 0
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Apply one message."""
+        match body:
+            case Tokens() | Resend():
+                self._core.apply(body)
+            case Open():
+                self._core.apply(body)
+                self._begin_spans(body)
+            case Ended():
+                self._core.apply(body)
+                for stream in body.streams:
+                    self._end_span(stream, "", 0)
+            case _:
+                raise AssertionError(f"{sender} sent {header.kind}")
+
+    def joined(self, peer: Service) -> None:
+        """A new scheduler is asked for everything; a new admission opens its streams by itself."""
+        match peer:
+            case Service.SCHEDULER:
+                self._core.apply(SchedulerJoined())
+            case Service.ADMISSION | Service.SUPERVISOR:
+                pass
+            case Service.GATEWAY | Service.EXECUTOR | Service.DETOKENIZER:
+                raise AssertionError(f"the detokenizer has no link to {peer}")
+            case _:
+                assert_never(peer)
+
+    def lost(self, peer: Service) -> None:
+        """Streams stay open until admission ends them, now or in its next life."""
+
+    def congested(self, peer: Service) -> None:
+        """What was not taken is put back and sent again."""
+        self._congested += 1
+
+    def advance(self, now_ns: int) -> int | None:
+        """Send the turn's news."""
+        news = self._core.collect()
+        unsent = False
+        if news.texts and not self._post(Service.ADMISSION, Texts(news.texts)):
+            self._core.put_back(News(texts=news.texts))
+            unsent = True
+        else:
+            for run in news.texts:
+                if run.end:
+                    self._end_span(run.stream, End(run.end).label, run.start + len(run.ids))
+        if news.unknown and not self._post(Service.ADMISSION, Unknown(news.unknown)):
+            self._core.put_back(News(unknown=news.unknown))
+            unsent = True
+        if news.gaps and not self._post(Service.SCHEDULER, Resend(news.gaps)):
+            self._core.put_back(News(gaps=news.gaps))
+            unsent = True
+        if news.seen and not self._post(Service.SCHEDULER, Progress(news.seen)):
+            self._core.put_back(News(seen=news.seen))
+            unsent = True
+        return now_ns + _RETRY_NS if unsent else None
+
+    def state(self) -> State:
+        """Ready from the start: the vocabulary is loaded before the mailbox opens."""
+        return State.READY
+
+    def progress(self) -> tuple[int, bool]:
+        """Tokens decoded; nothing is ever left waiting between turns."""
+        return self._core.tokens, False
+
+    def snapshot(self) -> dict[str, Any]:
+        """Open streams, and tokens decoded so far."""
+        return {
+            "streams": len(self._core),
+            "spans": len(self._spans),
+            "tokens": self._core.tokens,
+            "congested": self._congested,
+        }
+
+    def drain(self, timeout_ms: int) -> None:
+        """Streams end when admission says so."""
+
+    def close(self) -> None:
+        """End the spans of streams that are still open."""
+        for stream in tuple(self._spans):
+            self._end_span(stream, "", 0)
+
+    def _post(self, peer: Service, body: msgspec.Struct) -> bool:
+        """False when the message must be sent again; a peer that is not there needs none, it will be told at join."""
+        return self._actor.send(self, peer, body) or not self._actor.mailbox.links[peer].joined
+
+    def _begin_spans(self, message: Open) -> None:
+        if not self._telemetry.enabled:
+            return
+        for opening in message.openings:
+            if opening.stream not in self._spans:
+                attributes = {ATTRIBUTE_REQUEST: opening.stream.request, ATTRIBUTE_CHOICE: opening.stream.choice}
+                self._spans[opening.stream] = self._telemetry.span(SPAN_STREAM, opening.traceparent, attributes)
+
+    def _end_span(self, stream: Stream, end: str, tokens: int) -> None:
+        if (span := self._spans.pop(stream, None)) is not None:
+            span.end({ATTRIBUTE_END: end, ATTRIBUTE_OUTPUT_TOKENS: tokens} if end else {})
