@@ -1,0 +1,43 @@
+"""The client library: text from a Noria stack, over ZeroMQ, with or without an event loop.
+
+    from noria.client import Client
+
+    with Client() as client:
+        for delta in client.generate("Once upon a time", max_tokens=32):
+            print(delta.text, end="", flush=True)
+
+`AsyncClient` is the same with `async`. Leaving the loop cancels the request.
+"""
+
+from noria.client.asynchronous import AsyncClient
+from noria.client.errors import ClientError, Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
+from noria.client.exchange import Patience
+from noria.client.generation import Generation
+from noria.client.results import Accepted, Choice, Completion, Delta, Finish, Timings, Usage
+from noria.client.synchronous import Client, SyncGeneration
+from noria.proto.frontdoor import Code, Description, Message
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "Choice",
+    "Client",
+    "ClientError",
+    "Closed",
+    "Code",
+    "Completion",
+    "Delta",
+    "Description",
+    "Finish",
+    "Generation",
+    "Interrupted",
+    "Malformed",
+    "Message",
+    "Patience",
+    "Refused",
+    "Superseded",
+    "SyncGeneration",
+    "Timings",
+    "Unreachable",
+    "Usage",
+]

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
 from noria.shared.actor import Actor

@@ -1,0 +1,84 @@
+"""One choice as it arrives: drops what is known, notices what is missing, merges what has not been read yet.
+
+Pure. Knows nothing of requests, sockets or time.
+"""
+
+from dataclasses import dataclass, field
+
+from noria.client.results import Choice, Delta, Finish
+from noria.proto import frontdoor
+
+
+@dataclass(slots=True, eq=False)
+class Assembly:
+    """The output of one choice: `ids` and `characters` are what has arrived, the cursors what has been read."""
+
+    index: int
+    attempt: int = 0
+    ids: list[int] = field(default_factory=list)
+    characters: int = 0
+    finish: Finish | None = None
+    _parts: list[str] = field(default_factory=list)
+    _read_ids: int = 0
+    _read_parts: int = 0
+    _read_characters: int = 0
+    _read_finish: bool = False
+
+    def take(self, delta: frontdoor.Delta) -> bool:
+        """Take a delta's news; False when something before it is missing, and then nothing is taken."""
+        if self.finish is not None or delta.attempt < self.attempt:
+            return True
+        if delta.start > len(self.ids) or delta.characters > self.characters:
+            return False
+        if delta.attempt > self.attempt:
+            self._truncate(delta.attempt, delta.start, delta.characters)
+        self.ids.extend(delta.ids[len(self.ids) - delta.start :])
+        text = delta.text[self.characters - delta.characters :]
+        if text:
+            self._parts.append(text)
+            self.characters += len(text)
+        return True
+
+    def end(self, finish: Finish) -> bool:
+        """Note the end; False when tokens before it are missing, and then nothing is noted."""
+        if self.finish is not None:
+            return True
+        if finish.output_tokens > len(self.ids):
+            return False
+        self.finish = finish
+        return True
+
+    def read(self) -> Delta | None:
+        """Everything not read before as one delta, or None when there is nothing."""
+        ending = self.finish is not None and not self._read_finish
+        if self._read_ids == len(self.ids) and self._read_parts == len(self._parts) and not ending:
+            return None
+        news = Delta(
+            index=self.index,
+            text="".join(self._parts[self._read_parts :]),
+            token_ids=tuple(self.ids[self._read_ids :]),
+            start=self._read_ids,
+            characters=self._read_characters,
+            attempt=self.attempt,
+            finish=self.finish if ending else None,
+        )
+        self._read_ids, self._read_parts, self._read_characters = len(self.ids), len(self._parts), self.characters
+        self._read_finish = self._read_finish or ending
+        return news
+
+    def whole(self) -> Choice:
+        """The choice, once ended."""
+        assert self.finish is not None
+        return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish)
+
+    def _truncate(self, attempt: int, start: int, characters: int) -> None:
+        text = "".join(self._parts)
+        read = text[: min(self._read_characters, characters)]
+        unread = text[len(read) : characters]
+        self.attempt = attempt
+        del self.ids[start:]
+        self._parts = [part for part in (read, unread) if part]
+        self.characters = characters
+        self._read_ids = min(self._read_ids, start)
+        self._read_parts = 1 if read else 0
+        self._read_characters = len(read)

@@ -1,0 +1,177 @@
+"""The client for event loops."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Unpack
+
+import msgspec
+
+from noria.client.connection import Connection
+from noria.client.errors import Closed, Unreachable
+from noria.client.exchange import Exchange, Patience
+from noria.client.generation import Generation
+from noria.client.request import Options, build
+from noria.client.results import Completion
+from noria.proto.base import Header
+from noria.proto.frontdoor import Describe, Description, Message
+from noria.shared.config import LimitSettings, RuntimeSettings
+from noria.shared.endpoints import public_mailbox
+
+RUNTIME_DIR_VARIABLE: Final = "NORIA_RUNTIME_DIR"
+
+
+def default_endpoint(runtime_dir: str | None = None) -> str:
+    """The public mailbox in a runtime folder: the given one, that of NORIA_RUNTIME_DIR, or the user's default."""
+    return public_mailbox(RuntimeSettings(dir=runtime_dir or os.environ.get(RUNTIME_DIR_VARIABLE, "")))
+
+
+class AsyncClient:
+    """Generates text over one socket, however many streams are open.
+
+    endpoint: an ipc:// or tcp:// address; that of the stack on this machine where absent. credential and
+    traffic_class: for all requests that name none of their own.
+
+    Example:
+        async with AsyncClient() as client:
+            async for delta in client.generate("Once upon a time", max_tokens=32):
+                print(delta.text, end="")
+            answer = await client.complete(messages=[{"role": "user", "content": "Hello"}])
+            print(answer.text, answer.usage.total_tokens)
+
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        runtime_dir: str | None = None,
+        credential: str = "",
+        traffic_class: str = "",
+        patience: Patience | None = None,
+        message_bytes_max: int | None = None,
+    ) -> None:
+        self.endpoint = endpoint or default_endpoint(runtime_dir)
+        self._defaults = Options(credential=credential, traffic_class=traffic_class)
+        self._patience = patience or Patience()
+        self._bytes_max = message_bytes_max or LimitSettings().message_bytes_max
+        self._exchange = Exchange(self._patience, self._send)
+        self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._describing: dict[asyncio.Future[Description], None] = {}
+        self._closed = False
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that are not over, abandoned ones whose end is not yet confirmed included."""
+        return len(self._exchange.calls)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """Start a generation from exactly one of text, chat messages and token ids.
+
+        The request is sent at once. Raises Refused for what can be seen to be wrong here, TypeError for unknown
+        options; everything else is raised by the generation.
+
+        Example:
+            async for delta in client.generate(messages=[{"role": "user", "content": "Hi"}], temperature=0):
+                print(delta.text, end="")
+
+        """
+        loop = self._open()
+        merged = Options(**{**self._defaults, **options})
+        generate = build(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
+        call = self._exchange.begin(generate, options.get("traceparent", ""), loop.time())
+        return Generation(self._exchange, call, loop)
+
+    async def complete(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Completion:
+        """Generate and return the whole answer. Cancelling the task cancels the request."""
+        return await self.generate(prompt, messages=messages, token_ids=token_ids, **options).result()
+
+    async def describe(self, timeout_s: float = 5.0) -> Description:
+        """What is served, and what it still waits for. Raises Unreachable when nothing answers in time."""
+        loop = self._open()
+        waiter: asyncio.Future[Description] = loop.create_future()
+        self._describing[waiter] = None
+        self._send(Describe(), "")
+        try:
+            return await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError as error:
+            raise Unreachable(f"nothing answered at {self.endpoint} within {timeout_s:g} s") from error
+        finally:
+            self._describing.pop(waiter, None)
+
+    async def aclose(self) -> None:
+        """Cancel what is open and close the socket; more calls change nothing."""
+        self.close()
+
+    def close(self) -> None:
+        """`aclose` without a coroutine; to be called in the event loop's thread."""
+        self._closed = True
+        if self._connection is None:
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._exchange.close()
+        self._connection.close()
+        self._connection = None
+        for waiter in self._describing:
+            if not waiter.done():
+                waiter.set_exception(Closed("the client was closed"))
+
+    async def __aenter__(self) -> "AsyncClient":
+        self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise Closed("the client is closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._connection = Connection(self.endpoint, self._receive, self._exchange.settle, self._connected)
+            self._schedule_tick(loop)
+        assert self._loop is loop, "a client belongs to the event loop that first used it"
+        return loop
+
+    def _send(self, body: msgspec.Struct, traceparent: str) -> bool:
+        return self._connection is not None and self._connection.send(body, traceparent)
+
+    def _connected(self) -> None:
+        assert self._loop is not None
+        self._exchange.connected(self._loop.time())
+        if self._describing:
+            self._send(Describe(), "")
+
+    def _receive(self, header: Header, body: msgspec.Struct) -> None:
+        assert self._loop is not None
+        self._exchange.receive(header, body, self._loop.time())
+        if isinstance(body, Description):
+            for waiter in self._describing:
+                if not waiter.done():
+                    waiter.set_result(body)
+
+    def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._exchange.tick(loop.time())
+        interval_s = min(1.0, self._patience.resend_s / 2, self._patience.ping_s / 2)
+        self._tick = loop.call_later(interval_s, self._schedule_tick, loop)

@@ -1,0 +1,141 @@
+"""One request as its client sees it: which phase it is in, what has arrived of each choice, who is to be told.
+
+Decides what a message means for this request. Knows nothing of sockets, time-outs or other requests.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from noria.client.assembly import Assembly
+from noria.client.errors import ClientError
+from noria.client.results import Completion, Delta, Finish
+from noria.proto import frontdoor
+from noria.proto.base import End
+from noria.proto.frontdoor import Accepted, Finished, Generate, Have
+
+
+class Phase(Enum):
+    """Where a call is. ABANDONED: nobody reads it any more, but the server has not yet confirmed its end."""
+
+    OPENING = auto()
+    OPEN = auto()
+    ABANDONED = auto()
+    OVER = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request under way."""
+
+    generate: Generate
+    traceparent: str
+    begun_s: float
+    phase: Phase = Phase.OPENING
+    accepted: Accepted | None = None
+    error: ClientError | None = None
+    cancelling: bool = False
+    sent: bool = False
+    asks: int = 0
+    asked_s: float = 0.0
+    next_ask_s: float = 0.0
+    left_s: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _choices: list[Assembly] = field(default_factory=list)
+    _fresh: dict[int, None] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._choices = [Assembly(index) for index in range(max(1, self.generate.n))]
+        self._running = set(range(len(self._choices)))
+
+    @property
+    def id(self) -> str:
+        """The request's name."""
+        return self.generate.id
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the answer has arrived."""
+        return not any(choice.ids or choice.characters or choice.finish for choice in self._choices)
+
+    @property
+    def readable(self) -> bool:
+        """Whether a reader need not wait: there is news, or there will be none."""
+        return bool(self._fresh) or self.phase in (Phase.ABANDONED, Phase.OVER)
+
+    def accept(self, accepted: Accepted) -> None:
+        """The server has taken it."""
+        self.accepted = accepted
+        if self.phase is Phase.OPENING:
+            self.phase = Phase.OPEN
+        self.changed.set()
+
+    def take(self, delta: frontdoor.Delta) -> bool:
+        """Take one delta; False when something before it is missing."""
+        if not 0 <= delta.index < len(self._choices):
+            return True
+        taken = self._choices[delta.index].take(delta)
+        if taken:
+            self._news(delta.index)
+        return taken
+
+    def end(self, finished: Finished) -> bool:
+        """Take the end of one choice; False when tokens before it are missing."""
+        if not 0 <= finished.index < len(self._choices):
+            return True
+        finish = Finish(
+            reason=finished.end.label,
+            prompt_tokens=finished.prompt_tokens,
+            output_tokens=finished.output_tokens,
+            cached_tokens=finished.cached_tokens,
+            matched=finished.matched,
+            detail=finished.detail,
+            timings=finished.timings,
+        )
+        # The choices of an abandoned call have ended here already, so nothing is fetched that nobody reads.
+        taken = self._choices[finished.index].end(finish)
+        if taken:
+            self._running.discard(finished.index)
+            if not self._running:
+                self.phase = Phase.OVER
+            self._news(finished.index)
+        return taken
+
+    def fail(self, error: ClientError) -> None:
+        """It ends here with an error, after what has arrived has been read."""
+        if self.phase is not Phase.OVER:
+            self.error = error
+            self.phase = Phase.OVER
+            self.changed.set()
+
+    def cancelled(self, *, over: bool) -> None:
+        """Close every open choice as cancelled without waiting for the server; `over`: it will not answer at all."""
+        for choice in self._choices:
+            if choice.finish is None:
+                choice.finish = Finish(End.CANCELLED.label, output_tokens=len(choice.ids))
+                self._news(choice.index)
+        self.phase = Phase.OVER if over else Phase.ABANDONED
+        self.changed.set()
+
+    def have(self) -> tuple[Have, ...]:
+        """What has arrived of each choice, for attaching again."""
+        return tuple(Have(choice.index, choice.attempt, len(choice.ids), choice.characters) for choice in self._choices)
+
+    def read(self) -> Delta | None:
+        """The next choice's unread news, in order of arrival; None when there is none now."""
+        while self._fresh:
+            index = next(iter(self._fresh))
+            del self._fresh[index]
+            delta = self._choices[index].read()
+            if delta is not None:
+                return delta
+        return None
+
+    def completion(self) -> Completion:
+        """The whole answer, once over without an error."""
+        return Completion(self.id, self.accepted, tuple(choice.whole() for choice in self._choices))
+
+    def _news(self, index: int) -> None:
+        self._fresh[index] = None
+        self.changed.set()

@@ -1,0 +1,280 @@
+"""The calls of one client: what is sent for each of them and when again, and what mail means to whom.
+
+Time arrives as an argument and messages leave through a function, so this holds no socket and reads no clock.
+
+How an answer survives: everything asked is idempotent. `Generate` is repeated until it is answered; an open call that
+hears nothing asks again by `Attach` with what it has. A reconnect or a new incarnation in a header makes all calls ask
+at once. What cannot be sent is not queued: it is asked again later.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from noria.client.call import Call, Phase
+from noria.client.errors import Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
+from noria.proto import frontdoor
+from noria.proto.base import Header
+from noria.proto.frontdoor import (
+    Accepted,
+    Acknowledge,
+    Attach,
+    Cancel,
+    Code,
+    Generate,
+    Ping,
+    Rejected,
+    Updates,
+)
+
+Send = Callable[[msgspec.Struct, str], bool]
+_INCARNATIONS_REMEMBERED: Final = 16
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long a client waits, in seconds.
+
+    accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a request
+    from a server that does show life. ping_s: between signs of life of our own. silence_s: without news of an open
+    call before it attaches again. reconnect_s: without any sign of life before open calls are given up.
+    resend_s, resend_max_s: first and longest pause between repeated questions. leave_s: how long an abandoned call
+    waits for its end to be confirmed. calls_max: calls at a time.
+    """
+
+    accept_s: float = 10.0
+    answer_s: float = 60.0
+    ping_s: float = 5.0
+    silence_s: float = 15.0
+    reconnect_s: float = 60.0
+    resend_s: float = 1.0
+    resend_max_s: float = 8.0
+    leave_s: float = 30.0
+    calls_max: int = 8192
+
+
+class Exchange:
+    """All calls of one client."""
+
+    def __init__(self, patience: Patience, send: Send) -> None:
+        self.calls: dict[str, Call] = {}
+        self._patience = patience
+        self._send = send
+        self._incarnations: list[int] = []
+        self._heard_s = 0.0
+        self._pinged_s = 0.0
+        self._ended: dict[str, None] = {}
+        self._unwanted: dict[str, None] = {}
+
+    def begin(self, generate: Generate, traceparent: str, now_s: float) -> Call:
+        """Start a call. Raises Refused for a different request under a live id, and when too many are under way."""
+        known = self.calls.get(generate.id)
+        if known is not None and known.phase is not Phase.ABANDONED:
+            if known.generate != generate:
+                raise Refused(Code.CONFLICT, "another request with this id is under way", "id")
+            known.fail(Superseded("the same request was made again; the newer one has taken over its answer"))
+        if len(self.calls) >= self._patience.calls_max:
+            raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
+        call = Call(generate, traceparent, now_s)
+        self.calls[call.id] = call
+        self._ask(call, now_s)
+        return call
+
+    def cancel(self, call: Call, now_s: float) -> None:
+        """Ask for the end of a call that is still read: its last deltas say `cancelled`."""
+        if call.phase not in (Phase.OPENING, Phase.OPEN):
+            return
+        call.cancelling = True
+        if call.sent:
+            self._send(Cancel(call.id), "")
+            call.next_ask_s = now_s + self._patience.resend_s
+        else:
+            self._forget(call)
+            call.cancelled(over=True)
+
+    def leave(self, call: Call, now_s: float) -> None:
+        """Nobody reads this call any more: cancel it, and keep it only until its end is confirmed."""
+        if call.phase in (Phase.ABANDONED, Phase.OVER):
+            return
+        self.cancel(call, now_s)
+        if call.sent:
+            call.left_s = now_s
+            call.cancelled(over=False)
+
+    def connected(self, now_s: float) -> None:
+        """There is a (new) connection: what was on the way over an older one may be lost."""
+        for call in list(self.calls.values()):
+            call.asks = 0
+            self._ask(call, now_s)
+
+    def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
+        """Take one message of the server."""
+        if header.incarnation in self._incarnations[:-1]:
+            return  # mail that a server wrote before it died
+        self._heard_s = now_s
+        if not self._incarnations or header.incarnation != self._incarnations[-1]:
+            restarted = bool(self._incarnations)
+            self._incarnations = [*self._incarnations[-_INCARNATIONS_REMEMBERED:], header.incarnation]
+            if restarted:
+                self.connected(now_s)
+        match body:
+            case Accepted():
+                self._accepted(body, now_s)
+            case Rejected():
+                self._rejected(body, now_s)
+            case Updates():
+                for delta in body.deltas:
+                    self._delta(delta, now_s)
+                for finished in body.finished:
+                    self._finished(finished, now_s)
+            case frontdoor.Malformed():
+                self._malformed(body)
+            case _:
+                pass  # a sign of life
+
+    def settle(self) -> None:
+        """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""
+        if self._ended and self._send(Acknowledge(tuple(self._ended)), ""):
+            self._ended.clear()
+        for identity in self._unwanted:
+            self._send(Cancel(identity), "")
+        self._unwanted.clear()
+
+    def tick(self, now_s: float) -> None:
+        """Show life, ask again, give up. To be called about once a second."""
+        self.settle()
+        if not self.calls:
+            return
+        if now_s - self._pinged_s >= self._patience.ping_s:
+            self._pinged_s = now_s
+            self._send(Ping(), "")
+        for call in list(self.calls.values()):
+            trouble = self._trouble(call, now_s)
+            if trouble:
+                self._forget(call)
+                call.fail(Unreachable(trouble))
+            elif now_s >= call.next_ask_s:
+                self._ask(call, now_s)
+
+    def close(self) -> None:
+        """Cancel everything; readers get what has arrived, then `Closed`."""
+        self.settle()
+        for call in list(self.calls.values()):
+            if call.sent:
+                self._send(Cancel(call.id), "")
+            self._forget(call)
+            call.fail(Closed("the client was closed"))
+
+    def _ask(self, call: Call, now_s: float) -> None:
+        message: msgspec.Struct
+        match call.phase:
+            case Phase.OPENING:
+                message = call.generate
+            case Phase.OPEN:
+                message = Attach(call.id, call.have(), call.generate.credential)
+            case Phase.ABANDONED:
+                message = Cancel(call.id)
+            case Phase.OVER:
+                return
+        sent = self._send(message, call.traceparent)
+        if sent and call.cancelling and call.phase is not Phase.ABANDONED:
+            self._send(Cancel(call.id), "")
+        call.sent = call.sent or sent
+        call.asks += 1
+        call.asked_s = now_s
+        pause_s = self._patience.resend_s * 2 ** min(call.asks - 1, 16)
+        call.next_ask_s = now_s + min(pause_s, self._patience.resend_max_s)
+
+    def _trouble(self, call: Call, now_s: float) -> str:
+        patience = self._patience
+        silent_s = now_s - max(self._heard_s, call.begun_s)
+        match call.phase:
+            case Phase.OPENING:
+                if silent_s >= patience.accept_s:
+                    return f"no answer for {silent_s:.0f} s; is `noria up` running in the same runtime folder?"
+                if now_s - call.begun_s >= patience.answer_s:
+                    return f"the server is there but did not answer this request for {now_s - call.begun_s:.0f} s"
+            case Phase.OPEN:
+                if silent_s >= patience.reconnect_s:
+                    return f"the answer stopped coming and nothing was heard for {silent_s:.0f} s"
+            case Phase.ABANDONED:
+                if now_s - call.left_s >= patience.leave_s:
+                    return "its end was never confirmed"
+            case Phase.OVER:
+                pass
+        return ""
+
+    def _forget(self, call: Call) -> None:
+        if self.calls.get(call.id) is call:
+            del self.calls[call.id]
+
+    def _news(self, call: Call, now_s: float) -> None:
+        call.asks = 0
+        call.next_ask_s = now_s + self._patience.silence_s
+
+    def _accepted(self, body: Accepted, now_s: float) -> None:
+        call = self.calls.get(body.id)
+        if call is None:
+            self._unwanted[body.id] = None
+            return
+        call.accept(body)
+        if call.phase is Phase.OPEN and not call.cancelling:
+            self._news(call, now_s)
+
+    def _rejected(self, body: Rejected, now_s: float) -> None:
+        call = self.calls.get(body.id)
+        if call is None:
+            return
+        if call.phase is Phase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
+            self._forget(call)
+            call.cancelled(over=True)
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty:
+            call.phase = Phase.OPENING
+            call.begun_s = now_s
+            self._ask(call, now_s)
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN:
+            self._forget(call)
+            call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
+        elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
+            # It was accepted once, so it waits for the server to come back rather than fail.
+            call.next_ask_s = now_s + max(self._patience.resend_s, (body.retry_after_ms or 0) / 1000)
+        else:
+            self._forget(call)
+            call.fail(Refused(body.code, body.reason, body.parameter, body.retry_after_ms))
+
+    def _delta(self, delta: frontdoor.Delta, now_s: float) -> None:
+        call = self.calls.get(delta.id)
+        if call is None:
+            self._unwanted[delta.id] = None
+        elif call.take(delta):
+            if not call.cancelling:
+                self._news(call, now_s)
+        else:
+            self._gap(call, now_s)
+
+    def _finished(self, finished: frontdoor.Finished, now_s: float) -> None:
+        call = self.calls.get(finished.id)
+        if call is None:
+            self._ended[finished.id] = None
+            self._unwanted.pop(finished.id, None)
+            return
+        if not call.end(finished):
+            self._gap(call, now_s)
+        elif call.phase is Phase.OVER:
+            self._forget(call)
+            self._ended[call.id] = None
+
+    def _gap(self, call: Call, now_s: float) -> None:
+        # What is on the way shows the same gap again and again: one question per pause is enough.
+        if call.phase is not Phase.OPEN:
+            return
+        if now_s - call.asked_s >= self._patience.resend_s:
+            self._ask(call, now_s)
+        else:
+            call.next_ask_s = min(call.next_ask_s, call.asked_s + self._patience.resend_s)
+
+    def _malformed(self, body: frontdoor.Malformed) -> None:
+        opening: Sequence[Call] = [call for call in self.calls.values() if call.phase is Phase.OPENING]
+        if body.kind == Generate.__name__ and opening:
+            self._forget(opening[0])
+            opening[0].fail(Malformed(body.reason))

@@ -1,0 +1,114 @@
+"""A call's arguments turned into a `Generate`, checked against the types of the wire before anything is sent."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Final, TypedDict
+
+import msgspec
+
+from noria.client.errors import Refused
+from noria.proto.base import Sampling
+from noria.proto.frontdoor import Code, Generate, Message
+
+_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class")
+_DECODER: Final = msgspec.msgpack.Decoder(Generate)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `generate` and `complete`; each has the wire's default where absent.
+
+    request_id: the client's own name for the request, unique among its live ones; drawn where absent.
+    traceparent: W3C trace context of the caller's span.
+    All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
+    """
+
+    request_id: str | None
+    traceparent: str
+    model: str
+    n: int
+    ttl_ms: int | None
+    ttl_first_ms: int | None
+    credential: str
+    traffic_class: str
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop: bool
+    skip_special_tokens: bool
+
+
+def build(
+    prompt: str | None,
+    messages: Sequence[Message | Mapping[str, str]] | None,
+    token_ids: Sequence[int] | None,
+    options: Options,
+    *,
+    bytes_max: int,
+) -> Generate:
+    """Make the message. Raises TypeError for unknown options and Refused for values that the wire cannot carry."""
+    if sum(each is not None for each in (prompt, messages, token_ids)) != 1:
+        raise TypeError("give exactly one of prompt, messages and token_ids")
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    try:
+        generate = Generate(
+            id=options.get("request_id") or uuid.uuid4().hex,
+            prompt=prompt,
+            messages=None if messages is None else tuple(_message(each) for each in messages),
+            token_ids=None if token_ids is None else tuple(token_ids),
+            sampling=_sampling(options),
+            **{name: value for name, value in options.items() if name in _ENVELOPE},  # type: ignore[arg-type]  # checked below
+        )
+        encoded = _ENCODER.encode(generate)
+        _DECODER.decode(encoded)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise Refused(Code.INVALID, _reason(error), _parameter(error)) from error
+    if len(encoded) > bytes_max:
+        raise Refused(Code.INVALID, f"the request has {len(encoded)} bytes; at most {bytes_max} can be sent")
+    return generate
+
+
+def _message(message: Message | Mapping[str, str]) -> Message:
+    if isinstance(message, Message):
+        return message
+    return msgspec.convert(dict(message), _NamedMessage).message()
+
+
+class _NamedMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+    def message(self) -> Message:
+        return Message(self.role, self.content)
+
+
+def _sampling(options: Options) -> Sampling:
+    values: dict[str, object] = {name: value for name, value in options.items() if name in Sampling.__struct_fields__}
+    stop = values.get("stop", ())
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)  # type: ignore[arg-type]  # checked when encoded
+    values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))  # type: ignore[arg-type]  # checked when encoded
+    return Sampling(**values)  # type: ignore[arg-type]  # checked when encoded
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition(" - at ")[0]
+
+
+def _parameter(error: Exception) -> str:
+    """The field that a path like `$[5][1]` leads to."""
+    place = str(error).partition(" - at `$")[2].rstrip("`")
+    positions = [int(part) for part in place.replace("[", " ").replace("]", " ").split() if part.isdigit()]
+    if not positions or positions[0] >= len(Generate.__struct_fields__):
+        return ""
+    name = Generate.__struct_fields__[positions[0]]
+    if name == "sampling" and len(positions) > 1:
+        return Sampling.__struct_fields__[positions[1]]
+    return name
