@@ -1,10 +1,13 @@
 """`noria ps`: which services are there, asked of each mailbox."""
 
+from collections.abc import Sequence
+
 import click
 import msgspec
 
 from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
+from noria.proto.lifecycle import State
 from noria.shared.config import RuntimeSettings
 
 _COLUMNS = ("service", "pid", "incarnation", "state")
@@ -26,28 +29,34 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 @click.command()
+@click.argument("services", nargs=-1, type=click.Choice([service.value for service in Service]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @config_flags("runtime")
-def ps(as_json: bool) -> None:
-    """List the services with pid, incarnation and state."""
-    rows = survey(settings().runtime)
+def ps(services: tuple[str, ...], as_json: bool) -> int:
+    """List the services with pid, incarnation and state.
+
+    With SERVICES, only those, and the exit status is 1 unless all of them are ready: a health check.
+    """
+    rows = survey(settings().runtime, tuple(map(Service, services)) or tuple(Service))
+    status = int(bool(services) and any(row.state != State.READY.value for row in rows))
     if as_json:
         click.echo(msgspec.json.encode(rows))
-        return
+        return status
     cells = [_COLUMNS, *((row.service, str(row.pid or "-"), row.incarnation or "-", row.state) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
     for line in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return status
 
 
-def survey(runtime: RuntimeSettings) -> list[Row]:
+def survey(runtime: RuntimeSettings, services: Sequence[Service] = tuple(Service)) -> list[Row]:
     """Ask every service for its state; those that hold their lock but do not answer are silent, others absent."""
     from noria.shared.endpoints import runtime_dir
     from noria.shared.inspect import inspect_all
     from noria.shared.locks import living_holder
 
     folder = runtime_dir(runtime)
-    holders = {service: living_holder(folder, service.value) for service in Service}
+    holders = {service: living_holder(folder, service.value) for service in services}
     # Over ipc a service without a lock holder cannot answer: no need to wait for it.
     asked = tuple(service for service, holder in holders.items() if holder is not None or runtime.transport == "tcp")
     answers = inspect_all(runtime, asked) if asked else {}

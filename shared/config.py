@@ -196,7 +196,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool, Meta(description="tcp: allow binding beyond loopback without keys.", extra=_flags("--insecure-tcp"))
     ] = False
     base_port: Annotated[
-        int, Meta(description="tcp: first of six ports.", extra=_flags("--base-port"), ge=1024, le=65000)
+        int, Meta(description="tcp: first of seven ports.", extra=_flags("--base-port"), ge=1024, le=65000)
     ] = 7610
     supervised: Annotated[bool, Meta(description="Set by the supervisor for the services it starts.")] = False
     heartbeat_s: Annotated[float, Meta(description="Time between heartbeats.", gt=0)] = 1.0

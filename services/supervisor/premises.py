@@ -37,10 +37,15 @@ def take(config: SupervisorConfig) -> Lock:
     return lock
 
 
+def clear(config: SupervisorConfig) -> None:
+    """Remove sockets and the children's configuration; nobody may be running."""
+    for left in (*config.folder.glob("*.sock"), config.folder / CONFIG_NAME):
+        left.unlink(missing_ok=True)
+
+
 def furnish(config: SupervisorConfig) -> Path:
-    """Remove the sockets of an earlier life and write the children's configuration; returns its path."""
-    for socket in config.folder.glob("*.sock"):
-        socket.unlink(missing_ok=True)
+    """Remove what an earlier life left and write the children's configuration; returns its path."""
+    clear(config)
     path = config.folder / CONFIG_NAME
     write(config.children, path)
     return path

@@ -231,6 +231,7 @@ def start(config: Config) -> int:
         shell = Supervisor(own, path, actor)
         shell.listen_to_signals()
         actor.run(shell)
+        premises.clear(own)
     finally:
         lock.release()
     if shell.outcome.cause:

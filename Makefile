@@ -1,0 +1,63 @@
+# Two commands do everything: `make run` and `make test`.
+#
+# Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
+# ARGS (more flags for `noria up`), TESTS (what pytest runs).
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach each,python3.11 python3.12 python3.13 python3,$(shell command -v $(each) 2>/dev/null)))
+PORT ?= 8000
+HTTP ?= 127.0.0.1:$(PORT)
+MODEL ?= smollm2
+PROMPT ?= What is a water wheel? Answer in one sentence.
+ONCE ?=
+ARGS ?=
+TESTS ?= tests
+
+BIN := $(VENV)/bin
+# The development install includes the server's: when it is there, `make run` installs nothing more.
+RUN_STAMP := $(if $(wildcard $(VENV)/.stamp-dev),$(VENV)/.stamp-dev,$(VENV)/.stamp-server)
+
+export PROMPT
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help run test lint format verify-stack clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help: ## Say what there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+run: $(RUN_STAMP) ## Install, fetch the model, serve, and stream a first answer; Ctrl-C ends it
+	@$(BIN)/noria models pull "$(MODEL)"
+	@$(BIN)/noria up --model "$(MODEL)" --http "$(HTTP)" --prompt "$$PROMPT" $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
+
+test: $(VENV)/.stamp-dev lint ## Run all checks and tests
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+lint: $(VENV)/.stamp-dev ## Check style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.stamp-dev ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+verify-stack: $(VENV)/.stamp-dev ## Run the long tests of the whole stack
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python -m pytest -m slow --timeout 1800 $(TESTS)
+
+clean: ## Remove the install and what tools left behind
+	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-%: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python found; install Python 3.11 or name one with PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is too old: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing noria[$*] into $(VENV) (the first time, this takes some minutes)"
+	@$(BIN)/python -m pip install --quiet -e '.[$*]'
+	@touch $@
