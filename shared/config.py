@@ -169,6 +169,9 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_token_ids_max: Annotated[int, Meta(description="Stop token ids of one request.", ge=0)] = 64
     request_id_characters_max: Annotated[int, Meta(description="Characters in a request id.", ge=8)] = 128
     messages_max: Annotated[int, Meta(description="Messages of one chat.", ge=1)] = 1024
+    tokenizing_characters_max: Annotated[
+        int, Meta(description="Text that may wait for the tokenizer, of all clients together.", ge=4096)
+    ] = 64 * 1024 * 1024
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,6 +206,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_timeout_s: Annotated[
         float, Meta(description="Silence after which a peer or client is taken for gone.", gt=0)
     ] = 15.0
+    retention_s: Annotated[
+        float, Meta(description="How long an ended request can be fetched again when nobody acknowledged it.", ge=0)
+    ] = 60.0
     start_timeout_s: Annotated[float, Meta(description="How long the stack may take to become ready.", gt=0)] = 180.0
     stop_timeout_s: Annotated[
         float, Meta(description="How long a service may take to stop before it is killed.", gt=0)
