@@ -1,8 +1,8 @@
 """The model's tokenizer without transformers: text to ids, ids to text, ids to bytes.
 
 Decides how a model folder's `tokenizer.json` and `tokenizer_config.json` combine, as transformers' default tokenizer
-class does: named special tokens are added, and an explicit `add_bos_token` or `add_eos_token` replaces the
-post-processor. Knows nothing of streams. Encoding is safe from several threads.
+class does: named special tokens are added; what surrounds a plain prompt is the post-processor's business alone, and
+`add_bos_token` beside a tokenizer.json means nothing. Knows nothing of streams. Encoding is safe from several threads.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from noria.shared.errors import UserError
 
@@ -48,7 +48,6 @@ class Tokenizer:
         backend.no_padding()
         self.named = _named(settings)
         _add_named(backend, self.named)
-        _set_post_processor(backend, settings, self.named)
         self._backend = backend
         self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
         self._plain.encode_special_tokens = True
@@ -166,17 +165,6 @@ def _add_named(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
     missing = [token for token in dict.fromkeys(named.values()) if token not in present]
     if missing:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, settings: dict[str, Any], named: dict[str, str]) -> None:
-    explicit = "add_bos_token" in settings or "add_eos_token" in settings
-    if not explicit and backend.post_processor is not None:
-        return
-    bos = named.get("bos_token") if settings.get("add_bos_token") else None
-    eos = named.get("eos_token") if settings.get("add_eos_token") else None
-    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    special = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=None, special_tokens=special)
 
 
 def _scheme(backend: tokenizers.Tokenizer) -> tuple[Scheme, int, tuple[tuple[str, str], ...]]:
