@@ -1,0 +1,278 @@
+"""Everything the scheduler owns, and the moves that keep it consistent: admit, drain, reset, finish, forget.
+
+Decides nothing: the planner and the scheduler call the moves.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import assert_never
+
+from noria.proto.base import End, Stream
+from noria.proto.execution import Geometry
+from noria.proto.scheduling import Reclaimed
+from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.events import Moved, Reply, Stage
+from noria.services.scheduler.core.lane import Lane, Retired, Step
+from noria.services.scheduler.core.policy import Policy
+from noria.services.scheduler.core.request import Request, State
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.slots import Slots
+from noria.services.scheduler.core.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start. wasted_tokens: query tokens computed for slices that were discarded."""
+
+    steps: int = 0
+    tokens: int = 0
+    output_tokens: int = 0
+    resets: int = 0
+    reset_tokens: int = 0
+    discarded_slices: int = 0
+    wasted_tokens: int = 0
+    failed_steps: int = 0
+    reclaims: int = 0
+    reclaim_us_total: int = 0
+    reclaim_us_max: int = 0
+    reclaim_steps_max: int = 0
+
+
+class Board:
+    """Requests by state, with cache, slots and lane. `news` is what there is to tell since it was last collected."""
+
+    def __init__(self, settings: Settings, policy: Policy) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.requests: dict[Stream, Request] = {}
+        self.waiting = WaitingQueue()
+        self.prefilling: dict[Request, None] = {}
+        self.decoding: dict[Request, None] = {}
+        self.draining: dict[Request, None] = {}
+        self.finished = 0
+        self.lane = Lane()
+        self.geometry: Geometry | None = None
+        self.cache: Cache | None = None
+        self.slots = Slots(0)
+        self.counters = Counters()
+        self.news: list[Reply] = []
+
+    @property
+    def running(self) -> int:
+        """How many requests hold or await results of a slot."""
+        return len(self.prefilling) + len(self.decoding) + len(self.draining)
+
+    def install(self, geometry: Geometry | None) -> None:
+        """Take a new executor's cache and slots, or none; nothing may be running."""
+        assert not self.running
+        self.geometry = geometry
+        self.cache = Cache(geometry) if geometry else None
+        count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
+        self.slots = Slots(count)
+
+    def moved(self, request: Request, stage: Stage, now_ns: int, decision: str = "") -> None:
+        """Tell that a request entered a stage."""
+        traceparent = request.submission.traceparent
+        self.news.append(Moved(request.stream, stage, now_ns, traceparent, len(request.output), decision))
+
+    def wait(self, request: Request, now_ns: int, decision: str = "") -> None:
+        """Put a request into the waiting queue."""
+        request.state = State.WAITING
+        request.decoding_shown = False
+        self.waiting.add(request, self.policy.rank(request))
+        self.moved(request, Stage.QUEUED, now_ns, decision)
+
+    def admit(self, request: Request, now_ns: int) -> None:
+        """Give a waiting request a slot; its known ids will be sent with the present plan."""
+        assert self.cache is not None
+        self.waiting.remove(request)
+        request.state = State.PREFILLING
+        request.slot = self.slots.take()
+        request.tables = self.cache.empty()
+        request.length = request.room = 0
+        request.filled = request.known
+        request.promised = self.cache.missing(request.tables, request.known)
+        self.cache.promised += request.promised
+        if request.started_ns is None:
+            request.started_ns = now_ns
+        self.prefilling[request] = None
+        self.moved(request, Stage.PREFILLING, now_ns)
+
+    def decode(self, request: Request) -> None:
+        """All known ids are planned: from now on it continues token by token."""
+        del self.prefilling[request]
+        self.decoding[request] = None
+        request.state = State.DECODING
+
+    def drain(self, request: Request) -> None:
+        """All it may generate is planned: its slot is free for the next plan, its blocks after its last step."""
+        self._leave(request)
+        self._vacate(request)
+        request.state = State.DRAINING
+        self.draining[request] = None
+
+    def reset(self, request: Request, now_ns: int) -> None:
+        """Preempt: its cache goes, its tokens stay, also those still to come from steps in flight."""
+        self.counters.resets += 1
+        self.counters.reset_tokens += request.length
+        request.reset_mark = request.planned
+        self._leave(request)
+        self._vacate(request)
+        request.length = 0
+        self.wait(request, now_ns, "reset")
+
+    def finish(self, request: Request, end: End, now_ns: int, detail: str = "") -> None:
+        """Propose its end; it holds nothing any more except its ids."""
+        self._withdraw_from_state(request)
+        request.state = State.FINISHED
+        request.end = end
+        request.detail = detail
+        self.finished += 1
+        self.moved(request, Stage.ENDED, now_ns, end.label)
+
+    def forget(self, request: Request, now_ns: int, decision: str, *, reclaim: bool) -> None:
+        """Drop it, wherever it is. reclaim: tell when its last block is back."""
+        if request.state is State.FINISHED:
+            self.finished -= 1
+        else:
+            self.moved(request, Stage.ENDED, now_ns, decision)
+        self._withdraw_from_state(request)
+        request.state = State.GONE
+        del self.requests[request.stream]
+        if not reclaim:
+            return
+        if request.in_flight:
+            request.withdrawn_ns = now_ns
+            request.withdrawn_step = self.lane.done
+        else:
+            self._reclaimed(request, 0, 0, 0)
+
+    def free(self, retired: list[Retired], now_ns: int) -> None:
+        """The last step that touched these blocks is over."""
+        assert self.cache is not None
+        for request, tables in retired:
+            self.cache.release(tables)
+            if request.withdrawn_ns is not None:
+                steps = self.lane.done - request.withdrawn_step
+                delay_us = (now_ns - request.withdrawn_ns) // 1000
+                self._reclaimed(request, sum(map(len, tables)), steps, delay_us)
+
+    def reopen(self, now_ns: int) -> list[Step]:
+        """Begin a new epoch: nothing is in any slot or block, whoever was active waits again; returns the lost steps."""
+        lost = self.lane.reopen()
+        for step in lost:
+            for entry in step.entries:
+                entry.request.in_flight = 0
+            if self.cache is not None:
+                self.free(step.retired, now_ns)
+            step.retired.clear()
+        for request in (*self.prefilling, *self.decoding, *self.draining):
+            if request.state is not State.DRAINING:
+                self._vacate(request)
+            self._leave(request)
+            request.length = 0
+            self.wait(request, now_ns, "epoch")
+        for request in self.waiting:
+            request.planned = len(request.output)
+            request.in_flight = 0
+        self.slots.clear()
+        return lost
+
+    def _leave(self, request: Request) -> None:
+        """Take it out of the active request lists."""
+        match request.state:
+            case State.PREFILLING:
+                del self.prefilling[request]
+            case State.DECODING:
+                del self.decoding[request]
+            case State.DRAINING:
+                del self.draining[request]
+            case State.WAITING | State.FINISHED | State.GONE:
+                raise AssertionError(f"{request.stream} is not active")
+            case _:
+                assert_never(request.state)
+
+    def _vacate(self, request: Request) -> None:
+        """Take slot and blocks from a request that runs; blocks that steps in flight touch are freed after them."""
+        assert self.cache is not None
+        self.slots.give_back(request.slot)
+        self.cache.promised -= request.promised
+        if request.in_flight:
+            self.lane.retire(request, request.tables)
+        else:
+            self.cache.release(request.tables)
+        request.slot = -1
+        request.promised = request.room = 0
+        request.tables = ()
+
+    def _withdraw_from_state(self, request: Request) -> None:
+        match request.state:
+            case State.WAITING:
+                self.waiting.remove(request)
+            case State.PREFILLING | State.DECODING:
+                self._leave(request)
+                self._vacate(request)
+            case State.DRAINING:
+                self._leave(request)
+            case State.FINISHED | State.GONE:
+                pass
+            case _:
+                assert_never(request.state)
+
+    def _reclaimed(self, request: Request, blocks: int, steps: int, delay_us: int) -> None:
+        self.news.append(Reclaimed(request.stream, blocks, steps, delay_us))
+        counters = self.counters
+        counters.reclaims += 1
+        counters.reclaim_us_total += delay_us
+        counters.reclaim_us_max = max(counters.reclaim_us_max, delay_us)
+        counters.reclaim_steps_max = max(counters.reclaim_steps_max, steps)
+
+    def check(self) -> None:
+        """State the invariants; raises AssertionError when one does not hold."""
+        self.waiting.check()
+        running = [*self.prefilling, *self.decoding]
+        in_flight: dict[Request, int] = {}
+        for entry in chain.from_iterable(step.entries for step in self.lane.steps):
+            in_flight[entry.request] = in_flight.get(entry.request, 0) + 1
+        self._check_requests(in_flight)
+        self.slots.check([request.slot for request in running])
+        assert len(self.lane.steps) <= self.settings.steps_in_flight
+        assert [step.number for step in self.lane.steps] == list(
+            range(self.lane.number - len(self.lane.steps) + 1, self.lane.number + 1)
+        )
+        retired = [table for step in self.lane.steps for each in step.retired for table in each.tables]
+        assert self.lane.soon_free == sum(map(len, retired))
+        if self.cache is None:
+            assert not running and not retired and not in_flight
+            return
+        held = [table for request in running for table in request.tables]
+        self.cache.pool.check(list(chain.from_iterable([*held, *retired])))
+        assert self.cache.promised == sum(request.promised for request in running)
+        for request in running:
+            assert request.room == self.cache.room(request.tables)
+            assert request.length <= request.room
+
+    def _check_requests(self, in_flight: dict[Request, int]) -> None:
+        states = {State.WAITING: 0, State.PREFILLING: 0, State.DECODING: 0, State.DRAINING: 0, State.FINISHED: 0}
+        for stream, request in self.requests.items():
+            assert request.stream == stream
+            states[request.state] += 1
+            assert request.in_flight == in_flight.get(request, 0)
+            assert len(request.output) <= request.planned or request.state is State.FINISHED
+            if request.state in (State.PREFILLING, State.DECODING):
+                assert request.slot >= 0
+                assert request.planned < request.limit
+                assert request.length <= request.prompt_tokens + request.planned
+            else:
+                assert request.slot == -1 and not request.tables and not request.promised
+            if request.state is State.DECODING:
+                assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
+            if request.state is State.PREFILLING:
+                assert request.length < request.filled == request.known
+        assert states == {
+            State.WAITING: len(self.waiting),
+            State.PREFILLING: len(self.prefilling),
+            State.DECODING: len(self.decoding),
+            State.DRAINING: len(self.draining),
+            State.FINISHED: self.finished,
+        }

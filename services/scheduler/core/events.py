@@ -1,0 +1,71 @@
+"""What happens to the scheduler core, and what it answers.
+
+An event is a message of the protocol, or one of the two facts about peers below, with the time at which it was
+received. A list of events and planning times replays a run exactly.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from noria.proto.base import Ended, Stream
+from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
+from noria.proto.output import Progress, Resend, TokenRun
+from noria.proto.scheduling import Reclaimed, Submit, Withdraw
+
+
+class IllegalEventError(Exception):
+    """An event that cannot have happened if everybody kept to the protocol; the core has not changed."""
+
+
+class AdmissionJoined(NamedTuple):
+    """Admission began a new life: its submissions are counted from zero again."""
+
+
+class ExecutorLost(NamedTuple):
+    """The executor is gone, or began a new life: nothing is computed until its `Geometry` comes."""
+
+
+Body = (
+    Submit
+    | Withdraw
+    | Ended
+    | Resend
+    | Progress
+    | Geometry
+    | StepDone
+    | StepFailed
+    | Copied
+    | Inventory
+    | AdmissionJoined
+    | ExecutorLost
+)
+
+
+class Event(NamedTuple):
+    """Something happened at `now_ns`, on a clock that never runs backwards."""
+
+    now_ns: int
+    body: Body
+
+
+class Stage(IntEnum):
+    """What a stream is doing, as its trace shows it."""
+
+    QUEUED = 1
+    PREFILLING = 2
+    DECODING = 3
+    ENDED = 4
+
+
+class Moved(NamedTuple):
+    """A stream entered another stage at `at_ns`. `decision` says why, when it was the scheduler's choice."""
+
+    stream: Stream
+    stage: Stage
+    at_ns: int
+    traceparent: str
+    output_tokens: int = 0
+    decision: str = ""
+
+
+Reply = TokenRun | Reclaimed | Moved

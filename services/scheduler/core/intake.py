@@ -1,0 +1,111 @@
+"""What admission and the detokenizer say about streams: new ones, ended ones, how far they are, what they lack."""
+
+from noria.proto.base import End, Ended, Stream
+from noria.proto.output import Progress, Resend, TokenRun
+from noria.proto.scheduling import Submission, Submit, Withdraw
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.request import Request, State, make_request, natural_end
+
+
+class Intake:
+    """Applies messages about streams to a board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._taken = 0
+
+    def submit(self, now_ns: int, body: Submit) -> None:
+        """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
+        for submission in body.submissions:
+            known = self._board.requests.get(submission.stream)
+            if known is not None:
+                if known.attempt >= submission.attempt:
+                    continue
+                self._board.forget(known, now_ns, "replaced", reclaim=False)
+            self._take(now_ns, submission)
+
+    def withdraw(self, now_ns: int, body: Withdraw) -> None:
+        """Drop these streams and tell when their blocks are back; unknown ones have crossed their end on the way."""
+        for request in self._known(body.streams):
+            self._board.forget(request, now_ns, body.end.label, reclaim=True)
+
+    def ended(self, now_ns: int, body: Ended) -> None:
+        """Drop these streams; of those that still ran, tell when their blocks are back."""
+        for request in self._known(body.streams):
+            self._board.forget(request, now_ns, "ended", reclaim=request.state is not State.FINISHED)
+
+    def progress(self, body: Progress) -> None:
+        """The detokenizer has looked at so many output ids."""
+        for stream, seen in body.seen:
+            request = self._board.requests.get(stream)
+            if request is not None and seen > request.seen:
+                request.seen = seen
+
+    def resend(self, body: Resend) -> None:
+        """Tell the ids from `start` again, with the end if there is one."""
+        for stream, start in body.gaps:
+            request = self._board.requests.get(stream)
+            if request is None or start > len(request.output):
+                continue
+            run = token_run(request, start, tuple(request.output[start:]))
+            if run.ids or run.end:
+                self._board.news.append(run)
+
+    def fail(self, request: Request, now_ns: int, detail: str) -> None:
+        """End a stream with an error."""
+        self._board.finish(request, End.ERROR, now_ns, detail)
+        self._board.news.append(token_run(request, len(request.output), ()))
+
+    def measure(self, request: Request, now_ns: int) -> None:
+        """Set a waiting request's limit by the present executor; end it at once when it is over or can never fit."""
+        geometry, cache = self._board.geometry, self._board.cache
+        wanted = request.submission.sampling.max_tokens
+        if geometry is None or cache is None:
+            request.limit = 1 << 62 if wanted is None else wanted
+        else:
+            left = geometry.max_model_tokens - request.prompt_tokens
+            request.limit = left if wanted is None else min(wanted, left)
+            if wanted is None:
+                request.limit = min(left, cache.largest_tokens - request.prompt_tokens)
+        problem = self._problem(request)
+        if problem:
+            self.fail(request, now_ns, problem)
+            return
+        end = natural_end(request)
+        if end is not None:
+            self._board.finish(request, end, now_ns)
+            self._board.news.append(token_run(request, len(request.output), ()))
+
+    def _known(self, streams: tuple[Stream, ...]) -> list[Request]:
+        requests = self._board.requests
+        return [requests[stream] for stream in dict.fromkeys(streams) if stream in requests]
+
+    def _take(self, now_ns: int, submission: Submission) -> None:
+        self._taken += 1
+        request = make_request(submission, now_ns, self._taken)
+        self._board.requests[request.stream] = request
+        self._board.wait(request, now_ns)
+        self.measure(request, now_ns)
+
+    def _problem(self, request: Request) -> str:
+        geometry, cache = self._board.geometry, self._board.cache
+        if not request.prompt_tokens:
+            return "the prompt has no tokens"
+        if geometry is None or cache is None:
+            return ""
+        if request.limit <= 0 and not request.output:
+            return (
+                f"a prompt of {request.prompt_tokens} tokens leaves no room for output: the context has "
+                f"{geometry.max_model_tokens} and the cache {cache.largest_tokens} tokens"
+            )
+        if request.prompt_tokens + request.limit > cache.largest_tokens:
+            return (
+                f"prompt and output of {request.prompt_tokens} + {request.limit} tokens can never fit into the cache, "
+                f"which holds {cache.largest_tokens}"
+            )
+        return ""
+
+
+def token_run(request: Request, start: int, ids: tuple[int, ...]) -> TokenRun:
+    """A run of a request's output, with its end if it has one."""
+    return TokenRun(request.stream, request.attempt, start, ids, request.end or 0, request.detail, 0, request.queue_us)

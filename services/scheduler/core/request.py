@@ -1,0 +1,120 @@
+"""One stream as the scheduler sees it: what is known, what is planned, what it holds. It decides nothing."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from noria.proto.base import End, Stream
+from noria.proto.scheduling import Submission
+
+
+class State(IntEnum):
+    """Where a request is.
+
+    DRAINING: everything it may generate is planned; only results are awaited, its slot is free already.
+    FINISHED: its end was proposed; its ids are kept until `Ended`. GONE: forgotten, perhaps still in a step in flight.
+    """
+
+    WAITING = 1
+    PREFILLING = 2
+    DECODING = 3
+    DRAINING = 4
+    FINISHED = 5
+    GONE = 6
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A stream with its progress; positions count prompt and output tokens from 0.
+
+    seniority: orders requests by age, least first, and is never changed.
+    limit: output tokens after which it ends by length. planned: output tokens known or awaited from steps in flight.
+    length: positions computed or planned. filled: positions whose ids the executor was given when the slot was filled;
+    later ones it carries itself. room: positions that `tables` (one block table per group) can hold.
+    promised: blocks of the known tokens that admission counted on and that are not allocated yet.
+    in_flight: steps in flight with a slice of it, `last_step` the newest of them.
+    seen: output tokens the detokenizer has looked at. reset_mark: `planned` at the last reset, -1 before any.
+    failures: failed steps it was in since its last token. withdrawn_ns: when it was withdrawn while steps held it.
+    """
+
+    submission: Submission
+    stream: Stream
+    attempt: int
+    seniority: tuple[int, int]
+    received_ns: int
+    prompt_tokens: int
+    output: list[int]
+    end_ids: frozenset[int]
+    min_tokens: int
+    has_stop: bool
+    seen: int
+    state: State = State.WAITING
+    limit: int = 0
+    slot: int = -1
+    planned: int = 0
+    length: int = 0
+    filled: int = 0
+    room: int = 0
+    tables: tuple[list[int], ...] = ()
+    promised: int = 0
+    in_flight: int = 0
+    last_step: int = 0
+    reset_mark: int = -1
+    failures: int = 0
+    started_ns: int | None = None
+    decoding_shown: bool = False
+    end: End | None = None
+    detail: str = ""
+    withdrawn_ns: int | None = None
+    withdrawn_step: int = field(default=0)
+
+    @property
+    def known(self) -> int:
+        """How many ids are known: prompt and output."""
+        return self.prompt_tokens + len(self.output)
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds a slot or is drained, so that it must be computed again when the cache is lost."""
+        return self.state in (State.PREFILLING, State.DECODING, State.DRAINING)
+
+    @property
+    def immune(self) -> bool:
+        """Whether it has been reset and not made a token since."""
+        return self.reset_mark >= 0 and len(self.output) <= self.reset_mark
+
+    @property
+    def queue_us(self) -> int:
+        """Microseconds from receipt to its first step; 0 before."""
+        return 0 if self.started_ns is None else (self.started_ns - self.received_ns) // 1000
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it holds over all groups."""
+        return sum(map(len, self.tables))
+
+
+def make_request(submission: Submission, now_ns: int, number: int) -> Request:
+    """Begin a request from its submission, the `number`-th ever taken."""
+    output = list(submission.output_ids)
+    return Request(
+        submission=submission,
+        stream=submission.stream,
+        attempt=submission.attempt,
+        seniority=(now_ns - submission.seniority_ms * 1_000_000, number),
+        received_ns=now_ns,
+        prompt_tokens=len(submission.prompt_ids),
+        output=output,
+        end_ids=frozenset(submission.end_ids),
+        min_tokens=submission.sampling.min_tokens,
+        has_stop=submission.has_stop_strings,
+        seen=len(output),
+        planned=len(output),
+    )
+
+
+def natural_end(request: Request) -> End | None:
+    """The end that its output so far proposes: an end id once `min_tokens` are out, else its length."""
+    output = request.output
+    if output and output[-1] in request.end_ids and len(output) >= request.min_tokens:
+        return End.STOP
+    return End.LENGTH if len(output) >= request.limit else None

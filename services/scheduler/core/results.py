@@ -1,0 +1,151 @@
+"""What the executor says: steps done and failed, and who it is.
+
+A request that was in two failed steps without a token in between is ended with an error; so is one that, alone and with
+a single token, runs out of memory. All others are computed again in a new epoch. (Isolating by halves comes later.)
+"""
+
+from typing import Final, assert_never
+
+from noria.proto.execution import Failure, Geometry, Sampled, StepDone, StepFailed
+from noria.proto.output import TokenRun
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.credit import Credit
+from noria.services.scheduler.core.events import IllegalEventError, Stage
+from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.lane import Entry, Step
+from noria.services.scheduler.core.planner import Planner
+from noria.services.scheduler.core.request import Request, State, natural_end
+
+FAILURES_MAX: Final = 2
+_RECOVER_AFTER_STEPS: Final = 32
+
+
+class Results:
+    """Applies the executor's messages to a board."""
+
+    def __init__(self, board: Board, planner: Planner, intake: Intake, credit: Credit) -> None:
+        self._board = board
+        self._planner = planner
+        self._intake = intake
+        self._credit = credit
+        self._steps_since_failure = 0
+
+    def done(self, now_ns: int, body: StepDone) -> None:
+        """A step's tokens; results of an older epoch are ignored."""
+        if not self._of_this_epoch(body.epoch, body.number):
+            return
+        lane = self._board.lane
+        _check_sampled(lane.steps[0], body.sampled)
+        step = lane.finish()
+        counters = self._board.counters
+        counters.steps += 1
+        counters.tokens += step.tokens
+        self._credit.model.observe(step.tokens, step.cache_tokens, len(step.entries), body.compute_us)
+        self._recover()
+        self._collect(step, body.sampled, now_ns)
+        self._board.free(step.retired, now_ns)
+
+    def failed(self, now_ns: int, body: StepFailed) -> None:
+        """A step was not computed, nor any later one: everything is planned again in a new epoch, a little smaller."""
+        if not self._of_this_epoch(body.epoch, body.number):
+            return
+        step = self._board.reopen(now_ns)[0]
+        self._measure_all(now_ns)
+        self._board.counters.failed_steps += 1
+        self._steps_since_failure = 0
+        suspects = [entry.request for entry in step.entries if entry.request.state is State.WAITING]
+        match body.failure:
+            case Failure.MEMORY:
+                if step.tokens <= 1:
+                    self._condemn(suspects, now_ns, body.detail)
+                else:
+                    self._planner.token_limit = max(1, step.tokens // 2)
+            case Failure.INVALID | Failure.ERROR:
+                for request in suspects:
+                    request.failures += 1
+                self._condemn([each for each in suspects if each.failures >= FAILURES_MAX], now_ns, body.detail)
+            case _:
+                assert_never(body.failure)
+
+    def executor_joined(self, now_ns: int, geometry: Geometry) -> None:
+        """An executor is ready: open an epoch on its empty cache."""
+        capacity = (geometry.num_blocks - geometry.reserved_blocks) // max(1, len(geometry.groups))
+        limits = (geometry.page_size, geometry.max_slots, geometry.max_batch_tokens, geometry.max_model_tokens)
+        if not geometry.groups or capacity < 1 or min(limits) < 1 or geometry.reserved_blocks < 0:
+            raise IllegalEventError(f"an executor that can hold nothing: {geometry}")
+        self._begin(now_ns, geometry)
+
+    def executor_lost(self, now_ns: int) -> None:
+        """Nobody computes: whoever was active waits."""
+        self._begin(now_ns, None)
+
+    def _begin(self, now_ns: int, geometry: Geometry | None) -> None:
+        self._board.reopen(now_ns)
+        self._board.install(geometry)
+        self._planner.token_limit = self._planner.tokens_max
+        self._measure_all(now_ns)
+
+    def _measure_all(self, now_ns: int) -> None:
+        for request in self._board.waiting:
+            self._intake.measure(request, now_ns)
+
+    def _of_this_epoch(self, epoch: int, number: int) -> bool:
+        """Whether a result is the awaited one; False for an older epoch. Raises IllegalEventError for any other."""
+        lane = self._board.lane
+        if epoch < lane.epoch:
+            return False
+        if epoch > lane.epoch or not lane.steps or lane.steps[0].number != number:
+            awaited = lane.steps[0].number if lane.steps else "none"
+            raise IllegalEventError(f"step {number} of epoch {epoch}, awaited {awaited} of epoch {lane.epoch}")
+        return True
+
+    def _recover(self) -> None:
+        planner = self._planner
+        self._steps_since_failure += 1
+        if planner.token_limit < planner.tokens_max and self._steps_since_failure >= _RECOVER_AFTER_STEPS:
+            self._steps_since_failure = 0
+            planner.token_limit = min(planner.tokens_max, planner.token_limit * 2)
+
+    def _condemn(self, requests: list[Request], now_ns: int, detail: str) -> None:
+        for request in requests:
+            self._intake.fail(request, now_ns, f"the executor could not compute it: {detail}")
+
+    def _collect(self, step: Step, sampled: tuple[Sampled, ...], now_ns: int) -> None:
+        """Take a step's tokens; everything here is paid for every running request in every step."""
+        board, counters, news = self._board, self._board.counters, self._board.news
+        finished, gone, waiting = State.FINISHED, State.GONE, State.WAITING
+        results = iter(sampled)
+        for entry in step.entries:
+            request, output, tokens = entry
+            request.in_flight -= 1
+            state = request.state
+            ids = next(results).ids if output >= 0 else ()
+            if state is finished or state is gone:
+                counters.discarded_slices += 1
+                counters.wasted_tokens += tokens
+                continue
+            if not ids:
+                continue
+            request.output.append(ids[0])
+            request.failures = 0
+            counters.output_tokens += 1
+            if state is waiting:
+                board.waiting.learned()
+            if not request.decoding_shown:
+                request.decoding_shown = True
+                board.moved(request, Stage.DECODING, now_ns)
+            end = natural_end(request)
+            if end is not None:
+                board.finish(request, end, now_ns)
+            queue_us = request.queue_us
+            news.append(TokenRun(request.stream, request.attempt, output, ids, end or 0, "", 0, queue_us))
+
+
+def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
+    """A result names the sampling slices of its step in their order, one id each."""
+    expected: list[Entry] = [entry for entry in step.entries if entry.output >= 0]
+    if len(expected) != len(sampled):
+        raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")
+    for (request, output, _), (stream, attempt, start, ids) in zip(expected, sampled, strict=True):
+        if request.stream != stream or request.attempt != attempt or output != start or len(ids) != 1:
+            raise IllegalEventError(f"step {step.number} samples {request.stream} at {output}, its result {stream}")

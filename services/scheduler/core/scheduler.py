@@ -1,0 +1,86 @@
+"""The scheduler core: events in, replies and step plans out.
+
+Decides what each event means for the requests. It has no clock, randomness or log: the same events and planning times
+give the same plans. An illegal event raises IllegalEventError and changes nothing.
+"""
+
+from typing import assert_never
+
+from noria.proto.base import Ended
+from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
+from noria.proto.output import Progress, Resend
+from noria.proto.scheduling import Capacity, Submit, Withdraw
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.credit import Credit
+from noria.services.scheduler.core.events import AdmissionJoined, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.planner import Planner
+from noria.services.scheduler.core.policy import policy_named
+from noria.services.scheduler.core.results import Results
+from noria.services.scheduler.core.settings import Settings
+
+
+class Scheduler:
+    """One replica's scheduler. `board` is its whole state, for inspection.
+
+    Raises ValueError for an unknown policy.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.board = Board(settings, policy_named(settings.policy))
+        self._planner = Planner(self.board)
+        self._credit = Credit(self.board)
+        self._intake = Intake(self.board)
+        self._results = Results(self.board, self._planner, self._intake, self._credit)
+
+    def apply(self, event: Event) -> list[Reply]:
+        """Take one event; return what must be told, including what earlier plans had to tell.
+
+        Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
+        """
+        now_ns, body = event
+        match body:
+            case StepDone():
+                self._results.done(now_ns, body)
+            case Progress():
+                self._intake.progress(body)
+            case Submit():
+                self._credit.submitted += len(body.submissions)
+                self._intake.submit(now_ns, body)
+            case Withdraw():
+                self._intake.withdraw(now_ns, body)
+            case Ended():
+                self._intake.ended(now_ns, body)
+            case Resend():
+                self._intake.resend(body)
+            case Geometry():
+                self._results.executor_joined(now_ns, body)
+            case StepFailed():
+                self._results.failed(now_ns, body)
+            case ExecutorLost():
+                self._results.executor_lost(now_ns)
+            case AdmissionJoined():
+                self._credit.submitted = 0
+            case Copied() | Inventory():
+                pass  # copies and adoption are not planned yet, so nothing waits for these
+            case _:
+                assert_never(body)
+        replies = self.board.news
+        self.board.news = []
+        return replies
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        """Plan the next step, or None when none can or need be sent now; call again until None."""
+        started = len(self.board.waiting)
+        plan = self._planner.plan(now_ns)
+        if plan is not None:
+            self._credit.planned(now_ns, len(plan.fill), waiting_before=started)
+        return plan
+
+    def capacity(self) -> Capacity:
+        """What admission may count on."""
+        return self._credit.capacity()
+
+    def check(self) -> None:
+        """State the invariants; raises AssertionError when one does not hold."""
+        self.board.check()
