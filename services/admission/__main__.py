@@ -1,0 +1,46 @@
+"""`python -m noria.services.admission --config FILE`."""
+
+import zmq
+
+from noria.proto.base import Service
+from noria.services.admission.config import AdmissionConfig, admission_config
+from noria.services.admission.door import Door
+from noria.services.admission.service import AdmissionService
+from noria.services.admission.tokenizing import TokenizerPool
+from noria.shared import models
+from noria.shared.actor import Actor
+from noria.shared.chat_template import ChatTemplate
+from noria.shared.config import Config
+from noria.shared.endpoints import public_mailbox
+from noria.shared.errors import UserError
+from noria.shared.process import main, run
+from noria.shared.telemetry import Telemetry
+from noria.shared.tokenizer import Tokenizer
+
+
+def start(config: Config) -> int:
+    """Load the tokenizer and the chat template, then serve until SIGTERM."""
+    folder = models.resolve(config.model)
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer)
+    settings = admission_config(config, folder, has_chat_template=template.exists)
+    endpoint = public_mailbox(config.runtime, binding=True)
+
+    def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
+        door = _open(endpoint, actor.mailbox.incarnation, settings)
+        return AdmissionService(actor, telemetry, door, TokenizerPool(tokenizer, template, actor.wake), settings.rules)
+
+    return run(Service.ADMISSION, config, (Service.SCHEDULER, Service.DETOKENIZER), build)
+
+
+def _open(endpoint: str, incarnation: int, settings: AdmissionConfig) -> Door:
+    try:
+        return Door(endpoint, incarnation, settings.message_bytes_max)
+    except zmq.ZMQError as error:
+        raise UserError(
+            f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"
+        ) from error
+
+
+if __name__ == "__main__":
+    main(Service.ADMISSION, start)

@@ -1,0 +1,84 @@
+"""What is told of requests to people: log events and spans. Ids and counts, never prompts, outputs or credentials."""
+
+from typing import Final, assert_never
+
+from noria.proto.base import Service
+from noria.services.admission.core.events import AcceptedNote, AttachedNote, EndedNote, Note, RefusedNote
+from noria.services.admission.tokenizing import Result
+from noria.shared.instruments import ATTRIBUTE_INPUT_TOKENS, ATTRIBUTE_REQUEST, SPAN_ADMIT, SPAN_TOKENIZE
+from noria.shared.log import logger
+from noria.shared.telemetry import Span, Telemetry
+
+_ID_CHARACTERS_SHOWN: Final = 128
+
+
+class Chronicle:
+    """Writes the log; holds the span of each request between its receipt and the answer."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._log = logger(Service.ADMISSION.value)
+        self._spans: dict[tuple[str, str], Span] = {}
+
+    def received(self, client: str, request_id: str, traceparent: str) -> str:
+        """A `Generate` came: begin its span. Returns the trace context for everything that follows from it."""
+        key = (client, request_id[:_ID_CHARACTERS_SHOWN])
+        if not self._telemetry.enabled or key in self._spans:
+            return traceparent
+        span = self._spans[key] = self._telemetry.span(SPAN_ADMIT, traceparent)
+        return span.traceparent
+
+    def tokenized(self, result: Result) -> None:
+        """A job is done: record its span afterwards."""
+        if self._telemetry.enabled:
+            span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
+            span.end(
+                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)}, error=result.problem
+            )
+
+    def write(self, note: Note) -> None:
+        """Log what happened to a request, and end its span when it is answered."""
+        match note:
+            case AcceptedNote():
+                self._log.info(
+                    "request accepted",
+                    request=note.number,
+                    id=note.id,
+                    client=note.client,
+                    prompt_tokens=note.prompt_tokens,
+                    choices=note.choices,
+                )
+                attributes = {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens}
+                self._end_span(note.client, note.id).end(attributes)
+            case RefusedNote():
+                self._log.info(
+                    "request refused",
+                    id=note.id[:_ID_CHARACTERS_SHOWN],
+                    client=note.client,
+                    code=note.code.value,
+                    parameter=note.parameter,
+                )
+                self._end_span(note.client, note.id).end(error=note.code.value)
+            case AttachedNote():
+                self._log.info("request attached", request=note.number, id=note.id, client=note.client)
+                if not note.awaited:
+                    self._end_span(note.client, note.id).end({ATTRIBUTE_REQUEST: note.number})
+            case EndedNote():
+                self._log.info(
+                    "stream ended",
+                    request=note.number,
+                    choice=note.choice,
+                    id=note.id,
+                    end=note.end.label,
+                    prompt_tokens=note.prompt_tokens,
+                    output_tokens=note.output_tokens,
+                    total_ms=round(note.total_ns / 1e6, 1),
+                    detail=note.detail,
+                )
+                self._end_span(note.client, note.id).end(error=note.end.label)
+            case _:
+                assert_never(note)
+
+    def _end_span(self, client: str, request_id: str) -> Span:
+        # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.
+        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), Span(None, ""))

@@ -1,0 +1,354 @@
+"""Admission: takes requests in, keeps what they emit, tells clients and peers, and ends what must end.
+
+Events go in by `apply`; what others must do comes out once per turn by `take`, what clients are owed by `delivery`.
+The first terminal entry of a stream wins, wherever it comes from. Knows nothing of blocks, batches, sockets or clocks.
+"""
+
+import heapq
+from typing import Final, assert_never
+
+from noria.proto.base import End, Service, Stream
+from noria.proto.frontdoor import (
+    Acknowledge,
+    Attach,
+    Cancel,
+    Code,
+    Describe,
+    Description,
+    Generate,
+    Ping,
+    Pong,
+)
+from noria.proto.output import TextRun, Texts, Unknown
+from noria.proto.scheduling import Capacity, Reclaims
+from noria.services.admission.core import intake
+from noria.services.admission.core.books import Books
+from noria.services.admission.core.delivery import Client, Delivery
+from noria.services.admission.core.events import (
+    Arrival,
+    Draining,
+    Event,
+    Joined,
+    Lost,
+    News,
+    Tick,
+    Tokenized,
+    Turn,
+)
+from noria.services.admission.core.ledger import Choice, Key, Request, Stage
+from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
+from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.validation import Refusal
+
+_TIMERS_KEPT: Final = 1024
+
+
+class Admission:
+    """The pure core. `first_number` must be above every request number used before in the life of a journal."""
+
+    def __init__(self, rules: Rules, first_number: int) -> None:
+        self._rules = rules
+        self.books = Books.open(rules, first_number)
+        self._timers: list[tuple[int, int]] = []
+
+    @property
+    def delivery(self) -> Delivery:
+        """What clients are owed."""
+        return self.books.delivery
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.books.ledger.live or self.books.ledger.tokenizing)
+
+    def apply(self, event: Event) -> bool:
+        """Take one event; False when there are too many clients to take a message from another one."""
+        match event:
+            case Arrival():
+                return self._arrival(event)
+            case Tokenized():
+                intake.tokenized(self.books, event)
+            case News():
+                self._news(event)
+            case Joined():
+                self._joined(event.peer)
+            case Lost():
+                self._lost(event.peer)
+            case Draining():
+                self.books.drain_ns = event.until_ns
+            case Tick():
+                self._tick(event.now_ns)
+            case _:
+                assert_never(event)
+        return True
+
+    def take(self, now_ns: int) -> Turn:
+        """Everything the events since the last call have others do."""
+        books = self.books
+        turn = Turn(
+            books.scheduler.take(now_ns),
+            books.detokenizer.take(),
+            list(books.jobs.values()),
+            books.abandoned[:],
+            books.notes[:],
+        )
+        books.working.update(books.jobs)
+        books.jobs.clear()
+        books.abandoned.clear()
+        books.notes.clear()
+        return turn
+
+    def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
+        """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
+        pairs = {choice.stream: (request, choice) for request, choice in self.books.unfinished()}
+        for to_scheduler in reversed(scheduler):
+            self.books.scheduler.restore(to_scheduler, pairs)
+        for to_detokenizer in reversed(detokenizer):
+            self.books.detokenizer.restore(to_detokenizer, pairs)
+
+    def wanted_ns(self) -> int | None:
+        """When time alone will change something."""
+        books = self.books
+        heard_ns = books.delivery.oldest_heard_ns()
+        wanted = (
+            books.drain_ns if books.ledger.live else None,
+            self._timers[0][0] if self._timers else None,
+            books.ledger.retained[0][0] if books.ledger.retained else None,
+            next(iter(books.orphans.values()), None),
+            None if heard_ns is None else heard_ns + self._rules.client_timeout_ns,
+            books.delivery.retry_ns(),
+        )
+        return min((each for each in wanted if each is not None), default=None)
+
+    def snapshot(self) -> dict[str, object]:
+        """Counts for people and tests; the first four are zero when nothing is under way."""
+        books, ledger = self.books, self.books.ledger
+        capacity = books.credit.capacity
+        return {
+            "requests": len(ledger.live) + len(ledger.tokenizing),
+            "streams": ledger.streams,
+            "tokenizing": len(ledger.tokenizing),
+            "attachments": len(books.delivery.attachments),
+            "retained": len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing),
+            "orphans": len(books.orphans),
+            "clients": len(books.delivery.clients),
+            "answers_overflowed": books.delivery.overflowed,
+            "waiting_for": books.waiting_for(),
+            "totals": books.totals.as_counts(ledger.streams),
+            "rejected": {code.value: count for code, count in books.totals.rejected.items()},
+            "reclaims": {
+                "count": books.reclaims.count,
+                "blocks": books.reclaims.blocks,
+                "steps_max": books.reclaims.steps_max,
+                "steps": books.reclaims.steps,
+                "delay_us_max": books.reclaims.delay_us_max,
+                "delay_us_mean": books.reclaims.delay_us_sum / max(books.reclaims.count, 1),
+            },
+            "credit": {
+                "sent": books.credit.sent,
+                "submitted": capacity.submitted if capacity is not None else 0,
+                "largest_tokens": books.credit.largest_tokens,
+            },
+        }
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self.books.check()
+        due = {number for _, number in self._timers}
+        for number in (*self.books.ledger.live, *self.books.ledger.tokenizing):
+            request = self.books.ledger.requests[number]
+            assert request.deadline_ns is None or number in due
+
+    def _arrival(self, arrival: Arrival) -> bool:
+        client, left = self.delivery.hear(arrival.client, arrival.incarnation, arrival.now_ns)
+        for request in left:
+            if request.stage is not Stage.ENDED:
+                self.books.orphans[request.number] = arrival.now_ns + self._rules.client_timeout_ns
+        if client is None:
+            return False
+        match arrival.body:
+            case Generate() as body:
+                reserved = intake.generate(self.books, client, arrival, body)
+                if reserved is not None:
+                    self._set_timers(reserved)
+            case Attach() as body:
+                self._attach(client, body)
+            case Cancel() as body:
+                self._cancel(client, body, arrival.now_ns)
+            case Acknowledge() as body:
+                self._acknowledge(client, body)
+            case Describe():
+                self.delivery.answer(client, self._description())
+            case Ping():
+                self.delivery.answer(client, Pong())
+            case _:
+                assert_never(arrival.body)
+        return True
+
+    def _attach(self, client: Client, body: Attach) -> None:
+        request = self.books.ledger.keys.get(Key(intake.TENANT, body.id))
+        if request is None:
+            reason = "there is no such request: it was never accepted, or it ended and was forgotten; send it again"
+            shown = body.id[: self._rules.request_id_characters_max]
+            self.books.refuse(client, client.id, shown, Refusal(Code.NOT_FOUND, reason, "id"))
+            return
+        intake.attach(self.books, client, request, body.have)
+
+    def _cancel(self, client: Client, body: Cancel, now_ns: int) -> None:
+        request = self.books.ledger.keys.get(Key(intake.TENANT, body.id))
+        if request is None or not self._owns(client, request):
+            return
+        if body.index is None or (request.stage is Stage.TOKENIZING and request.n == 1 and body.index == 0):
+            self.books.cancel(request, now_ns, "cancelled by the client")
+        elif 0 <= body.index < len(request.choices) and request.choices[body.index].end is None:
+            choice = request.choices[body.index]
+            self.books.end(request, choice, End.CANCELLED, now_ns, detail="cancelled by the client")
+
+    def _acknowledge(self, client: Client, body: Acknowledge) -> None:
+        for name in body.ids:
+            request = self.books.ledger.keys.get(Key(intake.TENANT, name))
+            if request is not None and request.stage is Stage.ENDED and self._owns(client, request):
+                self.books.forget(request)
+
+    def _owns(self, client: Client, request: Request) -> bool:
+        # An older connection that closes must not end what a newer one has taken over.
+        attachment = self.delivery.attachments.get(request.number)
+        return attachment is None or attachment.client is client
+
+    def _description(self) -> Description:
+        rules = self._rules
+        return Description(
+            rules.models, rules.context_tokens, self.books.waiting_for(), rules.started_unix_s, rules.has_chat_template
+        )
+
+    def _news(self, news: News) -> None:
+        match news.body:
+            case Capacity() as capacity:
+                self.books.credit.publish(capacity)
+            case Reclaims() as reclaims:
+                self.books.reclaims.add(reclaims)
+            case Texts() as texts:
+                for run in texts.runs:
+                    self._text(run, news.now_ns)
+            case Unknown() as unknown:
+                for stream in unknown.streams:
+                    self._unknown(stream)
+            case _:
+                assert_never(news.body)
+
+    def _text(self, run: TextRun, now_ns: int) -> None:
+        found = self.books.ledger.choice(run.stream)
+        if found is None or run.attempt < found[1].attempt:
+            return
+        request, choice = found
+        if run.start > len(choice.ids):
+            self.books.detokenizer.resend(choice)
+            return
+        if run.characters > choice.text.length:
+            # Ids without a hole but text with one: only opening the stream again says how much text is here.
+            self.books.detokenizer.open(request, choice)
+            return
+        if run.attempt > choice.attempt:
+            self.books.ledger.truncate(choice, run.attempt, run.start, run.characters)
+            self.delivery.truncate(request, choice)
+        self._emit(request, choice, run, now_ns)
+
+    def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
+        ids = run.ids[len(choice.ids) - run.start :]
+        text = run.text[choice.text.length - run.characters :]
+        self.books.ledger.emit(choice, ids, text, now_ns)
+        choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
+        choice.queue_us = max(choice.queue_us, run.queue_us)
+        if run.end:
+            end = End(run.end)
+            self.books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
+        else:
+            self.delivery.touch(request, choice)
+
+    def _unknown(self, stream: Stream) -> None:
+        found = self.books.ledger.choice(stream)
+        if found is not None:
+            self.books.detokenizer.open(*found)
+        elif self.books.scheduler.joined:
+            # The scheduler runs what nobody wants: it missed the end.
+            self.books.scheduler.ended[stream] = None
+
+    def _joined(self, peer: Service) -> None:
+        if peer is Service.SCHEDULER:
+            self.books.scheduler.join(self.books.unfinished())
+        elif peer is Service.DETOKENIZER:
+            self.books.detokenizer.join(self.books.unfinished())
+
+    def _lost(self, peer: Service) -> None:
+        if peer is Service.SCHEDULER:
+            self.books.scheduler.leave()
+        elif peer is Service.DETOKENIZER:
+            self.books.detokenizer.leave()
+
+    def _tick(self, now_ns: int) -> None:
+        self._expire(now_ns)
+        for client in self.delivery.silent(now_ns):
+            for request in self.delivery.remove(client):
+                self._desert(request, now_ns, "the client fell silent")
+        while self.books.orphans:
+            number, until_ns = next(iter(self.books.orphans.items()))
+            if until_ns > now_ns:
+                break
+            self._desert(self.books.ledger.requests[number], now_ns, "the client did not come back")
+        if self.books.drain_ns is not None and now_ns >= self.books.drain_ns:
+            for request in list(self.books.ledger.live.values()):
+                self.books.end_all(request, End.SHED, now_ns, "the server is shutting down; try again")
+        self._forget_retained(now_ns)
+
+    def _desert(self, request: Request, now_ns: int, detail: str) -> None:
+        """Nobody wants a request any more."""
+        if request.stage is Stage.TOKENIZING:
+            self.books.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
+        else:
+            self.books.cancel(request, now_ns, detail)
+
+    def _set_timers(self, request: Request) -> None:
+        for deadline_ns in (request.deadline_first_ns, request.deadline_ns):
+            if deadline_ns is not None:
+                heapq.heappush(self._timers, (deadline_ns, request.number))
+        ledger = self.books.ledger
+        if len(self._timers) > 4 * (len(ledger.live) + len(ledger.tokenizing)) + _TIMERS_KEPT:
+            # Timers of finished requests would otherwise stay until they are due, for days if a client says so.
+            self._timers = [each for each in self._timers if each[1] in ledger.live or each[1] in ledger.tokenizing]
+            heapq.heapify(self._timers)
+
+    def _expire(self, now_ns: int) -> None:
+        ledger = self.books.ledger
+        while self._timers and self._timers[0][0] <= now_ns:
+            _, number = heapq.heappop(self._timers)
+            if number in ledger.tokenizing:
+                reason = "the time to live was over before the prompt was tokenized; try again with more"
+                self.books.refuse_reserved(ledger.requests[number], Refusal(Code.DEADLINE, reason))
+            elif number in ledger.live:
+                self._expire_live(ledger.live[number], now_ns)
+
+    def _expire_live(self, request: Request, now_ns: int) -> None:
+        whole = request.deadline_ns is not None and request.deadline_ns <= now_ns
+        first = request.deadline_first_ns is not None and request.deadline_first_ns <= now_ns
+        for choice in request.choices:
+            if choice.end is not None:
+                continue
+            if whole:
+                self.books.end(request, choice, End.DEADLINE, now_ns, detail="not finished within ttl_ms")
+            elif first and choice.first_token_ns is None:
+                self.books.end(request, choice, End.DEADLINE, now_ns, detail="no token within ttl_first_ms")
+
+    def _forget_retained(self, now_ns: int) -> None:
+        ledger, retained = self.books.ledger, self.books.ledger.retained
+        for _ in range(len(retained)):
+            if retained[0][0] > now_ns and len(retained) <= 2 * self._rules.requests_max:
+                return
+            _, number = retained.popleft()
+            request = ledger.requests.get(number)
+            if request is None:
+                continue
+            if number in self.delivery.attachments:
+                # A slow reader is still owed the rest; it counts among `requests_max` until it has it or is gone.
+                retained.append((now_ns + self._rules.retention_ns, number))
+            else:
+                self.books.forget(request)

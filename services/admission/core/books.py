@@ -1,0 +1,190 @@
+"""Everything admission keeps, and the few acts that touch several parts of it at once: refuse, end, forget.
+
+An end is entered in the ledger first; the scheduler, the detokenizer and the client hear of it in the same turn.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from noria.proto.base import End, Service, Stream
+from noria.proto.frontdoor import Rejected
+from noria.services.admission.core.credit import Credit
+from noria.services.admission.core.delivery import Client, Delivery
+from noria.services.admission.core.events import EndedNote, Job, Note, RefusedNote
+from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
+from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
+from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.statistics import ReclaimStatistics, Totals
+from noria.services.admission.core.validation import Refusal
+
+
+@dataclass(slots=True, eq=False)
+class Books:
+    """All state of admission.
+
+    orphans: unfinished requests whose client began a new life, and until when it may come back for them.
+    jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
+    tokenizing_characters: text that waits for the tokenizer. drain_ns: until when a draining process finishes.
+    """
+
+    rules: Rules
+    ledger: Ledger
+    delivery: Delivery
+    credit: Credit
+    scheduler: SchedulerPost
+    detokenizer: DetokenizerPost
+    totals: Totals = field(default_factory=Totals)
+    reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
+    orphans: dict[int, int] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    working: set[int] = field(default_factory=set)
+    abandoned: list[int] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    tokenizing_characters: int = 0
+    drain_ns: int | None = None
+
+    @classmethod
+    def open(cls, rules: Rules, first_number: int) -> "Books":
+        """Empty books; requests are numbered from `first_number`."""
+        credit = Credit()
+        return cls(
+            rules,
+            Ledger(first_number),
+            Delivery(rules),
+            credit,
+            SchedulerPost(rules, credit),
+            DetokenizerPost(rules),
+        )
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """The services without which nothing can be accepted."""
+        waiting = []
+        if not self.scheduler.joined:
+            waiting.append(Service.SCHEDULER.value)
+        elif not self.credit.ready:
+            waiting.append(Service.EXECUTOR.value)
+        if not self.detokenizer.joined:
+            waiting.append(Service.DETOKENIZER.value)
+        return tuple(waiting)
+
+    def held(self) -> int:
+        """Requests that somebody is still owed something of."""
+        return len(self.delivery.attachments) + len(self.orphans)
+
+    def refuse(self, client: Client | None, origin: str, request_id: str, refusal: Refusal) -> None:
+        """Answer that a request is not accepted; `origin` is who sent it first."""
+        self.totals.refuse(refusal)
+        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter))
+        if client is not None:
+            rejected = Rejected(request_id, refusal.code, refusal.reason, refusal.parameter, refusal.retry_after_ms)
+            self.delivery.answer(client, rejected)
+
+    def leave_tokenizing(self, request: Request) -> None:
+        """Give back what a request under tokenization holds, whatever becomes of it."""
+        assert request.stage is Stage.TOKENIZING
+        self.credit.reserved -= request.n
+        self.tokenizing_characters -= request.characters
+        if self.jobs.pop(request.number, None) is None and request.number in self.working:
+            self.working.discard(request.number)
+            self.abandoned.append(request.number)
+
+    def refuse_reserved(self, request: Request, refusal: Refusal) -> None:
+        """Refuse a request whose key was taken, and give the key back."""
+        attachment = self.delivery.attachments.get(request.number)
+        self.leave_tokenizing(request)
+        self.forget(request)
+        self.refuse(attachment.client if attachment is not None else None, request.client, request.key.id, refusal)
+
+    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
+        """Enter a request in the ledger as accepted."""
+        self.leave_tokenizing(request)
+        self.ledger.accept(request, prompt, choices, now_ns)
+        self.totals.accepted += len(choices)
+        self.totals.prompt_tokens += len(prompt)
+        self.delivery.accepted(request)
+
+    def end(
+        self,
+        request: Request,
+        choice: Choice,
+        end: End,
+        now_ns: int,
+        *,
+        proposed: bool = False,
+        matched: str = "",
+        detail: str = "",
+    ) -> None:
+        """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
+        self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
+        self.totals.end(end, len(choice.ids))
+        self.scheduler.end(request, choice.stream, None if proposed else end)
+        self.detokenizer.end(choice.stream)
+        self.delivery.touch(request, choice)
+        self.notes.append(
+            EndedNote(
+                request.client,
+                request.key.id,
+                request.number,
+                choice.stream.choice,
+                end,
+                request.prompt_tokens,
+                len(choice.ids),
+                now_ns - request.accepted_ns,
+                detail,
+            )
+        )
+        if request.unfinished == 0:
+            self.orphans.pop(request.number, None)
+            self.ledger.retain(request, now_ns + self.rules.retention_ns)
+
+    def end_all(self, request: Request, end: End, now_ns: int, detail: str) -> None:
+        """End every unfinished stream of a live request from above."""
+        for choice in request.choices:
+            if choice.end is None:
+                self.end(request, choice, end, now_ns, detail=detail)
+
+    def cancel(self, request: Request, now_ns: int, detail: str) -> None:
+        """Cancel a request wherever it stands.
+
+        One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
+        """
+        match request.stage:
+            case Stage.TOKENIZING:
+                choices = [Choice(Stream(request.number, index), request.sampling) for index in range(request.n)]
+                self.accept(request, (), choices, now_ns)
+                self.end_all(request, End.CANCELLED, now_ns, detail)
+            case Stage.LIVE:
+                self.end_all(request, End.CANCELLED, now_ns, detail)
+            case Stage.ENDED:
+                pass
+
+    def forget(self, request: Request) -> None:
+        """Nothing is owed to anyone: the request leaves the books."""
+        self.delivery.detach(request)
+        self.orphans.pop(request.number, None)
+        self.ledger.forget(request)
+
+    def unfinished(self) -> Iterator[Pair]:
+        """Every stream that has not ended, oldest first."""
+        return self.ledger.unfinished()
+
+    def check(self) -> None:
+        """Assert the invariants of all parts, and those between them."""
+        self.ledger.check()
+        self.delivery.check()
+        self.credit.check()
+        assert self.totals.accepted == sum(self.totals.ended.values()) + self.ledger.streams
+        tokenizing = self.ledger.tokenizing
+        assert self.credit.reserved == sum(each.n for each in tokenizing.values())
+        assert self.tokenizing_characters == sum(each.characters for each in tokenizing.values())
+        assert self.jobs.keys() | self.working == {each.number for each in tokenizing.values()}
+        assert not self.jobs.keys() & self.working
+        for number in (*self.ledger.live, *tokenizing):
+            assert (number in self.delivery.attachments) is not (number in self.orphans)
+        assert self.orphans.keys() <= self.ledger.live.keys() | tokenizing.keys()
+        assert self.credit.queued == len(self.scheduler.submissions)
+        for stream in (*self.scheduler.submissions, *self.detokenizer.openings, *self.detokenizer.gaps):
+            assert self.ledger.choice(stream) is not None
+        for stream in (*self.scheduler.ended, *self.scheduler.withdrawals, *self.detokenizer.ended):
+            assert self.ledger.choice(stream) is None
+        assert self.scheduler.withdrawals.keys() <= self.scheduler.ended.keys()

@@ -1,0 +1,330 @@
+"""Who is told what: clients, their attachments to requests, and how far each has been sent the ledger's news.
+
+Nothing is copied for a client that does not read: a cursor per stream says what it has been sent, and everything after
+it goes into one delta when its socket takes messages again. Refusals, which no ledger holds, wait in a bounded queue.
+The newest attachment to a request owns its streams.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from noria.proto.base import Stream
+from noria.proto.frontdoor import Accepted, Delta, Description, Finished, Have, Pong, Rejected, Timings, Updates
+from noria.services.admission.core.ledger import Choice, Request, Stage
+from noria.services.admission.core.rules import Rules
+
+Answer = Rejected | Description | Pong
+ToClient = Accepted | Rejected | Description | Pong | Updates
+_RETRY_NS_MIN: Final = 5_000_000
+_RETRY_NS_MAX: Final = 160_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """What a client has been sent of one choice."""
+
+    attempt: int = 0
+    ids: int = 0
+    characters: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """A client's hold on a request until the end of every choice has been sent. No cursors before acceptance."""
+
+    request: Request
+    client: "Client"
+    cursors: list[Cursor] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one."""
+
+    id: str
+    incarnation: int
+    heard_ns: int
+    sequence: int = 0
+    answers: deque[Answer] = field(default_factory=deque)
+    unannounced: dict[int, Attachment] = field(default_factory=dict)
+    news: dict[Stream, Attachment] = field(default_factory=dict)
+    attachments: dict[int, Attachment] = field(default_factory=dict)
+    retry_ns: int = 0
+    backoff_ns: int = _RETRY_NS_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One choice's part in a parcel, as the cursor will stand once it has been sent."""
+
+    attachment: Attachment
+    choice: Choice
+    cursor: Cursor
+    attempt: int
+    ids: int
+    characters: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The next message for a client. Nothing changes until `Delivery.sent` says that it has gone."""
+
+    client: Client
+    body: ToClient
+    announced: Attachment | None = None
+    moves: tuple[Sent, ...] = ()
+
+
+class Delivery:
+    """All clients, least recently heard first, and all attachments by request number."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.clients: dict[str, Client] = {}
+        self.attachments: dict[int, Attachment] = {}
+        self.overflowed = 0
+        self._due: dict[str, Client] = {}
+
+    def hear(self, name: str, incarnation: int, now_ns: int) -> tuple[Client | None, list[Request]]:
+        """Note a sign of life; None when there are too many clients.
+
+        Also returns the requests left behind when this is a new life under an old name.
+        """
+        client = self.clients.pop(name, None)
+        left: list[Request] = []
+        if client is not None and client.incarnation != incarnation:
+            left = self.remove(client)
+            client = None
+        if client is None:
+            if len(self.clients) >= self._rules.clients_max:
+                return None, left
+            client = Client(name, incarnation, now_ns)
+        client.heard_ns = now_ns
+        self.clients[name] = client
+        return client, left
+
+    def remove(self, client: Client) -> list[Request]:
+        """A client is gone; returns the requests that it was attached to."""
+        self.clients.pop(client.id, None)
+        self._due.pop(client.id, None)
+        left = [attachment.request for attachment in client.attachments.values()]
+        for request in left:
+            self.detach(request)
+        return left
+
+    def silent(self, now_ns: int) -> Iterator[Client]:
+        """Clients not heard of for the timeout, longest first."""
+        for client in list(self.clients.values()):
+            if now_ns - client.heard_ns < self._rules.client_timeout_ns:
+                return
+            yield client
+
+    def oldest_heard_ns(self) -> int | None:
+        """When the most silent client was last heard."""
+        return next(iter(self.clients.values())).heard_ns if self.clients else None
+
+    def answer(self, client: Client, answer: Answer) -> None:
+        """Queue something that is not about a request in the ledger; repeated answers to questions are merged."""
+        if not isinstance(answer, Rejected) and any(type(each) is type(answer) for each in client.answers):
+            return
+        if len(client.answers) >= self._rules.answers_max:
+            self.overflowed += 1
+            return
+        client.answers.append(answer)
+        self._due[client.id] = client
+
+    def attach(self, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
+        """Make a client the owner of a request's streams; it is announced again and sent what it lacks."""
+        self.detach(request)
+        attachment = Attachment(request, client)
+        self.attachments[request.number] = client.attachments[request.number] = attachment
+        if request.stage is not Stage.TOKENIZING:
+            self._aim(attachment, have)
+
+    def accepted(self, request: Request) -> None:
+        """A request left tokenization; whoever is attached is told."""
+        attachment = self.attachments.get(request.number)
+        if attachment is not None:
+            self._aim(attachment, ())
+
+    def detach(self, request: Request) -> None:
+        """End the attachment of a request, if it has one."""
+        attachment = self.attachments.pop(request.number, None)
+        if attachment is None:
+            return
+        client = attachment.client
+        del client.attachments[request.number]
+        client.unannounced.pop(request.number, None)
+        for choice in request.choices:
+            client.news.pop(choice.stream, None)
+
+    def touch(self, request: Request, choice: Choice) -> None:
+        """A stream has news."""
+        attachment = self.attachments.get(request.number)
+        if attachment is not None:
+            attachment.client.news[choice.stream] = attachment
+            self._due[attachment.client.id] = attachment.client
+
+    def truncate(self, request: Request, choice: Choice) -> None:
+        """A stream went back to an earlier position: nobody has been sent more than it now holds."""
+        attachment = self.attachments.get(request.number)
+        if attachment is not None:
+            cursor = attachment.cursors[choice.stream.choice]
+            cursor.ids = min(cursor.ids, len(choice.ids))
+            cursor.characters = min(cursor.characters, choice.text.length)
+
+    def due(self, now_ns: int) -> list[Client]:
+        """Clients with something to send whose sockets are worth trying."""
+        return [client for client in self._due.values() if client.retry_ns <= now_ns]
+
+    def retry_ns(self) -> int | None:
+        """When the next socket is worth trying again."""
+        return min((client.retry_ns for client in self._due.values()), default=None)
+
+    def next(self, client: Client) -> Parcel | None:
+        """The next message for a client, or None when it has been sent everything."""
+        if client.answers:
+            return Parcel(client, client.answers[0])
+        for attachment in client.unannounced.values():
+            return Parcel(client, _accepted(attachment.request), announced=attachment)
+        while client.news:
+            parcel = self._updates(client)
+            if parcel.body != Updates():
+                return parcel
+            for move in parcel.moves:
+                self._move(client, move)
+        self._due.pop(client.id, None)
+        return None
+
+    def sent(self, parcel: Parcel) -> None:
+        """A parcel has gone: move the cursors."""
+        client = parcel.client
+        client.sequence += 1
+        client.retry_ns, client.backoff_ns = 0, _RETRY_NS_MIN
+        match parcel.body:
+            case Accepted():
+                assert parcel.announced is not None
+                del client.unannounced[parcel.announced.request.number]
+            case Updates():
+                for move in parcel.moves:
+                    self._move(client, move)
+            case _:
+                client.answers.popleft()
+
+    def blocked(self, client: Client, now_ns: int) -> None:
+        """The socket did not take a parcel; try again later, each time a little later."""
+        client.retry_ns = now_ns + client.backoff_ns
+        client.backoff_ns = min(client.backoff_ns * 2, _RETRY_NS_MAX)
+
+    def check(self) -> None:
+        """Assert that attachments and clients agree, and that no cursor is ahead of the ledger."""
+        for number, attachment in self.attachments.items():
+            assert attachment.request.number == number
+            assert attachment.client.attachments[number] is attachment
+            assert self.clients[attachment.client.id] is attachment.client
+            assert len(attachment.cursors) == len(attachment.request.choices)
+            for cursor, choice in zip(attachment.cursors, attachment.request.choices, strict=True):
+                assert 0 <= cursor.ids <= len(choice.ids) and 0 <= cursor.characters <= choice.text.length
+                lacking = cursor.ids < len(choice.ids) or (choice.end is not None and not cursor.ended)
+                assert not lacking or choice.stream in attachment.client.news
+        assert sum(len(client.attachments) for client in self.clients.values()) == len(self.attachments)
+        heard = [client.heard_ns for client in self.clients.values()]
+        assert heard == sorted(heard)
+        for client in self.clients.values():
+            assert len(client.answers) <= self._rules.answers_max
+            owed = bool(client.answers or client.unannounced or client.news)
+            assert not owed or client.id in self._due
+            assert client.unannounced.keys() <= client.attachments.keys()
+            assert all(self.attachments[stream.request] is each for stream, each in client.news.items())
+
+    def _aim(self, attachment: Attachment, have: tuple[Have, ...]) -> None:
+        request, client = attachment.request, attachment.client
+        attachment.cursors = [Cursor() for _ in request.choices]
+        for each in have:
+            if not 0 <= each.index < len(request.choices):
+                continue
+            choice, cursor = request.choices[each.index], attachment.cursors[each.index]
+            if each.attempt == choice.attempt:
+                cursor.attempt = each.attempt
+                cursor.ids = min(max(each.ids, 0), len(choice.ids))
+                cursor.characters = min(max(each.characters, 0), choice.text.length)
+        client.unannounced[request.number] = attachment
+        for choice in request.choices:
+            client.news[choice.stream] = attachment
+        self._due[client.id] = client
+
+    def _updates(self, client: Client) -> Parcel:
+        deltas: list[Delta] = []
+        finished: list[Finished] = []
+        moves: list[Sent] = []
+        tokens = 0
+        for stream, attachment in client.news.items():
+            request = attachment.request
+            choice = request.choices[stream.choice]
+            cursor = attachment.cursors[stream.choice]
+            delta = _delta(request, choice, cursor, self._rules.update_tokens_max)
+            if delta is not None:
+                deltas.append(delta)
+                tokens += len(delta.ids)
+            ids = cursor.ids if delta is None else delta.start + len(delta.ids)
+            characters = cursor.characters if delta is None else delta.characters + len(delta.text)
+            whole = ids == len(choice.ids)
+            if choice.end is not None and whole:
+                finished.append(_finished(request, choice))
+            moves.append(
+                Sent(attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole)
+            )
+            if tokens >= self._rules.update_tokens_max:
+                break
+        return Parcel(client, Updates(tuple(deltas), tuple(finished)), moves=tuple(moves))
+
+    def _move(self, client: Client, move: Sent) -> None:
+        cursor, choice = move.cursor, move.choice
+        cursor.attempt, cursor.ids, cursor.characters, cursor.ended = (
+            move.attempt,
+            move.ids,
+            move.characters,
+            move.ended,
+        )
+        if move.ids == len(choice.ids):
+            del client.news[choice.stream]
+        if move.ended and all(each.ended for each in move.attachment.cursors):
+            self.detach(move.attachment.request)
+
+
+def _delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
+    """What a cursor lacks. Text goes with the last of the ids, so that a client never has text without its tokens."""
+    ids = choice.ids[cursor.ids : cursor.ids + ids_max]
+    whole = cursor.ids + len(ids) == len(choice.ids)
+    text = choice.text.since(cursor.characters) if whole else ""
+    if not ids and not text and cursor.attempt == choice.attempt:
+        return None
+    return Delta(request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text)
+
+
+def _accepted(request: Request) -> Accepted:
+    return Accepted(request.key.id, request.number, request.prompt_tokens, request.model, request.seed)
+
+
+def _finished(request: Request, choice: Choice) -> Finished:
+    assert choice.end is not None
+    first_ns = choice.first_token_ns
+    return Finished(
+        id=request.key.id,
+        index=choice.stream.choice,
+        end=choice.end,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=len(choice.ids),
+        matched=choice.matched,
+        detail=choice.detail,
+        timings=Timings(
+            queue_ms=choice.queue_us / 1e3,
+            first_token_ms=0.0 if first_ns is None else (first_ns - request.accepted_ns) / 1e6,
+            total_ms=(choice.ended_ns - request.accepted_ns) / 1e6,
+        ),
+        cached_tokens=choice.cached_tokens,
+    )

@@ -1,0 +1,233 @@
+"""The ledger: every request admission answers for, what each of its choices has emitted, and how it ended.
+
+State changes only by facts, each recorded once and in order: reserved, accepted, emitted, truncated, ended, forgotten.
+A journal can be written from them and read back through them. The ledger knows nothing of clients, sockets or load.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from noria.proto.base import End, Sampling, Stream
+
+
+class Key(NamedTuple):
+    """A request as its sender names it."""
+
+    tenant: str
+    id: str
+
+
+class Stage(Enum):
+    """Where a request stands: its prompt is being tokenized, its streams run, or all of them have ended."""
+
+    TOKENIZING = auto()
+    LIVE = auto()
+    ENDED = auto()
+
+
+class Text:
+    """A growing text that is read near its end.
+
+    Appending to one string copies all of it each time (a 40 kB answer: 160 MB), so new pieces are kept apart and merged
+    now and then.
+    """
+
+    __slots__ = ("_head", "_tail", "length")
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._tail: list[str] = []
+        self.length = 0
+
+    def append(self, piece: str) -> None:
+        """Add to the end."""
+        if piece:
+            self._tail.append(piece)
+            self.length += len(piece)
+            if len(self._tail) >= 256:
+                self._merge()
+
+    def since(self, characters: int) -> str:
+        """Everything from a character position on."""
+        missing = self.length - characters
+        if missing <= 0:
+            return ""
+        if self._tail and missing <= len(self._tail[-1]):
+            return self._tail[-1][-missing:]
+        self._merge()
+        return self._head[characters:]
+
+    def truncate(self, characters: int) -> None:
+        """Keep only so many characters."""
+        self._merge()
+        self._head = self._head[:characters]
+        self.length = len(self._head)
+
+    def _merge(self) -> None:
+        self._head += "".join(self._tail)
+        self._tail.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One stream: what it samples by, what it has emitted, how it ended. Times are monotonic nanoseconds."""
+
+    stream: Stream
+    sampling: Sampling
+    attempt: int = 0
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    text: Text = field(default_factory=Text)
+    end: End | None = None
+    matched: str = ""
+    detail: str = ""
+    cached_tokens: int = 0
+    queue_us: int = 0
+    first_token_ns: int | None = None
+    ended_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. `number` names it inside the stack; `client` is who sent it first.
+
+    The prompt's text is not kept, and its ids only until the last choice has ended. deadline_first_ns and deadline_ns
+    are admission's own clock for the time to the first token and to the end.
+    """
+
+    number: int
+    key: Key
+    client: str
+    digest: bytes
+    model: str
+    sampling: Sampling
+    n: int
+    seed: int
+    traceparent: str
+    traffic_class: str
+    received_ns: int
+    deadline_first_ns: int | None = None
+    deadline_ns: int | None = None
+    characters: int = 0
+    stage: Stage = Stage.TOKENIZING
+    accepted_ns: int = 0
+    prompt: "array[int]" = field(default_factory=lambda: array("i"))
+    prompt_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
+    choices: list[Choice] = field(default_factory=list)
+    unfinished: int = 0
+
+
+class Ledger:
+    """All requests by number and by key. `retained` are ended ones that nobody has acknowledged, oldest first."""
+
+    def __init__(self, first_number: int) -> None:
+        self.requests: dict[int, Request] = {}
+        self.keys: dict[Key, Request] = {}
+        self.tokenizing: dict[int, Request] = {}
+        self.live: dict[int, Request] = {}
+        self.retained: deque[tuple[int, int]] = deque()
+        self.streams = 0
+        self._next = first_number
+
+    def draw_number(self) -> int:
+        """The next request number; never the same twice in the life of a journal."""
+        self._next += 1
+        return self._next - 1
+
+    def reserve(self, request: Request) -> None:
+        """A request was received; its key is taken."""
+        assert request.key not in self.keys and request.stage is Stage.TOKENIZING
+        self.requests[request.number] = self.keys[request.key] = self.tokenizing[request.number] = request
+
+    def accept(self, request: Request, prompt: Sequence[int], choices: list[Choice], now_ns: int) -> None:
+        """A request was accepted: from here on it is not lost."""
+        assert request.stage is Stage.TOKENIZING
+        del self.tokenizing[request.number]
+        request.stage = Stage.LIVE
+        request.prompt = array("i", prompt)
+        request.prompt_tokens = len(prompt)
+        request.choices = choices
+        request.accepted_ns = now_ns
+        request.unfinished = len(choices)
+        self.live[request.number] = request
+        self.streams += len(choices)
+
+    def emit(self, choice: Choice, ids: Sequence[int], text: str, now_ns: int) -> None:
+        """A stream produced ids and text beyond what it had."""
+        assert choice.end is None
+        if ids and choice.first_token_ns is None:
+            choice.first_token_ns = now_ns
+        choice.ids.extend(ids)
+        choice.text.append(text)
+
+    def truncate(self, choice: Choice, attempt: int, ids: int, characters: int) -> None:
+        """A new attempt of a stream begins; it keeps so many ids and characters."""
+        assert choice.end is None and attempt > choice.attempt
+        choice.attempt = attempt
+        del choice.ids[ids:]
+        choice.text.truncate(characters)
+
+    def end(
+        self, request: Request, choice: Choice, end: End, now_ns: int, *, matched: str = "", detail: str = ""
+    ) -> None:
+        """A stream ended. The first end stands: a second is an error of the caller."""
+        assert choice.end is None and request.stage is Stage.LIVE
+        choice.end, choice.matched, choice.detail, choice.ended_ns = end, matched, detail, now_ns
+        request.unfinished -= 1
+        self.streams -= 1
+        if request.unfinished == 0:
+            request.stage = Stage.ENDED
+            request.prompt = array("i")
+            del self.live[request.number]
+
+    def retain(self, request: Request, until_ns: int) -> None:
+        """Keep an ended request so that a client can still come back for it."""
+        assert request.stage is Stage.ENDED
+        self.retained.append((until_ns, request.number))
+
+    def forget(self, request: Request) -> None:
+        """Nothing is owed to anyone any more."""
+        assert request.stage is not Stage.LIVE
+        del self.requests[request.number], self.keys[request.key]
+        self.tokenizing.pop(request.number, None)
+
+    def choice(self, stream: Stream) -> tuple[Request, Choice] | None:
+        """A stream that has not ended, with its request."""
+        request = self.live.get(stream.request)
+        if request is None or not 0 <= stream.choice < len(request.choices):
+            return None
+        choice = request.choices[stream.choice]
+        return (request, choice) if choice.end is None else None
+
+    def unfinished(self) -> Iterator[tuple[Request, Choice]]:
+        """Every stream that has not ended, oldest request first."""
+        for request in self.live.values():
+            for choice in request.choices:
+                if choice.end is None:
+                    yield request, choice
+
+    def check(self) -> None:
+        """Assert that the indexes agree with one another."""
+        assert len(self.keys) == len(self.requests)
+        open_streams = 0
+        for number, request in self.requests.items():
+            assert request.number == number and self.keys[request.key] is request and number < self._next
+            unfinished = sum(choice.end is None for choice in request.choices)
+            open_streams += unfinished
+            assert (number in self.tokenizing) is (request.stage is Stage.TOKENIZING)
+            assert (number in self.live) is (request.stage is Stage.LIVE)
+            match request.stage:
+                case Stage.TOKENIZING:
+                    assert not request.choices and not request.prompt
+                case Stage.LIVE:
+                    assert request.unfinished == unfinished > 0 and len(request.prompt) == request.prompt_tokens
+                case Stage.ENDED:
+                    assert request.unfinished == unfinished == 0 and not request.prompt
+        assert len(self.live) + len(self.tokenizing) <= len(self.requests)
+        assert open_streams == self.streams
+        waiting = {number for _, number in self.retained}
+        assert all(number in waiting for number, request in self.requests.items() if request.stage is Stage.ENDED)

@@ -1,0 +1,45 @@
+"""What a request's sampling parameters become once accepted: one seed per choice, a length, no spelling variants."""
+
+import hashlib
+from typing import Final
+
+from noria.proto.base import Sampling
+
+_TEMPERATURE_MIN: Final = 0.01  # between 0 and this, logits divided by the temperature overflow bfloat16's precision
+
+
+def effective_seed(seed: int) -> int:
+    """Fold any 64-bit integer into 0 … 2**63 - 1, which every array type holds; a seed in that range stays itself."""
+    return seed if 0 <= seed < 2**63 else _hash(seed.to_bytes(9, "little", signed=True))
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one choice: the request's own for the first, one derived from it for each other."""
+    return seed if choice == 0 else _hash(seed.to_bytes(8, "little") + choice.to_bytes(4, "little"))
+
+
+def settle(given: Sampling, seed: int, max_tokens: int) -> Sampling:
+    """Fix seed and length; clamp a tiny temperature to 0.01; write `top_k` off as 0."""
+    return Sampling(
+        temperature=max(given.temperature, _TEMPERATURE_MIN) if given.temperature > 0.0 else 0.0,
+        top_p=given.top_p,
+        top_k=max(given.top_k, 0),
+        min_p=given.min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        min_tokens=given.min_tokens,
+        stop=given.stop,
+        stop_token_ids=given.stop_token_ids,
+        ignore_eos=given.ignore_eos,
+        include_stop=given.include_stop,
+        skip_special_tokens=given.skip_special_tokens,
+    )
+
+
+def end_ids(given: Sampling, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that end a stream, each once: its stop token ids, and end of sequence unless ignored."""
+    return tuple(dict.fromkeys(given.stop_token_ids if given.ignore_eos else given.stop_token_ids + eos_ids))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"noria-seed").digest(), "little") >> 1

@@ -1,0 +1,72 @@
+"""What admission has done so far: the terms of the conservation law, refusals by reason, how fast blocks come back."""
+
+from dataclasses import dataclass, field
+
+from noria.proto.base import End
+from noria.proto.frontdoor import Code
+from noria.proto.scheduling import Reclaims
+from noria.services.admission.core.validation import Refusal
+
+_STEPS_SHOWN_MAX = 4
+
+
+@dataclass(slots=True, eq=False)
+class Totals:
+    """Streams accepted and ended since the start, and requests refused.
+
+    accepted = finished + cancelled + expired + shed + failed + in flight holds after every event.
+    """
+
+    accepted: int = 0
+    ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
+    rejected: dict[Code, int] = field(default_factory=lambda: dict.fromkeys(Code, 0))
+    malformed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Count a refusal."""
+        self.rejected[refusal.code] += 1
+
+    def end(self, end: End, output_tokens: int) -> None:
+        """Count the end of a stream."""
+        self.ended[end] += 1
+        self.output_tokens += output_tokens
+
+    def as_counts(self, in_flight: int) -> dict[str, int]:
+        """The law's terms by their public names."""
+        return {
+            "accepted": self.accepted,
+            "finished": self.ended[End.STOP] + self.ended[End.LENGTH],
+            "stop": self.ended[End.STOP],
+            "length": self.ended[End.LENGTH],
+            "cancelled": self.ended[End.CANCELLED],
+            "expired": self.ended[End.DEADLINE],
+            "shed": self.ended[End.SHED],
+            "failed": self.ended[End.ERROR],
+            "in_flight": in_flight,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class ReclaimStatistics:
+    """From withdrawal to the release of the last block, as the scheduler measured it; `steps` is a histogram."""
+
+    count: int = 0
+    blocks: int = 0
+    steps_max: int = 0
+    delay_us_max: int = 0
+    delay_us_sum: int = 0
+    steps: list[int] = field(default_factory=lambda: [0] * (_STEPS_SHOWN_MAX + 1))
+
+    def add(self, reclaims: Reclaims) -> None:
+        """Count one message's entries; the last bin holds everything from its number of steps on."""
+        for entry in reclaims.entries:
+            self.count += 1
+            self.blocks += entry.blocks
+            self.steps_max = max(self.steps_max, entry.steps)
+            self.delay_us_max = max(self.delay_us_max, entry.delay_us)
+            self.delay_us_sum += entry.delay_us
+            self.steps[min(entry.steps, _STEPS_SHOWN_MAX)] += 1

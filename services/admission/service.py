@@ -1,0 +1,181 @@
+"""Admission's shell: two mailboxes and a tokenizer pool around the pure core.
+
+Mail and results go in as events; once per turn what the core wants done is done: one message per edge, one or a few per
+client with news, log events, spans.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from noria.proto.base import Header, Service
+from noria.proto.frontdoor import Generate
+from noria.proto.lifecycle import State
+from noria.proto.output import Texts, Unknown
+from noria.proto.scheduling import Capacity, Reclaims
+from noria.services.admission.chronicle import Chronicle
+from noria.services.admission.core.admission import Admission
+from noria.services.admission.core.delivery import Client
+from noria.services.admission.core.events import (
+    Arrival,
+    Draining,
+    FromClient,
+    Joined,
+    Lost,
+    News,
+    Tick,
+    Tokenized,
+    Turn,
+)
+from noria.services.admission.core.rules import Rules
+from noria.services.admission.door import Door, Outcome
+from noria.services.admission.tokenizing import TokenizerPool
+from noria.shared.actor import Actor
+from noria.shared.telemetry import Telemetry
+
+_MAIL_PER_TURN_MAX: Final = 256
+_TRACEPARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUESTS_PER_SECOND_BITS: Final = 20
+
+
+def first_number() -> int:
+    """A request number above all that an earlier life can have used: the time, with room for a million a second."""
+    return int(time.time()) << _REQUESTS_PER_SECOND_BITS
+
+
+class AdmissionService:
+    """The shell of one admission process. Closes the door and the pool when the actor stops."""
+
+    def __init__(self, actor: Actor, telemetry: Telemetry, door: Door, pool: TokenizerPool, rules: Rules) -> None:
+        self._actor = actor
+        self._door = door
+        self._pool = pool
+        self._core = Admission(rules, first_number())
+        self._chronicle = Chronicle(telemetry)
+        self._digests = msgspec.msgpack.Encoder()
+        self._draining = False
+        self._congested = 0
+        self._taken = 0
+        actor.watch(door.socket, self._open_door)
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Apply one message of a peer."""
+        match body:
+            case Capacity() | Reclaims() | Texts() | Unknown():
+                self._taken += 1
+                self._core.apply(News(body, time.monotonic_ns()))
+            case _:
+                raise AssertionError(f"{sender} sent {header.kind}")
+
+    def joined(self, peer: Service) -> None:
+        """A peer is told of every unfinished stream."""
+        self._core.apply(Joined(peer))
+
+    def lost(self, peer: Service) -> None:
+        """Without it nothing is accepted; what was accepted waits for its return."""
+        self._core.apply(Lost(peer))
+
+    def congested(self, peer: Service) -> None:
+        """Counted here; what was not taken is restored where it was sent."""
+        del peer
+        self._congested += 1
+
+    def advance(self, now_ns: int) -> int | None:
+        """One turn: results, time, peers, tokenizer, log, clients."""
+        for result in self._pool.collect():
+            self._chronicle.tokenized(result)
+            self._core.apply(
+                Tokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
+            )
+        self._core.apply(Tick(now_ns))
+        turn = self._core.take(now_ns)
+        self._tell_peers(turn)
+        for number in turn.abandoned:
+            self._pool.abandon(number)
+        for job in turn.jobs:
+            self._pool.submit(job)
+        for note in turn.notes:
+            self._chronicle.write(note)
+        for client in self._core.delivery.due(now_ns):
+            self._serve(client, now_ns)
+        return self._core.wanted_ns()
+
+    def state(self) -> State:
+        """READY from the start: the tokenizer is loaded before the mailbox is bound."""
+        return State.DRAINING if self._draining else State.READY
+
+    def progress(self) -> tuple[int, bool]:
+        """Messages taken, and whether a request is unfinished."""
+        return self._taken, self._core.busy
+
+    def snapshot(self) -> dict[str, Any]:
+        """The core's counts, the door's and the pool's."""
+        return {
+            **self._core.snapshot(),
+            "malformed": self._door.malformed,
+            "congested": self._congested,
+            "tokenizer": self._pool.counts(),
+        }
+
+    def drain(self, timeout_ms: int) -> None:
+        """Accept nothing more; shed what is unfinished after the time."""
+        self._draining = True
+        self._core.apply(Draining(time.monotonic_ns() + timeout_ms * 1_000_000))
+
+    def close(self) -> None:
+        """Release the socket and the threads."""
+        self._door.close()
+        self._pool.close()
+
+    def _open_door(self) -> None:
+        for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):
+            self._taken += 1
+            if not self._core.apply(self._arrival(name, header, body)):
+                self._door.refuse(name, header.kind, "too many clients are connected; try again later")
+
+    def _arrival(self, name: str, header: Header, body: FromClient) -> Arrival:
+        now_ns = time.monotonic_ns()
+        traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
+        if not isinstance(body, Generate):
+            return Arrival(name, header.incarnation, body, now_ns, traceparent=traceparent)
+        traceparent = self._chronicle.received(name, body.id, traceparent)
+        return Arrival(
+            name, header.incarnation, body, now_ns, self._digest(body), secrets.randbits(63), traceparent=traceparent
+        )
+
+    def _digest(self, body: Generate) -> bytes:
+        # Credentials may be renewed between two tries of one request, and must not end up anywhere.
+        return blake2b(self._digests.encode(msgspec.structs.replace(body, credential="")), digest_size=16).digest()
+
+    def _tell_peers(self, turn: Turn) -> None:
+        scheduler = self._send(Service.SCHEDULER, turn.scheduler)
+        detokenizer = self._send(Service.DETOKENIZER, turn.detokenizer)
+        if scheduler or detokenizer:
+            self._core.restore(
+                turn.scheduler[len(turn.scheduler) - scheduler :],
+                turn.detokenizer[len(turn.detokenizer) - detokenizer :],
+            )
+
+    def _send(self, peer: Service, messages: Sequence[msgspec.Struct]) -> int:
+        """Send in order; returns how many at the end a full outbox left."""
+        for position, message in enumerate(messages):
+            if not self._actor.send(self, peer, message):
+                return len(messages) - position if self._actor.mailbox.links[peer].joined else 0
+        return 0
+
+    def _serve(self, client: Client, now_ns: int) -> None:
+        delivery = self._core.delivery
+        while (parcel := delivery.next(client)) is not None:
+            match self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body):
+                case Outcome.SENT:
+                    delivery.sent(parcel)
+                case Outcome.BLOCKED | Outcome.GONE:
+                    delivery.blocked(client, now_ns)
+                    return
+                case never:
+                    assert_never(never)
