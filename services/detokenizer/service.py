@@ -123,7 +123,7 @@ class DetokenizerService:
     def snapshot(self) -> dict[str, Any]:
         """Open streams, and tokens decoded so far."""
         return {
-            "streams": len(self._core),
+            "streams": self._core.streams,
             "spans": len(self._spans),
             "tokens": self._core.tokens,
             "congested": self._congested,

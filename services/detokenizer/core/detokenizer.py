@@ -55,7 +55,9 @@ class Detokenizer:
         self._seen: dict[Stream, None] = {}
         self.tokens = 0
 
-    def __len__(self) -> int:
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
         return len(self._streams)
 
     def apply(self, event: Event) -> None:
