@@ -20,7 +20,7 @@ from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Reclaims
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.admission import Admission
-from noria.services.admission.core.delivery import Client
+from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import (
     Arrival,
     Draining,

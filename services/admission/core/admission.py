@@ -4,8 +4,7 @@ Events go in by `apply`; what others must do comes out once per turn by `take`, 
 The first terminal entry of a stream wins, wherever it comes from. Knows nothing of blocks, batches, sockets or clocks.
 """
 
-import heapq
-from typing import Final, assert_never
+from typing import assert_never
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import (
@@ -23,7 +22,8 @@ from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Reclaims
 from noria.services.admission.core import intake
 from noria.services.admission.core.books import Books
-from noria.services.admission.core.delivery import Client, Delivery
+from noria.services.admission.core.clients import Client
+from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.events import (
     Arrival,
     Draining,
@@ -37,10 +37,9 @@ from noria.services.admission.core.events import (
 )
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
+from noria.services.admission.core.patience import Patience
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.validation import Refusal
-
-_TIMERS_KEPT: Final = 1024
 
 
 class Admission:
@@ -49,7 +48,7 @@ class Admission:
     def __init__(self, rules: Rules, first_number: int) -> None:
         self._rules = rules
         self.books = Books.open(rules, first_number)
-        self._timers: list[tuple[int, int]] = []
+        self._patience = Patience(self.books)
 
     @property
     def delivery(self) -> Delivery:
@@ -77,7 +76,7 @@ class Admission:
             case Draining():
                 self.books.drain_ns = event.until_ns
             case Tick():
-                self._tick(event.now_ns)
+                self._patience.tick(event.now_ns)
             case _:
                 assert_never(event)
         return True
@@ -108,17 +107,7 @@ class Admission:
 
     def wanted_ns(self) -> int | None:
         """When time alone will change something."""
-        books = self.books
-        heard_ns = books.delivery.oldest_heard_ns()
-        wanted = (
-            books.drain_ns if books.ledger.live else None,
-            self._timers[0][0] if self._timers else None,
-            books.ledger.retained[0][0] if books.ledger.retained else None,
-            next(iter(books.orphans.values()), None),
-            None if heard_ns is None else heard_ns + self._rules.client_timeout_ns,
-            books.delivery.retry_ns(),
-        )
-        return min((each for each in wanted if each is not None), default=None)
+        return self._patience.wanted_ns()
 
     def snapshot(self) -> dict[str, object]:
         """Counts for people and tests; the first four are zero when nothing is under way."""
@@ -154,10 +143,7 @@ class Admission:
     def check(self) -> None:
         """Assert every invariant."""
         self.books.check()
-        due = {number for _, number in self._timers}
-        for number in (*self.books.ledger.live, *self.books.ledger.tokenizing):
-            request = self.books.ledger.requests[number]
-            assert request.deadline_ns is None or number in due
+        self._patience.check()
 
     def _arrival(self, arrival: Arrival) -> bool:
         client, left = self.delivery.hear(arrival.client, arrival.incarnation, arrival.now_ns)
@@ -170,7 +156,7 @@ class Admission:
             case Generate() as body:
                 reserved = intake.generate(self.books, client, arrival, body)
                 if reserved is not None:
-                    self._set_timers(reserved)
+                    self._patience.watch(reserved)
             case Attach() as body:
                 self._attach(client, body)
             case Cancel() as body:
@@ -284,71 +270,3 @@ class Admission:
             self.books.scheduler.leave()
         elif peer is Service.DETOKENIZER:
             self.books.detokenizer.leave()
-
-    def _tick(self, now_ns: int) -> None:
-        self._expire(now_ns)
-        for client in self.delivery.silent(now_ns):
-            for request in self.delivery.remove(client):
-                self._desert(request, now_ns, "the client fell silent")
-        while self.books.orphans:
-            number, until_ns = next(iter(self.books.orphans.items()))
-            if until_ns > now_ns:
-                break
-            self._desert(self.books.ledger.requests[number], now_ns, "the client did not come back")
-        if self.books.drain_ns is not None and now_ns >= self.books.drain_ns:
-            for request in list(self.books.ledger.live.values()):
-                self.books.end_all(request, End.SHED, now_ns, "the server is shutting down; try again")
-        self._forget_retained(now_ns)
-
-    def _desert(self, request: Request, now_ns: int, detail: str) -> None:
-        """Nobody wants a request any more."""
-        if request.stage is Stage.TOKENIZING:
-            self.books.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
-        else:
-            self.books.cancel(request, now_ns, detail)
-
-    def _set_timers(self, request: Request) -> None:
-        for deadline_ns in (request.deadline_first_ns, request.deadline_ns):
-            if deadline_ns is not None:
-                heapq.heappush(self._timers, (deadline_ns, request.number))
-        ledger = self.books.ledger
-        if len(self._timers) > 4 * (len(ledger.live) + len(ledger.tokenizing)) + _TIMERS_KEPT:
-            # Timers of finished requests would otherwise stay until they are due, for days if a client says so.
-            self._timers = [each for each in self._timers if each[1] in ledger.live or each[1] in ledger.tokenizing]
-            heapq.heapify(self._timers)
-
-    def _expire(self, now_ns: int) -> None:
-        ledger = self.books.ledger
-        while self._timers and self._timers[0][0] <= now_ns:
-            _, number = heapq.heappop(self._timers)
-            if number in ledger.tokenizing:
-                reason = "the time to live was over before the prompt was tokenized; try again with more"
-                self.books.refuse_reserved(ledger.requests[number], Refusal(Code.DEADLINE, reason))
-            elif number in ledger.live:
-                self._expire_live(ledger.live[number], now_ns)
-
-    def _expire_live(self, request: Request, now_ns: int) -> None:
-        whole = request.deadline_ns is not None and request.deadline_ns <= now_ns
-        first = request.deadline_first_ns is not None and request.deadline_first_ns <= now_ns
-        for choice in request.choices:
-            if choice.end is not None:
-                continue
-            if whole:
-                self.books.end(request, choice, End.DEADLINE, now_ns, detail="not finished within ttl_ms")
-            elif first and choice.first_token_ns is None:
-                self.books.end(request, choice, End.DEADLINE, now_ns, detail="no token within ttl_first_ms")
-
-    def _forget_retained(self, now_ns: int) -> None:
-        ledger, retained = self.books.ledger, self.books.ledger.retained
-        for _ in range(len(retained)):
-            if retained[0][0] > now_ns and len(retained) <= 2 * self._rules.requests_max:
-                return
-            _, number = retained.popleft()
-            request = ledger.requests.get(number)
-            if request is None:
-                continue
-            if number in self.delivery.attachments:
-                # A slow reader is still owed the rest; it counts among `requests_max` until it has it or is gone.
-                retained.append((now_ns + self._rules.retention_ns, number))
-            else:
-                self.books.forget(request)

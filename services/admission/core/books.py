@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Rejected
+from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
-from noria.services.admission.core.delivery import Client, Delivery
+from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.events import EndedNote, Job, Note, RefusedNote
 from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost

@@ -5,78 +5,22 @@ it goes into one delta when its socket takes messages again. Refusals, which no 
 The newest attachment to a request owns its streams.
 """
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
 
-from noria.proto.base import Stream
-from noria.proto.frontdoor import Accepted, Delta, Description, Finished, Have, Pong, Rejected, Timings, Updates
+from noria.proto.frontdoor import Accepted, Delta, Finished, Have, Rejected, Updates
+from noria.services.admission.core import composing
+from noria.services.admission.core.clients import (
+    RETRY_NS_MAX,
+    RETRY_NS_MIN,
+    Answer,
+    Attachment,
+    Client,
+    Cursor,
+    Parcel,
+    Sent,
+)
 from noria.services.admission.core.ledger import Choice, Request, Stage
 from noria.services.admission.core.rules import Rules
-
-Answer = Rejected | Description | Pong
-ToClient = Accepted | Rejected | Description | Pong | Updates
-_RETRY_NS_MIN: Final = 5_000_000
-_RETRY_NS_MAX: Final = 160_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Cursor:
-    """What a client has been sent of one choice."""
-
-    attempt: int = 0
-    ids: int = 0
-    characters: int = 0
-    ended: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Attachment:
-    """A client's hold on a request until the end of every choice has been sent. No cursors before acceptance."""
-
-    request: Request
-    client: "Client"
-    cursors: list[Cursor] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one."""
-
-    id: str
-    incarnation: int
-    heard_ns: int
-    sequence: int = 0
-    answers: deque[Answer] = field(default_factory=deque)
-    unannounced: dict[int, Attachment] = field(default_factory=dict)
-    news: dict[Stream, Attachment] = field(default_factory=dict)
-    attachments: dict[int, Attachment] = field(default_factory=dict)
-    retry_ns: int = 0
-    backoff_ns: int = _RETRY_NS_MIN
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One choice's part in a parcel, as the cursor will stand once it has been sent."""
-
-    attachment: Attachment
-    choice: Choice
-    cursor: Cursor
-    attempt: int
-    ids: int
-    characters: int
-    ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """The next message for a client. Nothing changes until `Delivery.sent` says that it has gone."""
-
-    client: Client
-    body: ToClient
-    announced: Attachment | None = None
-    moves: tuple[Sent, ...] = ()
 
 
 class Delivery:
@@ -190,7 +134,7 @@ class Delivery:
         if client.answers:
             return Parcel(client, client.answers[0])
         for attachment in client.unannounced.values():
-            return Parcel(client, _accepted(attachment.request), announced=attachment)
+            return Parcel(client, composing.accepted(attachment.request), announced=attachment)
         while client.news:
             parcel = self._updates(client)
             if parcel.body != Updates():
@@ -204,7 +148,7 @@ class Delivery:
         """A parcel has gone: move the cursors."""
         client = parcel.client
         client.sequence += 1
-        client.retry_ns, client.backoff_ns = 0, _RETRY_NS_MIN
+        client.retry_ns, client.backoff_ns = 0, RETRY_NS_MIN
         match parcel.body:
             case Accepted():
                 assert parcel.announced is not None
@@ -218,7 +162,7 @@ class Delivery:
     def blocked(self, client: Client, now_ns: int) -> None:
         """The socket did not take a parcel; try again later, each time a little later."""
         client.retry_ns = now_ns + client.backoff_ns
-        client.backoff_ns = min(client.backoff_ns * 2, _RETRY_NS_MAX)
+        client.backoff_ns = min(client.backoff_ns * 2, RETRY_NS_MAX)
 
     def check(self) -> None:
         """Assert that attachments and clients agree, and that no cursor is ahead of the ledger."""
@@ -266,7 +210,7 @@ class Delivery:
             request = attachment.request
             choice = request.choices[stream.choice]
             cursor = attachment.cursors[stream.choice]
-            delta = _delta(request, choice, cursor, self._rules.update_tokens_max)
+            delta = composing.delta(request, choice, cursor, self._rules.update_tokens_max)
             if delta is not None:
                 deltas.append(delta)
                 tokens += len(delta.ids)
@@ -274,7 +218,7 @@ class Delivery:
             characters = cursor.characters if delta is None else delta.characters + len(delta.text)
             whole = ids == len(choice.ids)
             if choice.end is not None and whole:
-                finished.append(_finished(request, choice))
+                finished.append(composing.finished(request, choice))
             moves.append(
                 Sent(attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole)
             )
@@ -294,37 +238,3 @@ class Delivery:
             del client.news[choice.stream]
         if move.ended and all(each.ended for each in move.attachment.cursors):
             self.detach(move.attachment.request)
-
-
-def _delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
-    """What a cursor lacks. Text goes with the last of the ids, so that a client never has text without its tokens."""
-    ids = choice.ids[cursor.ids : cursor.ids + ids_max]
-    whole = cursor.ids + len(ids) == len(choice.ids)
-    text = choice.text.since(cursor.characters) if whole else ""
-    if not ids and not text and cursor.attempt == choice.attempt:
-        return None
-    return Delta(request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text)
-
-
-def _accepted(request: Request) -> Accepted:
-    return Accepted(request.key.id, request.number, request.prompt_tokens, request.model, request.seed)
-
-
-def _finished(request: Request, choice: Choice) -> Finished:
-    assert choice.end is not None
-    first_ns = choice.first_token_ns
-    return Finished(
-        id=request.key.id,
-        index=choice.stream.choice,
-        end=choice.end,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=len(choice.ids),
-        matched=choice.matched,
-        detail=choice.detail,
-        timings=Timings(
-            queue_ms=choice.queue_us / 1e3,
-            first_token_ms=0.0 if first_ns is None else (first_ns - request.accepted_ns) / 1e6,
-            total_ms=(choice.ended_ns - request.accepted_ns) / 1e6,
-        ),
-        cached_tokens=choice.cached_tokens,
-    )

@@ -9,7 +9,7 @@ from typing import Final
 from noria.proto.base import Stream
 from noria.proto.frontdoor import Code, Generate, Have
 from noria.services.admission.core.books import Books
-from noria.services.admission.core.delivery import Client
+from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle

@@ -1,0 +1,44 @@
+"""Ledger entries as clients read them."""
+
+from noria.proto.frontdoor import Accepted, Delta, Finished, Timings
+from noria.services.admission.core.clients import Cursor
+from noria.services.admission.core.ledger import Choice, Request
+
+
+def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
+    """What a cursor lacks, at most `ids_max` tokens of it; None when that is nothing.
+
+    Text goes with the last of the ids, so that a client never has text without its tokens.
+    """
+    ids = choice.ids[cursor.ids : cursor.ids + ids_max]
+    whole = cursor.ids + len(ids) == len(choice.ids)
+    text = choice.text.since(cursor.characters) if whole else ""
+    if not ids and not text and cursor.attempt == choice.attempt:
+        return None
+    return Delta(request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text)
+
+
+def accepted(request: Request) -> Accepted:
+    """The answer that opens a request's streams."""
+    return Accepted(request.key.id, request.number, request.prompt_tokens, request.model, request.seed)
+
+
+def finished(request: Request, choice: Choice) -> Finished:
+    """The end of one choice, with usage and timings."""
+    assert choice.end is not None
+    first_ns = choice.first_token_ns
+    return Finished(
+        id=request.key.id,
+        index=choice.stream.choice,
+        end=choice.end,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=len(choice.ids),
+        matched=choice.matched,
+        detail=choice.detail,
+        timings=Timings(
+            queue_ms=choice.queue_us / 1e3,
+            first_token_ms=0.0 if first_ns is None else (first_ns - request.accepted_ns) / 1e6,
+            total_ms=(choice.ended_ns - request.accepted_ns) / 1e6,
+        ),
+        cached_tokens=choice.cached_tokens,
+    )
