@@ -4,7 +4,7 @@
 # ARGS (more flags for `noria up`), TESTS (what pytest runs).
 
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach each,python3.11 python3.12 python3.13 python3,$(shell command -v $(each) 2>/dev/null)))
+PYTHON ?= python3.11 python3.12 python3.13 python3
 PORT ?= 8000
 HTTP ?= 127.0.0.1:$(PORT)
 MODEL ?= smollm2
@@ -53,11 +53,13 @@ clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The first Python of the list that runs and is new enough makes the environment.
 $(VENV)/.stamp-%: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "make: no Python found; install Python 3.11 or name one with PYTHON=..." >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "make: $(PYTHON) is too old: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@test -x $(BIN)/python || for python in $(PYTHON) none; do \
+	  test $$python != none || { echo "make: Python 3.11 or newer is needed, found none ($(PYTHON)); name one with PYTHON=..." >&2; exit 1; }; \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  $$python -m venv $(VENV) || exit 1; break; \
+	done
 	@echo "installing noria[$*] into $(VENV) (the first time, this takes some minutes)"
 	@$(BIN)/python -m pip install --quiet -e '.[$*]'
 	@touch $@

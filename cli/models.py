@@ -99,14 +99,19 @@ def terminal_report() -> Iterator[Report]:
 
     columns = (TextColumn("{task.description:<9}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    progress = Progress(*columns, console=Console(stderr=True))
 
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=None)
-            progress.update(tasks[stage], completed=done, total=total or None)
+    def report(stage: str, done: int, total: int) -> None:
+        progress.start()  # only now: an error before any progress stays the only thing on the terminal
+        if stage not in tasks:
+            tasks[stage] = progress.add_task(stage, total=None)
+        progress.update(tasks[stage], completed=done, total=total or None)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            progress.stop()
 
 
 def _pullable(name: str) -> bool:

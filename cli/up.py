@@ -16,6 +16,7 @@ from noria.cli.flags import config_flags, settings
 from noria.cli.generate import answer
 from noria.cli.handover import become, command, environment, hand_over
 from noria.shared.config import Config
+from noria.shared.endpoints import prepare_runtime_dir
 from noria.shared.errors import UserError
 from noria.shared.models import resolve
 
@@ -36,6 +37,7 @@ def up(prompt: str | None, once: bool) -> int:
     if once and prompt is None:
         raise UserError("--once needs --prompt")
     config = settings()
+    prepare_runtime_dir(config.runtime)  # refused before a model is fetched rather than after
     fetch(config)
     if prompt is None:
         become(_SUPERVISOR, config)

@@ -41,7 +41,7 @@ class Supervisor:
         config: SupervisorConfig,
         config_path: Path,
         actor: Actor,
-        command: Callable[[str, Path], list[str]] = child_command,
+        command: Callable[[str, Path], list[str]],
     ) -> None:
         self._config = config
         self._command = command
@@ -207,9 +207,10 @@ class Supervisor:
         self.ask_to_stop()
 
 
-def start(config: Config) -> int:
+def start(config: Config, command: Callable[[str, Path], list[str]] = child_command) -> int:
     """Run the whole stack in the foreground; returns the exit status.
 
+    command: what runs a service's module with a configuration file.
     Raises UserError when the model is missing, the runtime folder is taken, or the mailbox cannot be bound.
     """
     own = supervisor_config(config)
@@ -228,7 +229,7 @@ def start(config: Config) -> int:
         except zmq.ZMQError as error:
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
         actor = Actor(post, runtime)
-        shell = Supervisor(own, path, actor)
+        shell = Supervisor(own, path, actor, command)
         shell.listen_to_signals()
         actor.run(shell)
         premises.clear(own)

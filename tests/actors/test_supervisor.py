@@ -1,0 +1,192 @@
+"""The real supervisor with processes that greet and misbehave like services."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noria.proto.base import Service
+from noria.shared.config import RuntimeSettings
+from noria.shared.inspect import inspect_all
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+SERVICES = tuple(service for service in Service if service is not Service.SUPERVISOR)
+STOP_ORDER = ["gateway", "admission", "scheduler", "executor", "detokenizer"]
+
+
+class Supervised:
+    """One supervisor with fake children, in a folder of its own."""
+
+    def __init__(self, folder: Path, misbehaviour: str = "", **runtime: object) -> None:
+        self.runtime_dir = folder / "run"
+        self.model = folder / "model"
+        self.model.mkdir(exist_ok=True)
+        (self.model / "config.json").write_text("{}")
+        config = folder / "noria.json"
+        settings = {"dir": str(self.runtime_dir), "stop_timeout_s": 5.0, "heartbeat_s": 0.2, **runtime}
+        config.write_text(
+            json.dumps({"model": {"name": str(self.model)}, "runtime": settings, "http": {"address": "127.0.0.1:1"}})
+        )
+        self.output = folder / f"output-{time.monotonic_ns()}"
+        environment = {**os.environ, "CHILD_MISBEHAVIOUR": misbehaviour, "NORIA_LOG_LEVEL": "info"}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(FAKES / "supervised.py"), "--config", str(config)],
+                stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment,
+            )  # fmt: skip
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def ready(self) -> "Supervised":
+        self.wait(lambda: "noria is ready after" in self.text())
+        return self
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None or condition(), self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
+    def snapshots(self) -> dict[Service, dict[str, Any]]:
+        answers = inspect_all(RuntimeSettings(dir=str(self.runtime_dir)), timeout_s=5.0)
+        return {service: {"pid": each.pid, **json.loads(each.json)} for service, each in answers.items()}
+
+    def spawned(self) -> dict[str, int]:
+        events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
+        return {event["child"]: event["pid"] for event in events if event["event"] == "service spawned"}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pid in self.spawned().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="noria-") as path:
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def supervised(folder: Path, misbehaviour: str = "", **runtime: object) -> Iterator[Supervised]:
+    stack = Supervised(folder, misbehaviour, **runtime)
+    try:
+        yield stack
+    finally:
+        stack.end()
+
+
+def closed(text: str) -> list[str]:
+    return [line.removeprefix("closed ") for line in text.splitlines() if line.startswith("closed ")]
+
+
+def test_sigterm_stops_the_children_in_order_and_leaves_nothing_behind(folder: Path) -> None:
+    with supervised(folder) as stack:
+        stack.ready()
+        stack.process.terminate()
+        assert stack.process.wait(20) == 0, stack.text()
+        assert closed(stack.text()) == STOP_ORDER
+        assert {path.suffix for path in stack.runtime_dir.iterdir()} == {".lock"}
+
+
+def test_children_run_in_sessions_and_folders_of_their_own_and_their_state_is_known(folder: Path) -> None:
+    with supervised(folder) as stack:
+        snapshots = stack.ready().snapshots()
+        for service in SERVICES:
+            child = snapshots[service]
+            assert child["session"] == child["pid"] == stack.spawned()[service.value]
+            assert child["cwd"] == str(stack.runtime_dir)
+            assert child["noria"] == []
+        reported = snapshots[Service.SUPERVISOR]["services"]
+        assert {name: each["state"] for name, each in reported.items()} == {each.value: "ready" for each in SERVICES}
+        assert {each["incarnation"] for each in reported.values()} == {
+            snapshots[service]["incarnation"] for service in SERVICES
+        }
+
+
+def test_the_death_of_a_child_stops_the_others_and_is_named(folder: Path) -> None:
+    with supervised(folder) as stack:
+        os.kill(stack.ready().spawned()["scheduler"], signal.SIGKILL)
+        assert stack.process.wait(20) == 1
+        assert "noria: scheduler died of SIGKILL (signal 9)" in stack.text()
+        assert closed(stack.text()) == [name for name in STOP_ORDER if name != "scheduler"]
+
+
+@pytest.mark.parametrize(("what", "status"), [("exit2", 2), ("exit3", 1)])
+def test_a_child_that_cannot_start_ends_the_start(folder: Path, what: str, status: int) -> None:
+    with supervised(folder, f"gateway={what}") as stack:
+        assert stack.process.wait(20) == status, stack.text()
+        assert "noria: gateway" in stack.text()
+        assert ("a mistake of yours" in stack.text()) == (status == 2)
+
+
+def test_a_child_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
+    with supervised(folder, "executor=deaf", stop_timeout_s=0.5) as stack:
+        stack.ready().process.terminate()
+        assert stack.process.wait(20) == 1
+        assert "executor did not stop within 0.5 s and was killed" in stack.text()
+        assert closed(stack.text()) == [name for name in STOP_ORDER if name != "executor"]
+
+
+def test_a_second_signal_kills_at_once(folder: Path) -> None:
+    with supervised(folder, "gateway=deaf", stop_timeout_s=60.0) as stack:
+        stack.ready().process.send_signal(signal.SIGINT)
+        stack.wait(lambda: '"stopping"' in stack.text())
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(20) == 1
+        assert "second signal" in stack.text()
+
+
+def test_a_start_that_takes_too_long_names_who_is_late(folder: Path) -> None:
+    with supervised(folder, "executor=slow", start_timeout_s=3.0) as stack:
+        assert stack.process.wait(30) == 1
+        assert "not ready within 3 s: executor;" in stack.text()
+
+
+def test_a_second_supervisor_is_refused_and_the_first_goes_on(folder: Path) -> None:
+    with supervised(folder) as stack:
+        stack.ready()
+        with supervised(folder) as second:
+            assert second.process.wait(20) == 2
+            assert f"as process {stack.process.pid}, serving http://127.0.0.1:1" in second.text()
+        assert len(stack.snapshots()) == len(Service)
+
+
+def test_children_of_a_killed_supervisor_are_named_and_stopped_by_down(folder: Path) -> None:
+    with supervised(folder) as stack:
+        pids = stack.ready().spawned()
+        stack.process.kill()
+        stack.process.wait()
+        with supervised(folder) as second:
+            assert second.process.wait(20) == 2
+            assert f"scheduler ({pids['scheduler']})" in second.text()
+            assert "noria down" in second.text()
+        noria = [sys.executable, "-c", "from noria.cli import main; raise SystemExit(main())"]
+        done = subprocess.run(
+            [*noria, "down", "--runtime-dir", str(stack.runtime_dir)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert closed(stack.text()) == STOP_ORDER
+        assert "gateway" in done.stdout
+        with supervised(folder) as third:
+            third.ready()
+
+
+def test_a_hang_up_without_a_terminal_is_ignored(folder: Path) -> None:
+    with supervised(folder) as stack:
+        stack.ready().process.send_signal(signal.SIGHUP)
+        stack.wait(lambda: "hang-up ignored" in stack.text())
+        assert len(stack.snapshots()) == len(Service)

@@ -1,0 +1,17 @@
+"""The real supervisor over `child.py` in place of the services: `python supervised.py --config FILE`."""
+
+import functools
+import sys
+from pathlib import Path
+
+from noria.proto.base import Service
+from noria.services.supervisor import service
+from noria.shared.process import main
+
+
+def command(module: str, config_path: Path) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("child.py")), module, "--config", str(config_path)]
+
+
+if __name__ == "__main__":
+    main(Service.SUPERVISOR, functools.partial(service.start, command=command))
