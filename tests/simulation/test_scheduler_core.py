@@ -67,13 +67,15 @@ class World:
     def turn(self) -> None:
         draw = self.random.random()
         self.now_ns += self.random.randrange(1, 1_000_000)
-        if draw < 0.15 and self.to_submit:
+        if draw < 0.15:
+            if not self.to_submit:
+                return
             count = self.random.randrange(1, 5)
             batch, self.to_submit = tuple(self.to_submit[:count]), self.to_submit[count:]
             self.submissions.update((each.stream, each) for each in batch)
             self.received.update((each.stream, list(each.output_ids)) for each in batch)
             self.tell(Submit(batch))
-        elif draw < 0.17 and self.alive():
+        elif draw < 0.152 and self.alive():
             stream = self.random.choice(self.alive())
             self.withdrawn.add(stream)
             self.tell(Withdraw((stream,)))
@@ -83,7 +85,7 @@ class World:
                 self.tell(Ended(ended))
         elif draw < 0.4:
             self.tell(Progress(tuple(Gap(each, len(self.received[each])) for each in self.alive())))
-        elif draw < 0.41 and self.failures:
+        elif draw < 0.403 and self.failures:
             self.disturb()
         elif self.executor.queued and draw < 0.75:
             self.tell(self.executor.step())

@@ -1,0 +1,123 @@
+"""What a step costs the scheduler core: plan and apply, per running request, with many waiting.
+
+Run: python benchmarks/scheduler_step.py [RUNNING] [WAITING]
+Prints the median over steps, with one and with two steps in flight, for decodes alone, and for a steady state in which
+requests end and others are admitted all the time.
+"""
+
+import gc
+import statistics
+import sys
+import time
+
+from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
+from noria.proto.output import TokenRun
+from noria.proto.scheduling import Submission, Submit
+from noria.services.scheduler.core.events import Body, Event
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.settings import Settings
+
+STEPS = 300
+
+
+class Bench:
+    """A core and an executor that answers every sampling slice with token 5."""
+
+    def __init__(self, running: int, waiting: int, steps_in_flight: int, output_tokens: int) -> None:
+        self.core = Scheduler(
+            Settings(
+                max_batch_tokens=max(running * 2, 8192),
+                max_requests_per_batch=running,
+                steps_in_flight=steps_in_flight,
+                queue_requests_max=1 << 30,
+                queue_tokens_max=1 << 40,
+            )
+        )
+        self.now_ns = 0
+        blocks = running * (output_tokens // 16 + 4) * 2
+        self.apply(Geometry("bench", (Group(0, 1),), blocks, 2, 16, running, 1 << 16, 1 << 20, 50_000, "", ""))
+        self.slots: dict[int, tuple[Stream, int]] = {}
+        self.plans: list[tuple[StepPlan, StepDone]] = []
+        self.next = 0
+        self.output_tokens = output_tokens
+        self.submit(running + waiting)
+
+    def submit(self, count: int) -> None:
+        """Submit streams whose lengths are spread, so that they do not all end together."""
+        submissions = []
+        for _ in range(count):
+            self.next += 1
+            maximum = self.output_tokens // 2 + self.next * 7919 % (self.output_tokens // 2 + 1)
+            sampling = Sampling(max_tokens=maximum)
+            submissions.append(Submission(Stream(self.next, 0), 0, tuple(range(1, 33)), sampling, (0,)))
+        self.apply(Submit(tuple(submissions)))
+
+    def apply(self, body: Body) -> list[Stream]:
+        """Apply an event; return the streams that ended."""
+        self.now_ns += 1_000_000
+        replies = self.core.apply(Event(self.now_ns, body))
+        return [each.stream for each in replies if isinstance(each, TokenRun) and each.end]
+
+    def answer(self, plan: StepPlan) -> StepDone:
+        """What the executor answers."""
+        for fill in plan.fill:
+            self.slots[fill.slot] = (fill.stream, len(fill.output_ids))
+        sampled = []
+        for each in plan.slices:
+            if each.sample:
+                stream, output = self.slots[each.slot]
+                sampled.append(Sampled(stream, 0, output, (5,)))
+                self.slots[each.slot] = (stream, output + 1)
+        return StepDone(plan.epoch, plan.number, tuple(sampled), 1000)
+
+    def step(self) -> tuple[float, int]:
+        """One plan and one result; seconds spent in the core, and requests in the step."""
+        begun = time.perf_counter()
+        while (plan := self.core.plan(self.now_ns)) is not None:
+            spent = time.perf_counter() - begun
+            self.plans.append((plan, self.answer(plan)))
+            begun = time.perf_counter() - spent
+        spent = time.perf_counter() - begun
+        plan, done = self.plans.pop(0)
+        self.now_ns += 1_000_000
+        event = Event(self.now_ns, done)
+        begun = time.perf_counter()
+        replies = self.core.apply(event)
+        self.core.capacity()
+        spent += time.perf_counter() - begun
+        ended = tuple(each.stream for each in replies if isinstance(each, TokenRun) and each.end)
+        if ended:
+            self.apply(Ended(ended))
+            self.submit(len(ended))
+        return spent, len(plan.slices)
+
+
+def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int) -> str:
+    """Median microseconds for each running request and step."""
+    bench = Bench(running, waiting, steps_in_flight, output_tokens)
+    for _ in range(10):
+        bench.step()
+    gc.collect()
+    gc.freeze()
+    costs = []
+    for _ in range(STEPS):
+        spent, requests = bench.step()
+        costs.append(spent / max(1, requests) * 1e6)
+    gc.unfreeze()
+    deciles = statistics.quantiles(costs, n=10)
+    return f"median {statistics.median(costs):5.2f} us, 90th percentile {deciles[8]:5.2f} us a running request"
+
+
+def main() -> None:
+    """Print the table."""
+    running = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    waiting = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
+    print(f"{running} running, {waiting} waiting, plan + apply + capacity, {STEPS} steps")
+    for steps_in_flight in (1, 2):
+        print(f"  {steps_in_flight} in flight, decodes only:  {measure(running, waiting, steps_in_flight, 4000)}")
+        print(f"  {steps_in_flight} in flight, steady state:  {measure(running, waiting, steps_in_flight, 64)}")
+
+
+if __name__ == "__main__":
+    main()

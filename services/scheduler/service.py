@@ -1,0 +1,157 @@
+"""The scheduler's shell: mail becomes events, replies become one message for each edge and turn. It decides nothing."""
+
+import dataclasses
+import itertools
+import time
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from noria.proto.base import Ended, Header, Service, Stream
+from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
+from noria.proto.lifecycle import State
+from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
+from noria.proto.scheduling import Capacity, Reclaimed, Reclaims, Submit, Withdraw
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.spans import StageSpans
+from noria.shared.actor import Actor
+from noria.shared.log import logger
+from noria.shared.telemetry import Telemetry
+
+_RETRY_NS: Final = 50_000_000
+_MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, StepFailed, Copied, Inventory)
+
+
+class SchedulerService:
+    """Runs a core on an actor."""
+
+    def __init__(self, actor: Actor, telemetry: Telemetry, settings: Settings) -> None:
+        self._actor = actor
+        self._core = Scheduler(settings)
+        self._spans = StageSpans(telemetry)
+        self._log = logger(Service.SCHEDULER.value)
+        self._state = State.READY
+        self._runs: list[TokenRun] = []
+        self._reclaimed: list[Reclaimed] = []
+        self._owed: dict[Stream, int] = {}
+        self._told: Capacity | None = None
+        self._applied = False
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Apply one message; the mailbox lets in only the kinds listed for this edge."""
+        del sender, header
+        assert isinstance(body, _MAIL), f"unexpected {type(body).__name__}"
+        if isinstance(body, Geometry):
+            self._log.info("executor ready", model=body.model, blocks=body.num_blocks, page_size=body.page_size)
+        elif isinstance(body, StepFailed):
+            self._log.warning("step failed", number=body.number, failure=body.failure.value, detail=body.detail)
+        self._apply(body)
+
+    def joined(self, peer: Service) -> None:
+        """Admission is told the capacity; an executor tells its geometry; the detokenizer asks for what it lacks."""
+        match peer:
+            case Service.ADMISSION:
+                self._told = None
+                self._apply(AdmissionJoined())
+            case Service.EXECUTOR:
+                self._apply(ExecutorLost())
+            case Service.DETOKENIZER:
+                self._owed.clear()
+            case Service.GATEWAY | Service.SCHEDULER | Service.SUPERVISOR:
+                pass
+            case _:
+                assert_never(peer)
+
+    def lost(self, peer: Service) -> None:
+        """Without an executor nothing is planned; for the others, work goes on and is kept."""
+        if peer is Service.EXECUTOR:
+            self._apply(ExecutorLost())
+
+    def congested(self, peer: Service) -> None:
+        """Tokens are owed and sent later, capacity with the next step; two plans always fit into an outbox."""
+        assert peer is not Service.EXECUTOR, "a plan was not taken"
+        self._log.warning("outbox full", peer=peer.value)
+        if peer is Service.DETOKENIZER:
+            for run in self._runs:
+                self._owed.setdefault(run.stream, run.start)
+
+    def advance(self, now_ns: int) -> int | None:
+        """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
+        while (plan := self._core.plan(now_ns)) is not None:
+            self._actor.send(self, Service.EXECUTOR, plan)
+            self._applied = True
+        if not self._applied and not self._owed:
+            return None
+        self._applied = False
+        retry_ns = self._send_tokens(now_ns)
+        if self._reclaimed:
+            self._actor.send(self, Service.ADMISSION, Reclaims(tuple(self._reclaimed)))
+            self._reclaimed.clear()
+        capacity = self._core.capacity()
+        if capacity != self._told and self._actor.send(self, Service.ADMISSION, capacity):
+            self._told = capacity
+        return retry_ns
+
+    def state(self) -> State:
+        """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""
+        return self._state
+
+    def progress(self) -> tuple[int, bool]:
+        """Steps done, and whether anything waits or runs."""
+        board = self._core.board
+        return board.counters.steps, bool(board.running or len(board.waiting))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts that are zero when no request is alive, and counters since the start."""
+        board = self._core.board
+        return {
+            "waiting": len(board.waiting),
+            "running": board.running,
+            "finished": board.finished,
+            "blocks_used": board.cache.pool.size - board.cache.pool.blank if board.cache else 0,
+            "slots_used": board.slots.used,
+            "in_flight": len(board.lane.steps),
+            "epoch": board.lane.epoch,
+            "capacity": msgspec.to_builtins(self._core.capacity()),
+            "counters": dataclasses.asdict(board.counters),
+        }
+
+    def drain(self, timeout_ms: int) -> None:
+        """Admission takes nothing new; here everything that was accepted goes on."""
+        del timeout_ms
+        self._state = State.DRAINING
+
+    def close(self) -> None:
+        """End open spans."""
+        self._spans.close()
+
+    def _apply(self, body: Body) -> None:
+        now_ns = time.monotonic_ns()
+        self._applied = True
+        for reply in self._core.apply(Event(now_ns, body)):
+            match reply:
+                case TokenRun():
+                    self._runs.append(reply)
+                case Reclaimed():
+                    self._reclaimed.append(reply)
+                case Moved():
+                    self._spans.move(reply, now_ns)
+                case _:
+                    assert_never(reply)
+
+    def _send_tokens(self, now_ns: int) -> int | None:
+        """One message for all of the turn's tokens; returns when to try again if it was not taken.
+
+        What a detokenizer that is not there misses, it asks for itself.
+        """
+        if self._owed:
+            self._runs = [run for run in self._runs if run.stream not in self._owed]
+            gaps = tuple(itertools.starmap(Gap, self._owed.items()))
+            self._owed.clear()
+            self._apply(Resend(gaps))
+        if self._runs:
+            self._actor.send(self, Service.DETOKENIZER, Tokens(tuple(self._runs)))
+            self._runs.clear()
+        return now_ns + _RETRY_NS if self._owed else None
