@@ -16,10 +16,8 @@ from noria.cli.generate import generate
 from noria.cli.model_commands import models
 from noria.cli.ps import ps
 from noria.cli.service_commands import service_commands
-from noria.cli.up import up
+from noria.cli.up import EXIT_INTERRUPTED, up
 from noria.shared.errors import UserError
-
-EXIT_INTERRUPTED = 130
 
 
 class _Group(click.Group):

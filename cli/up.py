@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SUPERVISOR: Final = "noria.services.supervisor"
 _POLL_S: Final = 0.1
+EXIT_INTERRUPTED: Final = 130
 _FIRST_ANSWER_TOKENS: Final = 64
 
 
@@ -69,7 +70,7 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
     with _passing_on(supervisor):
         try:
             if not _ready(config.http.address, supervisor):
-                return _outcome(supervisor.wait())
+                return _outcome(supervisor.wait()) or 1
             click.echo(f"\n> {prompt}\n")
             options: Options = {"max_tokens": _FIRST_ANSWER_TOKENS, "temperature": 0.0}
             status = answer(config.runtime, prompt, system="", raw=False, as_json=False, options=options)
@@ -83,9 +84,7 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
             click.echo(f"noria: {error}", err=True)
             supervisor.send_signal(signal.SIGTERM)
         ended = _wait(supervisor)
-    if once and asked_to_stop:
-        return 130
-    return ended or status
+    return ended or (EXIT_INTERRUPTED if asked_to_stop else status)
 
 
 def _ready(address: str, supervisor: "subprocess.Popen[bytes]") -> bool:

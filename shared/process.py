@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
     except UserError as error:
         sys.stderr.write(f"noria {service.value}: {error}\n")
         sys.exit(2)
+    except KeyboardInterrupt:  # before the service listens to signals
+        sys.exit(128 + signal.SIGINT)
 
 
 def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
