@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,15 @@ def test_the_image_copies_every_folder_of_the_package() -> None:
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     for folder in ("proto", "shared", "client", "services", "cli"):
         assert f"COPY {folder} ./{folder}\n" in dockerfile
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize("files", [("docker-compose.yml",), ("docker-compose.yml", "deploy/compose.tcp.yaml")])
+def test_docker_compose_accepts_the_files(files: tuple[str, ...]) -> None:
+    arguments = [part for file in files for part in ("-f", file)]
+    command = ["docker-compose", *arguments, "config", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class Containers:
