@@ -4,12 +4,15 @@ import random
 
 import pytest
 from fakes.executor import EOS, FakeExecutor, alone, geometry
+from msgspec.structs import replace
 
 from noria.proto.base import End, Ended, Sampling, Stream
-from noria.proto.execution import Failure, StepPlan
+from noria.proto.execution import Failure, StepDone, StepPlan
 from noria.proto.output import Gap, Progress, TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
+from noria.services.scheduler.core.cache import Tables
 from noria.services.scheduler.core.events import Body, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
@@ -195,3 +198,144 @@ def test_every_stream_has_the_tokens_it_has_alone_and_everything_drains(block: i
             world.verify()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {world.settings}: {error}") from error
+
+
+class EarlyFree(Scheduler):
+    """Frees the blocks of whoever leaves at once, though steps in flight still touch them."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        lane = self.board.lane
+
+        def retire(request: Request, tables: Tables) -> None:
+            assert self.board.cache is not None
+            self.board.cache.release(tables)
+
+        lane.retire = retire  # type: ignore[method-assign]  # the fault is planted here
+
+
+class WrongCarry(Scheduler):
+    """Reads the id of every fifth decode from what the slot was filled with."""
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        plan = super().plan(now_ns)
+        if plan is None or plan.number % 5:
+            return plan
+        return replace(plan, slices=tuple(each._replace(carry=False) for each in plan.slices))
+
+
+class StaleTable(Scheduler):
+    """Does not tell the executor of some new blocks."""
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        plan = super().plan(now_ns)
+        return plan and replace(plan, grow=plan.grow[1:])
+
+
+class SwappedTable(Scheduler):
+    """Tells a slot's new blocks to its neighbour."""
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        plan = super().plan(now_ns)
+        if plan is None or len(plan.grow) < 2:
+            return plan
+        first, second, *rest = plan.grow
+        swapped = (first._replace(blocks=second.blocks), second._replace(blocks=first.blocks), *rest)
+        return replace(plan, grow=swapped)
+
+
+class SkippedPosition(Scheduler):
+    """Now and then begins a chunk one position late."""
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        plan = super().plan(now_ns)
+        if plan is None or plan.number % 7:
+            return plan
+        late = (each._replace(start=each.start + (each.start > 0), carry=each.carry) for each in plan.slices)
+        return replace(plan, slices=tuple(late))
+
+
+class ForgottenReset(Scheduler):
+    """Believes after a reset that the first position is still cached."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        admit = self.board.admit
+
+        def admit_again(request: Request, now_ns: int) -> None:
+            again = request.started_ns is not None
+            admit(request, now_ns)
+            request.length = int(again and request.known > 1)
+
+        self.board.admit = admit_again  # type: ignore[method-assign]  # the fault is planted here
+
+
+class LateRelease(Scheduler):
+    """Forgets to name a slot's release."""
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        plan = super().plan(now_ns)
+        return plan and replace(plan, release=plan.release[1:])
+
+
+class DiscardedToken(Scheduler):
+    """Drops the tokens that steps in flight bring for a request that was reset."""
+
+    def apply(self, event: Event) -> list[Reply]:
+        waiting = {request.stream for request in self.board.waiting}
+        replies = super().apply(event)
+        if not isinstance(event.body, StepDone):
+            return replies
+        return [each for each in replies if not (isinstance(each, TokenRun) and each.stream in waiting)]
+
+
+FAULTS: list[type[Scheduler]] = [
+    EarlyFree,
+    WrongCarry,
+    StaleTable,
+    SwappedTable,
+    SkippedPosition,
+    ForgottenReset,
+    LateRelease,
+    DiscardedToken,
+]
+
+
+@pytest.mark.parametrize("core", FAULTS, ids=lambda core: core.__name__)
+def test_a_planted_fault_is_noticed(core: type[Scheduler]) -> None:
+    for seed in range(60):
+        world = World(seed, core=core)
+        try:
+            world.run()
+            world.verify()
+        except (AssertionError, IndexError):
+            return
+    raise AssertionError(f"60 seeds did not notice {core.__doc__}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recorded_event_log_gives_the_same_plans_again(seed: int) -> None:
+    world = World(seed)
+    world.run()
+    again = Scheduler(world.settings)
+    replayed = []
+    for entry in world.log:
+        if isinstance(entry, Event):
+            again.apply(entry)
+        elif (plan := again.plan(entry)) is not None:
+            replayed.append(plan)
+    assert replayed == world.plans
+    assert len(replayed) > 50
+
+
+def test_the_seeds_reach_resets_failures_discards_and_withdrawals() -> None:
+    worlds = [World(seed) for seed in range(20)]
+    for world in worlds:
+        world.run()
+    counted = [world.core.board.counters for world in worlds]
+    assert sum(each.resets for each in counted) > 5
+    assert sum(each.failed_steps for each in counted) > 5
+    assert sum(each.discarded_slices for each in counted) > 5
+    assert sum(each.reclaims for each in counted) > 5
+    assert {world.settings.policy for world in worlds} == {"fifo", "prefill_first"}
+    assert {world.settings.steps_in_flight for world in worlds} == {1, 2}

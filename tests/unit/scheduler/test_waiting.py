@@ -1,0 +1,59 @@
+"""The waiting queue and the slots."""
+
+from fakes.desk import submission
+
+from noria.services.scheduler.core.request import Request, make_request
+from noria.services.scheduler.core.slots import Slots
+from noria.services.scheduler.core.waiting import WaitingQueue
+
+
+def queue_of(count: int) -> tuple[WaitingQueue, list[Request]]:
+    queue = WaitingQueue()
+    requests = [make_request(submission(number), 0, number) for number in range(count)]
+    for request in reversed(requests):
+        queue.add(request, request.seniority)
+    return queue, requests
+
+
+def test_the_least_rank_is_first_whatever_the_order_of_joining() -> None:
+    queue, requests = queue_of(20)
+    order = []
+    while (first := queue.first()) is not None:
+        queue.check()
+        order.append(first)
+        queue.remove(first)
+    assert order == requests
+
+
+def test_leaving_from_the_middle_costs_no_place_and_leaves_nothing_behind() -> None:
+    queue, requests = queue_of(1000)
+    for request in requests[1:]:
+        queue.remove(request)
+    queue.check()
+    assert queue.first() is requests[0]
+    assert len(queue._heap) <= 64
+    assert queue.tokens == requests[0].known
+
+
+def test_who_leaves_and_joins_again_waits_once() -> None:
+    queue, requests = queue_of(2)
+    queue.remove(requests[0])
+    queue.add(requests[0], (5, 0))
+    assert queue.first() is requests[1]
+    queue.remove(requests[1])
+    assert queue.first() is requests[0]
+    queue.remove(requests[0])
+    assert queue.first() is None
+
+
+def test_a_slot_given_back_is_free_from_the_next_plan_and_told_once() -> None:
+    slots = Slots(2)
+    assert (slots.take(), slots.take(), slots.free) == (0, 1, 0)
+    slots.give_back(0)
+    assert slots.free == 0
+    assert slots.begin()
+    assert (slots.free, slots.used) == (1, 2)
+    assert slots.releases() == (0,)
+    assert slots.used == 1
+    assert not slots.begin()
+    assert slots.releases() == ()
