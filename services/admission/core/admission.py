@@ -120,6 +120,7 @@ class Admission:
             "attachments": len(books.delivery.attachments),
             "retained": len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing),
             "orphans": len(books.orphans),
+            "timers": self._patience.timers,
             "clients": len(books.delivery.clients),
             "answers_overflowed": books.delivery.overflowed,
             "waiting_for": books.waiting_for(),
@@ -255,7 +256,7 @@ class Admission:
         found = self.books.ledger.choice(stream)
         if found is not None:
             self.books.detokenizer.open(*found)
-        elif self.books.scheduler.joined:
+        elif self.books.scheduler.joined and self.books.ledger.over(stream):
             # The scheduler runs what nobody wants: it missed the end.
             self.books.scheduler.ended[stream] = None
 

@@ -97,12 +97,15 @@ class Books:
         self.refuse(attachment.client if attachment is not None else None, request.client, request.key.id, refusal)
 
     def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
-        """Enter a request in the ledger as accepted."""
+        """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
         self.totals.accepted += len(choices)
         self.totals.prompt_tokens += len(prompt)
         self.delivery.accepted(request)
+        for choice in choices:
+            self.scheduler.submit(request, choice)
+            self.detokenizer.open(request, choice)
 
     def end(
         self,

@@ -87,9 +87,6 @@ def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int)
     ]
     books.accept(request, prompt, choices, now_ns)
     books.notes.append(AcceptedNote(request.client, request.key.id, request.number, len(prompt), request.n))
-    for choice in choices:
-        books.scheduler.submit(request, choice)
-        books.detokenizer.open(request, choice)
 
 
 def _reserve(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request:

@@ -138,6 +138,11 @@ class Ledger:
         self._next += 1
         return self._next - 1
 
+    def over(self, stream: Stream) -> bool:
+        """Whether a stream has ended, in this life or an earlier one, and will never be one that lives."""
+        number = stream.request
+        return number < self._next and number not in self.tokenizing and self.choice(stream) is None
+
     def reserve(self, request: Request) -> None:
         """A request was received; its key is taken."""
         assert request.key not in self.keys and request.stage is Stage.TOKENIZING

@@ -20,6 +20,11 @@ class Patience:
         self._rules = books.rules
         self._timers: list[tuple[int, int]] = []
 
+    @property
+    def timers(self) -> int:
+        """How many deadlines are kept, including those of requests that ended before."""
+        return len(self._timers)
+
     def wanted_ns(self) -> int | None:
         """When time alone will change something."""
         books = self._books

@@ -1,0 +1,152 @@
+"""Admission's core on a bench: events by hand, invariants checked after each, clients that read or do not."""
+
+from collections.abc import Sequence
+
+from noria.proto.base import Sampling, Service, Stream
+from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected, Updates
+from noria.proto.output import Open, TextRun, Texts
+from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
+from noria.services.admission.core.admission import Admission
+from noria.services.admission.core.clients import ToClient
+from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
+from noria.services.admission.core.rules import Rules
+
+SECOND = 1_000_000_000
+ALICE, BOB = "client-alice", "client-bob"
+FIRST_NUMBER = 100
+
+
+def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
+    values: dict[str, object] = {
+        "models": ("small", "smaller"),
+        "context_tokens": 64,
+        "vocabulary": 1000,
+        "eos_ids": (2,),
+        "has_chat_template": True,
+        "started_unix_s": 1,
+        "requests_max": 8,
+        "n_max": 4,
+        "stop_strings_max": 4,
+        "stop_string_characters_max": 16,
+        "stop_token_ids_max": 4,
+        "request_id_characters_max": 32,
+        "messages_max": 3,
+        "tokenizing_characters_max": 10_000,
+        "retention_ns": 60 * SECOND,
+        "client_timeout_ns": 15 * SECOND,
+    }
+    return Rules(**(values | changes))  # type: ignore[arg-type]  # a test's shorthand
+
+
+def token_request(name: str = "r1", tokens: int = 3, n: int = 1, **changes: object) -> Generate:
+    ttl = {key: changes.pop(key) for key in ("ttl_ms", "ttl_first_ms") if key in changes}
+    return Generate(
+        name,
+        token_ids=tuple(range(10, 10 + tokens)),
+        n=n,
+        sampling=Sampling(**changes),  # type: ignore[arg-type]  # a test's shorthand
+        **ttl,  # type: ignore[arg-type]  # as above
+    )
+
+
+class Bench:
+    """A core that is ready, with everything it said kept by kind."""
+
+    def __init__(self, *, ready: bool = True, **changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> None:
+        self.core = Admission(rules(**changes), FIRST_NUMBER)
+        self.now_ns = 1_000 * SECOND
+        self.turn = Turn([], [], [], [], [])
+        self.incarnations: dict[str, int] = {}
+        self.inbox: dict[str, list[ToClient]] = {}
+        self.deaf: set[str] = set()
+        if ready:
+            self.ready()
+
+    def ready(self) -> None:
+        self.apply(Joined(Service.SCHEDULER))
+        self.apply(Joined(Service.DETOKENIZER))
+        self.capacity()
+        self.step()
+
+    def capacity(self, *, submitted: int = 0, requests: int = 100, tokens: int = 10_000, largest: int = 64) -> None:
+        self.news(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
+
+    def apply(self, event: Event) -> bool:
+        taken = self.core.apply(event)
+        self.core.check()
+        return taken
+
+    def news(self, body: object) -> None:
+        self.apply(News(body, self.now_ns))  # type: ignore[arg-type]  # whatever the test sends
+
+    def hear(self, client: str, body: FromClient, digest: bytes | None = None, seed: int = 7) -> bool:
+        incarnation = self.incarnations.setdefault(client, 1)
+        return self.apply(
+            Arrival(client, incarnation, body, self.now_ns, repr(body).encode() if digest is None else digest, seed)
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND)
+        self.step()
+
+    def step(self) -> Turn:
+        """One turn, as the shell makes it."""
+        self.apply(Tick(self.now_ns))
+        self.turn = self.core.take(self.now_ns)
+        self.core.check()
+        for client in self.core.delivery.due(self.now_ns):
+            while (parcel := self.core.delivery.next(client)) is not None:
+                if client.id in self.deaf:
+                    self.core.delivery.blocked(client, self.now_ns)
+                    break
+                self.inbox.setdefault(client.id, []).append(parcel.body)
+                self.core.delivery.sent(parcel)
+                self.core.check()
+        self.core.check()
+        return self.turn
+
+    def generate(self, body: Generate, client: str = ALICE) -> None:
+        self.hear(client, body)
+        self.step()
+
+    def tokenized(self, number: int, ids: Sequence[int] = (5, 6, 7), problem: str = "") -> None:
+        self.apply(Tokenized(number, self.now_ns, tuple(ids), problem, "prompt" if problem else ""))
+
+    def text(
+        self, request: int, start: int, ids: Sequence[int], characters: int, text: str, *, choice: int = 0, end: int = 0
+    ) -> None:
+        self.news(Texts((TextRun(Stream(request, choice), 0, start, tuple(ids), characters, text, end),)))
+
+    def read(self, client: str = ALICE) -> list[ToClient]:
+        """What a client has got since it last read."""
+        return self.inbox.pop(client, [])
+
+    def rejection(self, client: str = ALICE) -> Rejected:
+        (answer,) = self.read(client)
+        assert isinstance(answer, Rejected), answer
+        return answer
+
+    def accepted(self, client: str = ALICE) -> Accepted:
+        answer = self.read(client)[0]
+        assert isinstance(answer, Accepted), answer
+        return answer
+
+    def submissions(self) -> list[Submission]:
+        return [each for message in self.turn.scheduler if isinstance(message, Submit) for each in message.submissions]
+
+    def opened(self) -> list[Stream]:
+        return [
+            each.stream for message in self.turn.detokenizer if isinstance(message, Open) for each in message.openings
+        ]
+
+    def idle(self) -> bool:
+        counts = self.core.snapshot()
+        return not any(counts[key] for key in ("requests", "streams", "tokenizing", "attachments"))
+
+
+def deltas(messages: Sequence[ToClient]) -> list[Delta]:
+    return [delta for message in messages if isinstance(message, Updates) for delta in message.deltas]
+
+
+def finishes(messages: Sequence[ToClient]) -> list[Finished]:
+    return [each for message in messages if isinstance(message, Updates) for each in message.finished]

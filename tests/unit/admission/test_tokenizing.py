@@ -1,0 +1,137 @@
+"""Tokenization off the loop: fair among clients, long texts beside short ones, every job answered once."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from fakes.vocabularies import byte_level
+
+from noria.proto.frontdoor import Code, Message
+from noria.services.admission.core.events import Job
+from noria.services.admission.tokenizing import LONG_CHARACTERS, FairQueue, Result, TokenizerPool
+from noria.shared.chat_template import ChatTemplate
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def job(number: int, client: str = "a", characters: int = 1, prompt: str | None = "hi") -> Job:
+    return Job(number, client, characters, prompt, None, "")
+
+
+def order(queue: FairQueue) -> list[int]:
+    numbers = []
+    while (each := queue.pop()) is not None:
+        numbers.append(each.number)
+    return numbers
+
+
+def test_a_client_with_many_jobs_does_not_keep_another_waiting() -> None:
+    queue = FairQueue()
+    for number in range(5):
+        queue.push(job(number, "many"))
+    queue.push(job(10, "one"))
+    assert order(queue) == [0, 10, 1, 2, 3, 4]
+
+
+def test_clients_are_served_equally_by_characters_not_by_jobs() -> None:
+    queue = FairQueue()
+    for number in range(3):
+        queue.push(job(number, "large", characters=100))
+    for number in range(10, 20):
+        queue.push(job(number, "small", characters=30))
+    assert order(queue)[:6] == [0, 10, 11, 12, 13, 1]
+
+
+def test_a_client_back_from_idle_starts_at_the_present() -> None:
+    queue = FairQueue()
+    queue.push(job(1, "old", characters=10))
+    queue.push(job(2, "new", characters=1000))
+    assert order(queue) == [1, 2]
+    for number in (3, 4, 5):
+        queue.push(job(number, "old", characters=10))
+    queue.push(job(6, "new", characters=10))
+    assert order(queue) == [3, 4, 5, 6]
+
+
+def test_a_removed_job_is_not_done() -> None:
+    queue = FairQueue()
+    jobs = [job(1), job(2), job(3, "b")]
+    for each in jobs:
+        queue.push(each)
+    queue.remove(jobs[0])
+    queue.remove(jobs[2])
+    queue.remove(jobs[2])
+    assert order(queue) == [2]
+    assert len(queue) == 0
+
+
+class Pool:
+    """A pool whose results can be waited for."""
+
+    def __init__(self, template: str | None = TEMPLATE) -> None:
+        self._woken = threading.Event()
+        self.results: list[Result] = []
+        tokenizer = byte_level()
+        self.tokenizer = tokenizer
+        self.pool = TokenizerPool(tokenizer, ChatTemplate(template, tokenizer), self._woken.set)
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 10
+        while not enough():
+            assert time.monotonic() < deadline_s
+            self._woken.wait(0.1)
+            self._woken.clear()
+            self.results += self.pool.collect()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.close()
+
+
+def test_prompts_and_messages_become_ids() -> None:
+    with Pool() as pool:
+        pool.pool.submit(job(1, prompt="hello"))
+        pool.pool.submit(Job(2, "a", 5, None, (Message("user", "hello"),), ""))
+        pool.wait(lambda: len(pool.results) == 2)
+        found = {result.job.number: result for result in pool.results}
+        assert list(found[1].ids) == pool.tokenizer.encode("hello")
+        assert list(found[2].ids) == pool.tokenizer.encode("hello", add_special_tokens=False)
+        assert pool.pool.counts() == {"waiting": 0, "working": 0}
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    with Pool("{{ raise_exception('roles must alternate') }}") as pool:
+        pool.pool.submit(Job(1, "a", 5, None, (Message("user", "x"),), ""))
+        pool.wait(lambda: len(pool.results) == 1)
+        (result,) = pool.results
+        assert result.code is Code.INVALID
+        assert result.parameter == "messages"
+        assert "roles must alternate" in result.problem
+
+
+def test_short_texts_pass_long_ones() -> None:
+    text = "ab" * (4 * LONG_CHARACTERS)
+    with Pool() as pool:
+        for number in range(4):
+            pool.pool.submit(job(number, "long", len(text), text))
+        for number in range(10, 30):
+            pool.pool.submit(job(number, "short", 2))
+        pool.wait(lambda: len(pool.results) == 24)
+        finished = [result.job.number for result in pool.results]
+        # With the two threads both at long texts, the first short one would be third at best.
+        assert [number for number in finished if number < 10] == [0, 1, 2, 3]
+        assert finished.index(29) < finished.index(3)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_an_abandoned_job_holds_nothing_up(waiting: bool) -> None:
+    with Pool() as pool:
+        for number in range(4):
+            pool.pool.submit(job(number))
+        pool.pool.abandon(3 if waiting else 0)
+        pool.pool.abandon(99)
+        pool.wait(lambda: pool.pool.counts() == {"waiting": 0, "working": 0})
+        assert {result.job.number for result in pool.results} >= {1, 2}
