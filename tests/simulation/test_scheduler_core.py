@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from noria.proto.base import End, Ended, Sampling, Stream
 from noria.proto.execution import Failure, StepDone, StepPlan
-from noria.proto.output import Gap, Progress, TokenRun
+from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
 from noria.services.scheduler.core.cache import Tables
-from noria.services.scheduler.core.events import Body, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Reply
 from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
@@ -90,6 +90,8 @@ class World:
             self.tell(Progress(tuple(Gap(each, len(self.received[each])) for each in self.alive())))
         elif draw < 0.403 and self.failures:
             self.disturb()
+        elif draw < 0.41 and self.submissions:
+            self.ask_again()
         elif self.executor.queued and draw < 0.75:
             self.tell(self.executor.step())
         else:
@@ -108,6 +110,20 @@ class World:
             self.tell(self.geometry)
             if stale is not None:
                 self.tell(stale)
+
+    def ask_again(self) -> None:
+        """Neighbours that lost their memory: admission submits what is unfinished, the detokenizer asks for ids."""
+        stream = self.random.choice(list(self.submissions))
+        start = self.random.randrange(len(self.received[stream]) + 1)
+        known = self.core.board.requests.get(stream)
+        self.log.append(event := Event(self.now_ns, Resend((Gap(stream, start),))))
+        runs = [each for each in self.core.apply(event) if isinstance(each, TokenRun)]
+        if known is not None:
+            assert [token for run in runs for token in run.ids] == self.received[stream][start:]
+            assert [run.end for run in runs if run.end] == [self.ends[each] for each in [stream] if each in self.ends]
+        self.tell(AdmissionJoined())
+        unfinished = [replace(self.submissions[each], output_ids=tuple(self.received[each])) for each in self.alive()]
+        self.tell(Submit(tuple(unfinished)))
 
     def alive(self) -> list[Stream]:
         return [each for each in self.submissions if each not in self.ends and each not in self.withdrawn]

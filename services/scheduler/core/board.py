@@ -4,7 +4,6 @@ Decides nothing: the planner and the scheduler call the moves.
 """
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import assert_never
 
 from noria.proto.base import End, Stream
@@ -226,53 +225,3 @@ class Board:
         counters.reclaim_us_total += delay_us
         counters.reclaim_us_max = max(counters.reclaim_us_max, delay_us)
         counters.reclaim_steps_max = max(counters.reclaim_steps_max, steps)
-
-    def check(self) -> None:
-        """State the invariants; raises AssertionError when one does not hold."""
-        self.waiting.check()
-        running = [*self.prefilling, *self.decoding]
-        in_flight: dict[Request, int] = {}
-        for entry in chain.from_iterable(step.entries for step in self.lane.steps):
-            in_flight[entry.request] = in_flight.get(entry.request, 0) + 1
-        self._check_requests(in_flight)
-        self.slots.check([request.slot for request in running])
-        assert len(self.lane.steps) <= self.settings.steps_in_flight
-        assert [step.number for step in self.lane.steps] == list(
-            range(self.lane.number - len(self.lane.steps) + 1, self.lane.number + 1)
-        )
-        retired = [table for step in self.lane.steps for each in step.retired for table in each.tables]
-        assert self.lane.soon_free == sum(map(len, retired))
-        if self.cache is None:
-            assert not running and not retired and not in_flight
-            return
-        held = [table for request in running for table in request.tables]
-        self.cache.pool.check(list(chain.from_iterable([*held, *retired])))
-        assert self.cache.promised == sum(request.promised for request in running)
-        for request in running:
-            assert request.room == self.cache.room(request.tables)
-            assert request.length <= request.room
-
-    def _check_requests(self, in_flight: dict[Request, int]) -> None:
-        states = {State.WAITING: 0, State.PREFILLING: 0, State.DECODING: 0, State.DRAINING: 0, State.FINISHED: 0}
-        for stream, request in self.requests.items():
-            assert request.stream == stream
-            states[request.state] += 1
-            assert request.in_flight == in_flight.get(request, 0)
-            assert len(request.output) <= request.planned or request.state is State.FINISHED
-            if request.state in (State.PREFILLING, State.DECODING):
-                assert request.slot >= 0
-                assert request.planned < request.limit
-                assert request.length <= request.prompt_tokens + request.planned
-            else:
-                assert request.slot == -1 and not request.tables and not request.promised
-            if request.state is State.DECODING:
-                assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
-            if request.state is State.PREFILLING:
-                assert request.length < request.filled == request.known
-        assert states == {
-            State.WAITING: len(self.waiting),
-            State.PREFILLING: len(self.prefilling),
-            State.DECODING: len(self.decoding),
-            State.DRAINING: len(self.draining),
-            State.FINISHED: self.finished,
-        }

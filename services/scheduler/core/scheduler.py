@@ -14,6 +14,7 @@ from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
 from noria.services.scheduler.core.events import AdmissionJoined, Event, ExecutorLost, Reply
 from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.invariants import check
 from noria.services.scheduler.core.planner import Planner
 from noria.services.scheduler.core.policy import policy_named
 from noria.services.scheduler.core.results import Results
@@ -83,4 +84,4 @@ class Scheduler:
 
     def check(self) -> None:
         """State the invariants; raises AssertionError when one does not hold."""
-        self.board.check()
+        check(self.board)

@@ -1,0 +1,58 @@
+"""What must hold on a board after every event and plan."""
+
+from itertools import chain
+
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.request import Request, State
+
+
+def check(board: Board) -> None:
+    """State the invariants; raises AssertionError when one does not hold. Costs as much as all requests and blocks."""
+    board.waiting.check()
+    running = [*board.prefilling, *board.decoding]
+    in_flight: dict[Request, int] = {}
+    for entry in chain.from_iterable(step.entries for step in board.lane.steps):
+        in_flight[entry.request] = in_flight.get(entry.request, 0) + 1
+    _check_requests(board, in_flight)
+    board.slots.check([request.slot for request in running])
+    assert len(board.lane.steps) <= board.settings.steps_in_flight
+    assert [step.number for step in board.lane.steps] == list(
+        range(board.lane.number - len(board.lane.steps) + 1, board.lane.number + 1)
+    )
+    retired = [table for step in board.lane.steps for each in step.retired for table in each.tables]
+    assert board.lane.soon_free == sum(map(len, retired))
+    if board.cache is None:
+        assert not running and not retired and not in_flight
+        return
+    held = [table for request in running for table in request.tables]
+    board.cache.pool.check(list(chain.from_iterable([*held, *retired])))
+    assert board.cache.promised == sum(request.promised for request in running)
+    for request in running:
+        assert request.room == board.cache.room(request.tables)
+        assert request.length <= request.room
+
+
+def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
+    states = {State.WAITING: 0, State.PREFILLING: 0, State.DECODING: 0, State.DRAINING: 0, State.FINISHED: 0}
+    for stream, request in board.requests.items():
+        assert request.stream == stream
+        states[request.state] += 1
+        assert request.in_flight == in_flight.get(request, 0)
+        assert len(request.output) <= request.planned or request.state is State.FINISHED
+        if request.state in (State.PREFILLING, State.DECODING):
+            assert request.slot >= 0
+            assert request.planned < request.limit
+            assert request.length <= request.prompt_tokens + request.planned
+        else:
+            assert request.slot == -1 and not request.tables and not request.promised
+        if request.state is State.DECODING:
+            assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
+        if request.state is State.PREFILLING:
+            assert request.length < request.filled == request.known
+    assert states == {
+        State.WAITING: len(board.waiting),
+        State.PREFILLING: len(board.prefilling),
+        State.DECODING: len(board.decoding),
+        State.DRAINING: len(board.draining),
+        State.FINISHED: board.finished,
+    }
