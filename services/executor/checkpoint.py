@@ -1,0 +1,45 @@
+"""A model folder's tensors by name, read from safetensors through the page cache, whole or in shards."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from noria.shared.errors import UserError
+
+_INDEX: Final = "model.safetensors.index.json"
+_SINGLE: Final = "model.safetensors"
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class Checkpoint:
+    """Opens a folder's shards. Raises UserError when they are missing or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        names = {_SINGLE}
+        try:
+            if (folder / _INDEX).is_file():
+                index = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Index)
+                names = set(index.weight_map.values())
+            shards = [safe_open(str(folder / name), framework="pt") for name in sorted(names)]
+        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            raise UserError(f"cannot read the weights in {folder}: {error}") from error
+        self._owner = {key: shard for shard in shards for key in shard.keys()}  # noqa: SIM118 - not a mapping
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owner
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """One tensor in the given dtype. Raises UserError when it is missing or of another shape."""
+        if name not in self._owner:
+            raise UserError(f"the weights in {self._folder} lack {name}")
+        tensor: torch.Tensor = self._owner[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise UserError(f"{name} in {self._folder} has shape {tuple(tensor.shape)}, expected {shape}")
+        return tensor.to(dtype)

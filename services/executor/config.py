@@ -1,0 +1,30 @@
+"""What the executor takes from the configuration."""
+
+import msgspec
+
+from noria.shared.config import Config, ModelSettings
+
+
+class ExecutorConfig(msgspec.Struct, frozen=True):
+    """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning."""
+
+    model: ModelSettings
+    max_slots: int
+    max_batch_tokens: int
+    page_size: int
+    num_blocks: int | None
+    max_memory_percent: float
+    threads: int | None
+
+
+def executor_config(config: Config) -> ExecutorConfig:
+    """Take the executor's part of the whole configuration."""
+    return ExecutorConfig(
+        model=config.model,
+        max_slots=config.scheduler.max_requests_per_batch,
+        max_batch_tokens=config.scheduler.max_batch_tokens,
+        page_size=config.cache.page_size,
+        num_blocks=config.cache.num_blocks,
+        max_memory_percent=config.cache.max_memory_percent,
+        threads=config.executor.threads,
+    )

@@ -1,0 +1,122 @@
+"""Matrix products with weights packed once, the same for a row whatever rows stand beside it.
+
+oneDNN packs a weight into the layout that its kernel wants, which is also the fastest way at every size measured. Which
+kernel runs depends on the number of rows, and with it the order of summation: products over 1536 inputs differed
+between one row and several, those over 576 never. So each shape is probed when it is first loaded for the least number
+of rows from which on a row's result no longer changes, and fewer rows are filled up to it (docs/decisions/0003).
+"""
+
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+_LADDER: Final = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    12,
+    15,
+    16,
+    17,
+    24,
+    31,
+    32,
+    33,
+    48,
+    64,
+    65,
+    96,
+    128,
+    129,
+    200,
+    256,
+    512,
+    1024,
+)
+_FLOORS: Final = (1, 2, 4, 8, 16, 32)
+_COMPARED_ROWS: Final = 32
+
+
+class Linear:
+    """y = x @ weight.T + bias for x [rows, inputs]; `floor` is how many rows at least are computed."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, floor: int) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.nbytes = weight.nbytes
+        self.floor = floor
+        self._bias = bias
+        self._packed = packable(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._packed else weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs]."""
+        rows = x.shape[0]
+        if rows < self.floor:
+            return self._product(functional.pad(x, (0, 0, 0, self.floor - rows)))[:rows]
+        return self._product(x)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return product
+        return functional.linear(x, self._weight, self._bias)
+
+
+class Floors:
+    """Finds each weight shape's floor once. `steady` turns false when a shape has none up to 32 rows."""
+
+    def __init__(self) -> None:
+        self.steady = True
+        self._found: dict[tuple[torch.Size, torch.dtype, int], int] = {}
+
+    def of(self, weight: torch.Tensor, rows_max: int) -> int:
+        """The least rows from which on, up to rows_max, a row of x @ weight.T keeps its bits."""
+        key = (weight.shape, weight.dtype, rows_max)
+        if key not in self._found:
+            floor = _probe(_telling(weight), rows_max)
+            self.steady = self.steady and floor is not None
+            self._found[key] = floor or 1
+        return self._found[key]
+
+
+def packable(weight: torch.Tensor) -> bool:
+    """Whether oneDNN can pack this weight here."""
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def _telling(weight: torch.Tensor) -> torch.Tensor:
+    """A weight of the same kind whose products show the order of summation.
+
+    Rounding to bfloat16 hides almost every difference of float32 sums. Halves that cancel leave a small result of large
+    terms, which shows it.
+    """
+    if weight.dtype == torch.float32:
+        return weight
+    half = weight[:, : weight.shape[1] // 2]
+    return torch.cat((half, -half, weight[:, 2 * half.shape[1] :]), 1)
+
+
+def _probe(weight: torch.Tensor, rows_max: int) -> int | None:
+    rows = [count for count in _LADDER if count < rows_max] + [rows_max]
+    half = torch.randn(rows_max, weight.shape[1] // 2, generator=torch.Generator().manual_seed(0))
+    odd = torch.ones(rows_max, weight.shape[1] - 2 * half.shape[1])
+    x = torch.cat((half, half.roll(1, 0) * 2**-9 + half, odd), 1).to(weight.dtype)
+    product = Linear(weight, None, 1)
+    whole = product(x)
+    same = {}
+    for count in rows:
+        blocks = x[: max(count, _COMPARED_ROWS // count * count)].split(count)
+        found = torch.cat([product(block.contiguous()) for block in blocks if len(block) == count])
+        same[count] = torch.equal(found, whole[: len(found)])
+    return next((floor for floor in _FLOORS if all(same[count] for count in rows if count >= floor)), None)

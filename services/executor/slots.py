@@ -1,0 +1,133 @@
+"""What the executor remembers between steps: each slot's tokens, block table and sampling, and the epoch.
+
+Applies plans by the epoch and number rules and refuses what breaks them. Knows no tensors and no policy. Tokens that
+a step in flight will produce are counted as pending: their place is known before their value is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from noria.proto.base import Sampling, Stream
+from noria.proto.execution import Fill, Grow, StepPlan
+from noria.services.executor.shape import RESERVED_BLOCKS, Shape
+
+
+class IllegalPlanError(ValueError):
+    """A plan that breaks the protocol; its epoch is dead and a new one must be opened."""
+
+
+@dataclass(slots=True, eq=False)
+class Occupant:
+    """The stream in a slot."""
+
+    stream: Stream
+    attempt: int
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+
+
+class Slots:
+    """All slots of one epoch as flat arrays.
+
+    tokens[slot, i] is the id at position i, tables[slot, i] the block of page i; `known` counts ids whose value is
+    here, `total` also those still pending, `prompt` those of the prompt, `blocks` the table's entries.
+    `sampled` says whether the device holds the slot's last token.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.epoch = 0
+        self.number = 0
+        self.alive = False
+        slots = shape.max_slots
+        self.occupants: list[Occupant | None] = [None] * slots
+        self.tokens = np.zeros((slots, shape.max_model_tokens + 1), np.int32)
+        self.tables = np.zeros((slots, shape.table_width), np.int32)
+        self.known = np.zeros(slots, np.int64)
+        self.total = np.zeros(slots, np.int64)
+        self.prompt = np.zeros(slots, np.int64)
+        self.blocks = np.zeros(slots, np.int64)
+        self.sampled = np.zeros(slots, np.bool_)
+
+    def clear(self) -> None:
+        """Empty every slot and end the epoch; only a plan numbered 1 is accepted next."""
+        self.alive = False
+        self.occupants = [None] * self.shape.max_slots
+        self.known[:] = 0
+        self.total[:] = 0
+        self.blocks[:] = 0
+        self.sampled[:] = False
+
+    def used(self) -> int:
+        """How many slots are filled."""
+        return sum(occupant is not None for occupant in self.occupants)
+
+    def belongs(self, plan: StepPlan) -> bool:
+        """Whether a plan opens an epoch or is of the living one; others are discarded unanswered."""
+        return plan.number == 1 or (self.alive and plan.epoch == self.epoch)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take a plan's changes of slots and tables, but not its slices. Raises IllegalPlanError."""
+        if plan.number == 1:
+            self.clear()
+            self.epoch, self.number, self.alive = plan.epoch, 0, True
+        if plan.number != self.number + 1:
+            raise IllegalPlanError(f"plan {plan.number} of epoch {plan.epoch} follows plan {self.number}")
+        if plan.swap_out or plan.swap_in:
+            raise IllegalPlanError("the plan swaps, but this executor has no host slots")
+        for copy in plan.copies:
+            self._check_blocks(copy.group, (copy.source, copy.target))
+        self.number = plan.number
+        for slot in plan.release:
+            if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
+                raise IllegalPlanError(f"slot {slot} is released but not filled")
+            self.occupants[slot] = None
+        for fill in plan.fill:
+            self._fill(fill)
+        for grow in plan.grow:
+            self._grow(grow)
+
+    def record(self, slot: int, occupant: Occupant, token: int) -> None:
+        """Note the value of a slot's oldest pending token, unless the slot has another occupant by now."""
+        if self.occupants[slot] is occupant:
+            self.tokens[slot, self.known[slot]] = token
+            self.known[slot] += 1
+
+    def _fill(self, fill: Fill) -> None:
+        slot, count = fill.slot, len(fill.prompt_ids) + len(fill.output_ids)
+        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is not None:
+            raise IllegalPlanError(f"slot {slot} is filled but not free")
+        if not 0 < count <= self.shape.max_model_tokens or not fill.prompt_ids:
+            raise IllegalPlanError(f"{count} tokens do not fit a context of {self.shape.max_model_tokens}")
+        if len(fill.blocks) != 1:
+            raise IllegalPlanError(f"{len(fill.blocks)} block tables, but the model has 1 group")
+        ids = np.array(fill.prompt_ids + fill.output_ids, np.int64)
+        if ids.min() < 0 or ids.max() >= self.shape.vocabulary:
+            raise IllegalPlanError(f"slot {slot} holds token ids outside the vocabulary")
+        if any(not 0 <= end < self.shape.vocabulary for end in fill.end_ids):
+            raise IllegalPlanError(f"slot {slot} ends at token ids outside the vocabulary")
+        self.occupants[slot] = Occupant(fill.stream, fill.attempt, fill.sampling, fill.end_ids)
+        self.tokens[slot, :count] = ids
+        self.known[slot] = self.total[slot] = count
+        self.prompt[slot] = len(fill.prompt_ids)
+        self.blocks[slot] = 0
+        self.sampled[slot] = False
+        self._grow(Grow(slot, 0, fill.blocks[0]))
+
+    def _grow(self, grow: Grow) -> None:
+        slot = grow.slot
+        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
+            raise IllegalPlanError(f"slot {slot} grows but is not filled")
+        self._check_blocks(grow.group, grow.blocks)
+        first = int(self.blocks[slot])
+        if first + len(grow.blocks) > self.shape.table_width:
+            raise IllegalPlanError(f"slot {slot} has more blocks than its context can use")
+        self.tables[slot, first : first + len(grow.blocks)] = grow.blocks
+        self.blocks[slot] += len(grow.blocks)
+
+    def _check_blocks(self, group: int, blocks: tuple[int, ...]) -> None:
+        if group != 0:
+            raise IllegalPlanError(f"group {group} does not exist")
+        if any(not RESERVED_BLOCKS <= block < self.shape.num_blocks for block in blocks):
+            raise IllegalPlanError(f"a block lies outside {RESERVED_BLOCKS} … {self.shape.num_blocks - 1}")
