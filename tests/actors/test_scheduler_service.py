@@ -12,11 +12,12 @@ import zmq
 from fakes.desk import generated, stream, submission
 from fakes.executor import FakeExecutor, geometry
 
-from noria.proto.base import Ended, Service
+from noria.proto.base import End, Ended, Header, Service
 from noria.proto.execution import StepPlan
 from noria.proto.lifecycle import Hello, State
 from noria.proto.output import Gap, Resend, Tokens
 from noria.proto.scheduling import Capacity, Reclaims, Submit, Withdraw
+from noria.proto.wire import Codec, every_kind
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
@@ -182,3 +183,52 @@ def test_a_withdrawn_stream_is_reclaimed_and_admission_is_told(tmp_path: Path) -
         assert entry.stream == stream(1)
         assert entry.blocks == 2
         assert entry.steps <= 2
+
+
+def test_tokens_that_an_outbox_did_not_take_are_sent_later_without_a_gap(tmp_path: Path) -> None:
+    settings = RuntimeSettings(dir=str(tmp_path / "run"), outbox_messages_max=2)
+    prepare_runtime_dir(settings)
+    # Nobody binds these endpoints, so whatever is sent stays in the outbox, where it can be read.
+    post = Mailbox(
+        Service.SCHEDULER,
+        mailbox(settings, Service.SCHEDULER),
+        {peer: mailbox(settings, peer) for peer in PEERS},
+        settings,
+    )
+    telemetry = Telemetry(Service.SCHEDULER, post.incarnation, TelemetrySettings())
+    actor = Actor(post, settings)
+    service = SchedulerService(actor, telemetry, Settings(steps_in_flight=1))
+    header = Header("Hello", "", 7, post.incarnation)
+    codec = Codec(every_kind())
+
+    def outbox(peer: Service) -> list[msgspec.Struct]:
+        waiting = post.links[peer].outbox
+        bodies = [codec.body(codec.header(frames), frames) for frames in waiting]
+        waiting.clear()
+        return bodies
+
+    try:
+        for peer in PEERS:
+            post.greet(Header("Hello", peer.value, 7, post.incarnation), answer=False)
+            service.joined(peer)
+        fake = FakeExecutor(geometry())
+        asked = submission(1, output=6)
+        service.receive(Service.ADMISSION, header, Submit((asked,)))
+        service.receive(Service.EXECUTOR, header, fake.geometry)
+        retries = []
+        for _ in range(6):
+            retries.append(service.advance(time.monotonic_ns()))
+            (plan,) = outbox(Service.EXECUTOR)
+            assert isinstance(plan, StepPlan)
+            fake.send(plan)
+            service.receive(Service.EXECUTOR, header, fake.step())
+        assert [retry is not None for retry in retries] == [False, False, False, True, True, True]
+        taken = outbox(Service.DETOKENIZER)
+        assert service.advance(time.monotonic_ns()) is None
+        taken += outbox(Service.DETOKENIZER)
+        runs = [run for each in taken if isinstance(each, Tokens) for run in each.runs]
+        assert [(run.start, len(run.ids), run.end) for run in runs] == [(0, 1, 0), (1, 1, 0), (2, 4, End.LENGTH)]
+        assert [token for run in runs for token in run.ids] == generated(asked)
+    finally:
+        actor.stop()
+        actor.run(service)  # closes what it was given
