@@ -20,6 +20,7 @@ from noria.shared.config import LimitSettings, RuntimeSettings
 from noria.shared.endpoints import public_mailbox
 
 RUNTIME_DIR_VARIABLE: Final = "NORIA_RUNTIME_DIR"
+_UNCONNECTED_TICK_S: Final = 0.05
 
 
 def default_endpoint(runtime_dir: str | None = None) -> str:
@@ -172,6 +173,9 @@ class AsyncClient:
                     waiter.set_result(body)
 
     def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._connection is not None
+        self._connection.look()
         self._exchange.tick(loop.time())
-        interval_s = min(1.0, self._patience.resend_s / 2, self._patience.ping_s / 2)
+        longest_s = 1.0 if self._connection.writable else _UNCONNECTED_TICK_S
+        interval_s = min(longest_s, self._patience.resend_s / 2, self._patience.ping_s / 2)
         self._tick = loop.call_later(interval_s, self._schedule_tick, loop)

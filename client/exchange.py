@@ -62,6 +62,7 @@ class Exchange:
         self._send = send
         self._incarnations: list[int] = []
         self._heard_s = 0.0
+        self._connected_s = 0.0
         self._pinged_s = 0.0
         self._ended: dict[str, None] = {}
         self._unwanted: dict[str, None] = {}
@@ -76,8 +77,9 @@ class Exchange:
         if len(self.calls) >= self._patience.calls_max:
             raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
         call = Call(generate, traceparent, now_s)
-        self.calls[call.id] = call
+        # Asked before it is listed: should this very message find a new connection, all listed calls are asked over it.
         self._ask(call, now_s)
+        self.calls[call.id] = call
         return call
 
     def cancel(self, call: Call, now_s: float) -> None:
@@ -103,6 +105,7 @@ class Exchange:
 
     def connected(self, now_s: float) -> None:
         """There is a (new) connection: what was on the way over an older one may be lost."""
+        self._connected_s = now_s
         for call in list(self.calls.values()):
             call.asks = 0
             self._ask(call, now_s)
@@ -111,12 +114,13 @@ class Exchange:
         """Take one message of the server."""
         if header.incarnation in self._incarnations[:-1]:
             return  # mail that a server wrote before it died
-        self._heard_s = now_s
         if not self._incarnations or header.incarnation != self._incarnations[-1]:
-            restarted = bool(self._incarnations)
+            # Mostly a restart has shown as a new connection before, and everything has been asked over that.
+            unasked = bool(self._incarnations) and self._connected_s <= self._heard_s
             self._incarnations = [*self._incarnations[-_INCARNATIONS_REMEMBERED:], header.incarnation]
-            if restarted:
+            if unasked:
                 self.connected(now_s)
+        self._heard_s = now_s
         match body:
             case Accepted():
                 self._accepted(body, now_s)
@@ -228,11 +232,13 @@ class Exchange:
         if call.phase is Phase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
             self._forget(call)
             call.cancelled(over=True)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPENING:
+            pass  # the answer to an earlier question of ours: the request is being made again already
+        elif body.code is Code.NOT_FOUND and call.empty:
             call.phase = Phase.OPENING
             call.begun_s = now_s
             self._ask(call, now_s)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN:
+        elif body.code is Code.NOT_FOUND:
             self._forget(call)
             call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from noria.client.asynchronous import AsyncClient
+from noria.client.errors import Closed
 from noria.client.exchange import Patience
 from noria.client.generation import Generation
 from noria.client.request import Options
@@ -177,7 +178,7 @@ class _Loop:
         """Run a coroutine there and wait for it; an interrupted wait cancels it."""
         if not self._thread.is_alive():
             work.close()
-            raise RuntimeError("the client is closed")
+            raise Closed("the client is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
