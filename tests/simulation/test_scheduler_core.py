@@ -98,11 +98,14 @@ class World:
             self.plan()
 
     def disturb(self) -> None:
-        kind = self.random.randrange(3)
+        kind = self.random.randrange(4)
         if kind == 0 and self.executor.queued:
             self.tell(self.executor.fail(Failure.MEMORY))
-        elif kind == 1 and self.executor.queued:
+        elif kind == 3 and self.executor.queued:
             self.tell(self.executor.fail(Failure.ERROR))
+        elif kind == 1 and len(self.executor.queued) == 2:
+            self.executor.step()
+            self.tell(self.executor.fail(Failure.INVALID))
         elif kind == 2:
             stale = self.executor.step() if self.executor.queued else None
             self.executor = FakeExecutor(self.geometry)

@@ -16,9 +16,7 @@ def check(board: Board) -> None:
     _check_requests(board, in_flight)
     board.slots.check([request.slot for request in running])
     assert len(board.lane.steps) <= board.settings.steps_in_flight
-    assert [step.number for step in board.lane.steps] == list(
-        range(board.lane.number - len(board.lane.steps) + 1, board.lane.number + 1)
-    )
+    assert board.lane.numbers == list(range(board.lane.number - len(board.lane.steps) + 1, board.lane.number + 1))
     retired = [table for step in board.lane.steps for each in step.retired for table in each.tables]
     assert board.lane.soon_free == sum(map(len, retired))
     if board.cache is None:

@@ -44,6 +44,11 @@ class Lane:
         self.soon_free = 0
         self.done = 0
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the steps in flight, oldest first."""
+        return [step.number for step in self.steps]
+
     def send(self, step: Step) -> None:
         """A plan with the next number was sent."""
         assert step.number == self.number + 1

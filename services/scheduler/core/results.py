@@ -32,9 +32,11 @@ class Results:
 
     def done(self, now_ns: int, body: StepDone) -> None:
         """A step's tokens; results of an older epoch are ignored."""
-        if not self._of_this_epoch(body.epoch, body.number):
+        if not self._of_this_epoch(body.epoch):
             return
         lane = self._board.lane
+        if not lane.steps or lane.steps[0].number != body.number:
+            raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
         _check_sampled(lane.steps[0], body.sampled)
         step = lane.finish()
         counters = self._board.counters
@@ -46,10 +48,16 @@ class Results:
         self._board.free(step.retired, now_ns)
 
     def failed(self, now_ns: int, body: StepFailed) -> None:
-        """A step was not computed, nor any later one: everything is planned again in a new epoch, a little smaller."""
-        if not self._of_this_epoch(body.epoch, body.number):
+        """A step was not computed, nor any later one: everything is planned again in a new epoch.
+
+        An executor that refuses a plan says so while an earlier step computes, whose result is void then, too.
+        """
+        if not self._of_this_epoch(body.epoch):
             return
-        step = self._board.reopen(now_ns)[0]
+        lane = self._board.lane
+        if body.number not in lane.numbers:
+            raise IllegalEventError(f"step {body.number} failed, but only {lane.numbers} are in flight")
+        step = next(each for each in self._board.reopen(now_ns) if each.number == body.number)
         self._measure_all(now_ns)
         self._board.counters.failed_steps += 1
         self._steps_since_failure = 0
@@ -89,15 +97,11 @@ class Results:
         for request in self._board.waiting:
             self._intake.measure(request, now_ns)
 
-    def _of_this_epoch(self, epoch: int, number: int) -> bool:
-        """Whether a result is the awaited one; False for an older epoch. Raises IllegalEventError for any other."""
-        lane = self._board.lane
-        if epoch < lane.epoch:
-            return False
-        if epoch > lane.epoch or not lane.steps or lane.steps[0].number != number:
-            awaited = lane.steps[0].number if lane.steps else "none"
-            raise IllegalEventError(f"step {number} of epoch {epoch}, awaited {awaited} of epoch {lane.epoch}")
-        return True
+    def _of_this_epoch(self, epoch: int) -> bool:
+        """False for an older epoch; raises IllegalEventError for one that was never opened."""
+        if epoch > self._board.lane.epoch:
+            raise IllegalEventError(f"epoch {epoch} was never opened, the present one is {self._board.lane.epoch}")
+        return epoch == self._board.lane.epoch
 
     def _recover(self) -> None:
         planner = self._planner

@@ -146,8 +146,8 @@ def altered(desk: Desk, kind: str) -> Body:
             return StepDone(right.epoch, right.number + 7, right.sampled)
         case "an epoch to come":
             return StepDone(right.epoch + 1, 1, right.sampled)
-        case "a failure out of order":
-            return StepFailed(right.epoch, right.number + 1, Failure.ERROR, "")
+        case "a failure of what is not in flight":
+            return StepFailed(right.epoch, right.number + 2, Failure.ERROR, "")
         case "a token too few":
             return StepDone(right.epoch, right.number, tuple(rest))
         case "another stream":
@@ -168,7 +168,7 @@ def altered(desk: Desk, kind: str) -> Body:
         "out of order",
         "never planned",
         "an epoch to come",
-        "a failure out of order",
+        "a failure of what is not in flight",
         "a token too few",
         "another stream",
         "another position",
@@ -185,6 +185,16 @@ def test_an_illegal_event_raises_and_changes_nothing(kind: str) -> None:
     right = twin.result()
     assert desk.core.apply(Event(desk.now_ns, right)) == twin.core.apply(Event(twin.now_ns, right))
     assert desk.core.plan(desk.now_ns) == twin.core.plan(twin.now_ns)
+
+
+def test_a_plan_refused_while_an_earlier_step_computes_voids_both_and_no_token_changes() -> None:
+    desk = running()
+    desk.result()
+    failed = desk.executor.fail(Failure.INVALID)
+    assert failed.number == 3
+    desk.tell(failed)
+    desk.run()
+    assert all(desk.output(number) == generated(submission(number, 5, 6)) for number in (1, 2, 3))
 
 
 def test_copies_and_inventories_change_nothing_yet() -> None:
