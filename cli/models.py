@@ -279,7 +279,8 @@ def _silent_transformers() -> Iterator[None]:
 def _from_hub(name: str, folder: Path, report: Report) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
-    from huggingface_hub.utils import disable_progress_bars, filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     try:

@@ -23,11 +23,11 @@ def singles_attention(
 ) -> torch.Tensor:
     """Attention of single-token slices: [slices, heads * head size] in the order of `singles.rows`."""
     kv_heads, group, head_dim = architecture.kv_heads, architecture.query_group, architecture.head_dim
-    grouped = queries.index_select(0, singles.rows).unflatten(1, (kv_heads, group))
+    grouped = queries.index_select(0, singles.rows).view(-1, kv_heads, group, head_dim)
     grouped = functional.pad(grouped, (0, 0, 0, padded_rows(group) - group))
     items = grouped if len(singles.counts) == 1 else grouped.index_select(0, singles.members)
     output, weight = _chunk(cache, layer, items, singles.pages, singles.mask, architecture)
-    levels = list(zip(output.split(singles.counts), weight.split(singles.counts), strict=True))
+    levels = list(zip(torch.split(output, singles.counts), torch.split(weight, singles.counts), strict=True))
     joined = _join(levels, queries.dtype)[:, :, :group]
     return joined.reshape(-1, kv_heads * group * head_dim)
 
@@ -38,11 +38,11 @@ def span_attention(
     """Attention of one slice of several tokens: [length, heads * head size]."""
     kv_heads, group, head_dim = architecture.kv_heads, architecture.query_group, architecture.head_dim
     rows = span.length * group
-    grouped = queries.unflatten(1, (kv_heads, group)).transpose(0, 1).reshape(1, kv_heads, rows, head_dim)
+    grouped = queries.reshape(-1, kv_heads, group, head_dim).transpose(0, 1).reshape(1, kv_heads, rows, head_dim)
     grouped = functional.pad(grouped, (0, 0, 0, padded_rows(rows) - rows))
     levels = [_chunk(cache, layer, grouped, chunk.pages, chunk.mask, architecture) for chunk in span.chunks]
     joined = _join(levels, queries.dtype)[0, :, :rows]
-    return joined.unflatten(1, (span.length, group)).transpose(0, 1).reshape(span.length, -1)
+    return joined.view(kv_heads, span.length, group, head_dim).transpose(0, 1).reshape(span.length, -1)
 
 
 def _chunk(

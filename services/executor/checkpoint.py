@@ -30,7 +30,7 @@ class Checkpoint:
             shards = [safe_open(str(folder / name), framework="pt") for name in sorted(names)]
         except (OSError, SafetensorError, msgspec.DecodeError) as error:
             raise UserError(f"cannot read the weights in {folder}: {error}") from error
-        self._owner = {key: shard for shard in shards for key in shard.keys()}  # noqa: SIM118 - not a mapping
+        self._owner = {key: shard for shard in shards for key in shard.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118 - not a mapping
 
     def __contains__(self, name: str) -> bool:
         return name in self._owner
@@ -39,7 +39,7 @@ class Checkpoint:
         """One tensor in the given dtype. Raises UserError when it is missing or of another shape."""
         if name not in self._owner:
             raise UserError(f"the weights in {self._folder} lack {name}")
-        tensor: torch.Tensor = self._owner[name].get_tensor(name)
+        tensor: torch.Tensor = self._owner[name].get_tensor(name)  # type: ignore[no-untyped-call]  # a native class
         if tuple(tensor.shape) != shape:
             raise UserError(f"{name} in {self._folder} has shape {tuple(tensor.shape)}, expected {shape}")
         return tensor.to(dtype)

@@ -90,7 +90,7 @@ def packable(weight: torch.Tensor) -> bool:
     """Whether oneDNN can pack this weight here."""
     return (
         weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
@@ -116,7 +116,7 @@ def _probe(weight: torch.Tensor, rows_max: int) -> int | None:
     whole = product(x)
     same = {}
     for count in rows:
-        blocks = x[: max(count, _COMPARED_ROWS // count * count)].split(count)
-        found = torch.cat([product(block.contiguous()) for block in blocks if len(block) == count])
+        starts = range(0, min(max(count, _COMPARED_ROWS), rows_max) - count + 1, count)
+        found = torch.cat([product(x[start : start + count].contiguous()) for start in starts])
         same[count] = torch.equal(found, whole[: len(found)])
     return next((floor for floor in _FLOORS if all(same[count] for count in rows if count >= floor)), None)

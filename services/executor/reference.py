@@ -39,7 +39,7 @@ class ReferenceOperations:
     ) -> torch.Tensor:
         """Norm the heads where the family does, rotate queries and keys in float32, write the cache."""
         heads, head_dim = self._architecture.heads, self._architecture.head_dim
-        turning = qkv[:, : self._query_width + self._key_width].unflatten(1, (-1, head_dim))
+        turning = qkv[:, : self._query_width + self._key_width].view(qkv.shape[0], -1, head_dim)
         if head_norms is not None:
             queries, keys = (
                 self._norm(part, weight)

@@ -17,7 +17,7 @@ class Singles:
     """`SingleQueries` as tensors; mask [items, 1, 1, chunk]."""
 
     rows: torch.Tensor
-    counts: tuple[int, ...]
+    counts: list[int]
     members: torch.Tensor
     pages: torch.Tensor
     mask: torch.Tensor
@@ -94,7 +94,7 @@ def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Sing
     hidden = keys >= torch.from_numpy(singles.lengths)[:, None]
     return Singles(
         rows=torch.from_numpy(singles.rows),
-        counts=singles.counts,
+        counts=list(singles.counts),
         members=torch.from_numpy(singles.members),
         pages=torch.from_numpy(singles.pages).flatten(),
         mask=_mask(hidden, dtype)[:, None, None],

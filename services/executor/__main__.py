@@ -1,0 +1,39 @@
+"""`python -m noria.services.executor --config FILE`."""
+
+import os
+import sys
+
+from noria.proto.base import Service
+from noria.services.executor.config import executor_config
+from noria.services.executor.sizing import cores
+from noria.shared.actor import Actor
+from noria.shared.config import Config
+from noria.shared.process import main, run
+from noria.shared.telemetry import Telemetry
+
+
+def start(config: Config) -> int:
+    """Run the executor; 1 when its model cannot be loaded."""
+    settings = executor_config(config)
+    # Read by OpenMP and MKL when torch is first imported. Default wait policy and no pinning were the fastest.
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or cores()))
+    os.environ.setdefault("MKL_NUM_THREADS", str(settings.threads or cores()))
+    from noria.services.executor.engine import load
+    from noria.services.executor.lane import CpuLane
+    from noria.services.executor.service import ExecutorShell
+
+    shells: list[ExecutorShell] = []
+
+    def build(actor: Actor, telemetry: Telemetry) -> ExecutorShell:
+        shells.append(ExecutorShell(actor, telemetry, lambda: CpuLane(lambda: load(settings), actor.wake)))
+        return shells[0]
+
+    code = run(Service.EXECUTOR, config, (Service.SCHEDULER,), build)
+    if shells and shells[0].failed:
+        sys.stderr.write(f"noria executor: {shells[0].failed}\n")
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    main(Service.EXECUTOR, start)

@@ -1,0 +1,209 @@
+"""The executor's shell: plans in, results out, one lane in between.
+
+It loads the model on the lane while it already answers greetings and inspection, prepares plans while the lane
+computes, and forgets everything of an epoch when the scheduler is a new one.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, assert_never
+
+import msgspec
+
+from noria.proto.base import Header, Service
+from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
+from noria.proto.lifecycle import State
+from noria.services.executor.batch import Batch, prepare, results
+from noria.services.executor.engine import Loaded
+from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
+from noria.services.executor.slots import IllegalPlanError, Slots
+from noria.shared.actor import Shell
+from noria.shared.instruments import ATTRIBUTE_QUERY_TOKENS, ATTRIBUTE_STEP, SPAN_STEP
+from noria.shared.log import logger
+from noria.shared.telemetry import Telemetry
+
+QUEUED_PLANS_MAX: Final = 8
+
+
+class Post(Protocol):
+    """What the shell needs of its actor."""
+
+    def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
+        """Send to a peer."""
+
+    def stop(self) -> None:
+        """End the process's loop."""
+
+
+class ExecutorShell:
+    """One model replica. `make_lane` gets the callback that wakes the actor."""
+
+    def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane]) -> None:
+        self.failed = ""
+        self._post = post
+        self._telemetry = telemetry
+        self._loaded: Loaded | None = None
+        self._slots: Slots | None = None
+        self._plans: deque[tuple[StepPlan, str]] = deque()
+        self._prepared: deque[tuple[Batch, str, int]] = deque()
+        self._steps = 0
+        self._log = logger(Service.EXECUTOR.value)
+        self._lane = make_lane()
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """Queue a plan."""
+        del sender
+        assert isinstance(body, StepPlan)
+        if self._slots is None:
+            return  # planned for a predecessor: this life has told no geometry yet
+        if body.number == 1:
+            self._plans.clear()
+        if len(self._plans) < QUEUED_PLANS_MAX:
+            self._plans.append((body, header.traceparent))
+        else:
+            self._fail(body.epoch, body.number, Failure.INVALID, f"more than {QUEUED_PLANS_MAX} plans are waiting")
+
+    def joined(self, peer: Service) -> None:
+        """A new scheduler knows no plan of ours: forget the epoch and say what this executor is."""
+        if peer is Service.SCHEDULER:
+            self._forget()
+            self._tell_geometry()
+
+    def lost(self, peer: Service) -> None:
+        """Without a scheduler there is nobody to compute for."""
+        if peer is Service.SCHEDULER:
+            self._forget()
+
+    def congested(self, peer: Service) -> None:
+        """Results are as many as plans, which are bounded: a full outbox means the scheduler does not read."""
+        self._log.warning("outbox full", peer=peer.value)
+        if peer is Service.SCHEDULER:
+            self._forget()
+
+    def advance(self, now_ns: int) -> int | None:
+        """Collect what the lane finished, then keep it fed."""
+        del now_ns
+        for outcome in self._lane.collect():
+            match outcome:
+                case Loaded():
+                    self._begin(outcome)
+                case LoadFailed():
+                    self.failed = outcome.reason
+                    self._log.error("the model cannot be loaded", reason=outcome.reason)
+                    self._post.stop()
+                case Computed():
+                    self._done(outcome)
+                case Broken():
+                    self._broken(outcome)
+                case _:
+                    assert_never(outcome)
+        while self._plans and self._lane.held < LANE_BATCHES:
+            self._compute(*self._plans.popleft())
+        return None
+
+    def state(self) -> State:
+        """STARTING until the model is loaded."""
+        return State.READY if self._loaded else State.STARTING
+
+    def progress(self) -> tuple[int, bool]:
+        """Steps computed, and whether one is under way."""
+        return self._steps, self._lane.held > 0 or self._loaded is None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Slots filled and plans not yet answered, and what the executor is."""
+        return {
+            "slots": self._slots.used() if self._slots else 0,
+            "queued_plans": len(self._plans) + self._lane.held,
+            "steps": self._steps,
+            "geometry": msgspec.to_builtins(self._loaded.geometry) if self._loaded else None,
+        }
+
+    def drain(self, timeout_ms: int) -> None:
+        """Plans stop coming when the scheduler drains; there is nothing to refuse here."""
+
+    def close(self) -> None:
+        """Stop the lane."""
+        self._lane.close()
+
+    def _begin(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._slots = Slots(loaded.shape)
+        shape, geometry = loaded.shape, loaded.geometry
+        self._log.info(
+            "model loaded",
+            model=geometry.model,
+            dtype=geometry.dtype,
+            threads=loaded.threads,
+            weights_mib=loaded.weight_bytes >> 20,
+            cache_mib=loaded.cache_bytes >> 20,
+            num_blocks=shape.num_blocks,
+            cache_tokens=(shape.num_blocks - geometry.reserved_blocks) * shape.page_size,
+            free_mib=loaded.free_bytes >> 20,
+            seconds=round(loaded.load_s, 2),
+        )
+        if not loaded.steady:
+            self._log.warning("results depend on the batch", reason="a matrix product's order of summation varies")
+        self._tell_geometry()
+
+    def _tell_geometry(self) -> None:
+        if self._loaded is not None:
+            self._post.send(self, Service.SCHEDULER, self._loaded.geometry)
+
+    def _forget(self) -> None:
+        self._plans.clear()
+        self._prepared.clear()
+        if self._slots is not None:
+            self._slots.clear()
+
+    def _compute(self, plan: StepPlan, traceparent: str) -> None:
+        assert self._slots is not None
+        if not self._slots.belongs(plan):
+            return
+        began_ns = time.monotonic_ns()
+        try:
+            batch = prepare(self._slots, plan)
+        except IllegalPlanError as error:
+            self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=str(error))
+            self._fail(plan.epoch, plan.number, Failure.INVALID, str(error))
+            return
+        self._prepared.append((batch, traceparent, (time.monotonic_ns() - began_ns) // 1000))
+        self._lane.post(batch)
+
+    def _done(self, computed: Computed) -> None:
+        self._steps += 1
+        batch = computed.batch
+        prepared = self._of(batch)
+        if prepared is None or self._slots is None or not self._current(batch):
+            return
+        traceparent, prepare_us = prepared
+        sampled = results(self._slots, batch, computed.ids)
+        done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, prepare_us, computed.idle_us)
+        self._post.send(self, Service.SCHEDULER, done, traceparent)
+        if self._telemetry.enabled and traceparent:
+            attributes = {ATTRIBUTE_STEP: batch.number, ATTRIBUTE_QUERY_TOKENS: len(batch.token_ids)}
+            ago_s = computed.compute_us / 1e6
+            self._telemetry.span(SPAN_STEP, traceparent, attributes, start_ago_s=ago_s).end()
+
+    def _broken(self, broken: Broken) -> None:
+        batch = broken.batch
+        if self._of(batch) is not None and self._current(batch):
+            self._log.error("step failed", epoch=batch.epoch, number=batch.number, reason=broken.detail)
+            self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
+
+    def _of(self, batch: Batch) -> tuple[str, int] | None:
+        """What was noted when a batch was posted; None when everything has been forgotten since."""
+        if self._prepared and self._prepared[0][0] is batch:
+            _, traceparent, prepare_us = self._prepared.popleft()
+            return traceparent, prepare_us
+        return None
+
+    def _current(self, batch: Batch) -> bool:
+        return self._slots is not None and self._slots.alive and batch.epoch == self._slots.epoch
+
+    def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
+        """Tell it once; what is left of the epoch is discarded unanswered. The next epoch's plans may wait already."""
+        following = [each for each in self._plans if each[0].epoch != epoch]
+        self._forget()
+        self._plans.extend(following)
+        self._post.send(self, Service.SCHEDULER, StepFailed(epoch, number, failure, detail))
