@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Final, get_type_hints
 
 import msgspec
@@ -49,16 +50,16 @@ def page() -> str:
     return _HEAD + "\n".join(rows) + "\n" + "".join(_group(module) for module in _GROUPS)
 
 
-def _group(module: object) -> str:
-    assert inspect.ismodule(module)
+def _group(module: ModuleType) -> str:
     name = module.__name__.rpartition(".")[2]
     parts = [f"\n## {name}\n\n{_text(module)}\n"]
-    parts += [_entry(kind) for kind in vars(module).values() if inspect.isclass(kind) and _belongs(kind, module)]
+    declared = [value for value in vars(module).values() if isinstance(value, type)]
+    parts += [_entry(kind) for kind in declared if _belongs(kind, module)]
     return "".join(parts)
 
 
-def _belongs(kind: type, module: object) -> bool:
-    return kind.__module__ == getattr(module, "__name__", "")
+def _belongs(kind: type, module: ModuleType) -> bool:
+    return kind.__module__ == module.__name__
 
 
 def _entry(kind: type) -> str:

@@ -99,7 +99,7 @@ class Actor:
 
     def wake(self) -> None:
         """Begin a turn soon; may be called from any thread and from signal handlers."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wakes already
+        with contextlib.suppress(OSError):  # the pipe is full of wakes already, or closed because the loop has ended
             self._waker.send(b"\0")
 
     def stop(self) -> None:
@@ -188,6 +188,12 @@ class Actor:
         if not self.mailbox.current(header):
             return
         link.last_heard_ns = time.monotonic_ns()
+        if link.missed:
+            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
+            self._log.warning("mail lost", peer=sender.value)
+            link.forget()
+            self._next_hello_ns = 0
+            return
         if isinstance(body, Heartbeat):
             link.state = body.state
             return
@@ -202,12 +208,12 @@ class Actor:
         if header.recipient not in (0, self.mailbox.incarnation):
             # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
             return
-        if self.mailbox.greet(header):
+        if self.mailbox.greet(header, answer=body.answer):
             link.last_heard_ns = time.monotonic_ns()
             link.pid = body.pid
             link.state = body.state
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
-            self._hello(shell, sender, answer=True)
+            self.mailbox.greet_back(sender, Hello(os.getpid(), shell.state(), answer=True))
             shell.joined(sender)
         elif not body.answer and header.incarnation == link.incarnation:
             self._hello(shell, sender, answer=True)

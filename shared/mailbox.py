@@ -31,13 +31,16 @@ def draw_incarnation() -> int:
 class Link:
     """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
 
-    `pid` and `state` are what the peer last said of itself.
+    `pid` and `state` are what the peer last said of itself; `knows_us` whether its present life has written to
+    ours; `missed` whether mail of it was lost on the way.
     """
 
     def __init__(self, peer: Service, socket: zmq.Socket[bytes], outbox_max: int) -> None:
         self.peer = peer
         self.socket = socket
         self.incarnation = 0
+        self.knows_us = False
+        self.missed = False
         self.buried: deque[int] = deque(maxlen=32)
         self.sequence = 0
         self.last_heard_ns = 0
@@ -70,12 +73,18 @@ class Link:
         return self._try(frames)
 
     def forget(self) -> None:
-        """The peer's present life is over: whatever was meant for it is void."""
-        if self.incarnation:
-            self.buried.append(self.incarnation)
+        """The peer is not there any more, or not for us: whatever was meant for it is void until it greets again."""
         self.incarnation = 0
         self.sequence = 0
+        self.knows_us = False
+        self.missed = False
         self.outbox.clear()
+
+    def bury(self) -> None:
+        """The peer's present life is over; what still comes from it is void."""
+        if self.incarnation:
+            self.buried.append(self.incarnation)
+        self.forget()
 
     def _try(self, frames: list[bytes]) -> bool:
         try:
@@ -150,13 +159,24 @@ class Mailbox:
         header = Header(
             type(body).__name__, self.service.value, self.incarnation, link.incarnation, link.sequence, traceparent
         )
-        return link.push(self._codec.encode(header, body))
+        if link.push(self._codec.encode(header, body)):
+            return True
+        link.sequence -= 1
+        return False
 
     def send_once(self, peer: Service, body: msgspec.Struct) -> bool:
         """Send a greeting or heartbeat now or not at all; allowed to a peer that has not joined."""
         link = self.links[peer]
-        header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
+        # The number of messages sent before it, so that the receiver learns of a loss even when nothing follows.
+        sequence = 0 if link.outbox else link.sequence
+        header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation, sequence)
         return link.try_once(self._codec.encode(header, body))
+
+    def greet_back(self, peer: Service, body: lifecycle.Hello) -> None:
+        """Answer a peer's first greeting, in order: whatever follows is void until the peer has this."""
+        link = self.links[peer]
+        header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
+        link.push(self._codec.encode(header, body))
 
     def receive(self, limit: int) -> Iterable[tuple[bytes, Header, msgspec.Struct]]:
         """Yield up to `limit` readable messages as (routing id, header, body); unreadable ones are counted and dropped."""
@@ -186,20 +206,34 @@ class Mailbox:
         alive = header.incarnation == link.incarnation and header.recipient == self.incarnation
         if not alive:
             self.dropped += 1
-        elif header.sequence:
-            expected = self._heard.get(link.peer, 0) + 1
-            if header.sequence != expected:
-                self.gaps += 1
-            self._heard[link.peer] = header.sequence
-        return alive
-
-    def greet(self, header: Header) -> bool:
-        """Take note of a `Hello`; True when it is a new life of the peer, which then must be told everything."""
-        link = self.links.get(Service(header.sender))
-        if link is None or header.incarnation in link.buried or header.incarnation == link.incarnation:
             return False
-        link.forget()
+        link.knows_us = True
+        if header.sequence:
+            beat = header.kind == lifecycle.Heartbeat.__name__
+            if header.sequence != self._heard.get(link.peer, 0) + (0 if beat else 1):
+                self.gaps += 1
+                link.missed = True
+            self._heard[link.peer] = header.sequence
+        return True
+
+    def greet(self, header: Header, *, answer: bool = True) -> bool:
+        """Take note of a `Hello`; True when the peer must be told everything: a new life, or one that forgot us.
+
+        A peer that knew us and greets as if it did not has given us up meanwhile, and dropped what we sent.
+        """
+        link = self.links.get(Service(header.sender))
+        if link is None or header.incarnation in link.buried:
+            return False
+        if header.incarnation == link.incarnation:
+            forgot = link.knows_us and header.recipient == 0 and not answer
+            link.knows_us = link.knows_us or header.recipient == self.incarnation
+            if not forgot:
+                return False
+            link.forget()
+        else:
+            link.bury()
         link.incarnation = header.incarnation
+        link.knows_us = header.recipient == self.incarnation
         self._heard[link.peer] = 0
         return True
 
