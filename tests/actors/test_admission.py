@@ -1,6 +1,5 @@
 """Admission's real shell over ipc: fake scheduler and detokenizer, raw clients, garbage, slow and silent readers."""
 
-import os
 import queue
 import random
 import threading
@@ -163,8 +162,8 @@ class Client:
 class Stack:
     """Admission between its fakes."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self.settings = RuntimeSettings(dir=str(folder), heartbeat_s=0.2)
+    def __init__(self, folder: Path, peer_timeout_s: float = 15.0, **changes: Any) -> None:
+        self.settings = RuntimeSettings(dir=str(folder), heartbeat_s=0.2, peer_timeout_s=peer_timeout_s)
         prepare_runtime_dir(self.settings)
         self.rules: Rules = rules(
             **({"context_tokens": 2048, "requests_max": 1000, "tokenizing_characters_max": 10**6} | changes)
@@ -245,6 +244,13 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Stack]:
     made = Stack(tmp_path / "run", client_timeout_ns=400_000_000)
+    yield made.ready()
+    made.stop()
+
+
+@pytest.fixture
+def brittle(tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(tmp_path / "run", peer_timeout_s=1.0)
     yield made.ready()
     made.stop()
 
@@ -462,7 +468,8 @@ def test_another_connection_takes_a_stream_over(stack: Stack) -> None:
     assert [(each.start, each.text) for each in deltas(got)] == [(1, "b")]
 
 
-def test_restarted_peers_are_told_of_everything_unfinished(stack: Stack) -> None:
+def test_restarted_peers_are_told_of_everything_unfinished(brittle: Stack) -> None:
+    stack = brittle
     client = stack.client("client-a")
     client.send(token_request())
     stream = stack.submitted()
@@ -470,7 +477,7 @@ def test_restarted_peers_are_told_of_everything_unfinished(stack: Stack) -> None
     client.expect(Updates)
     for peer in (stack.scheduler, stack.detokenizer):
         peer.stop()
-        os.unlink(stack.settings.dir + f"/{peer.actor.service.value}.sock")
+    wait_until(lambda: set(stack.state()["peers"].values()) == {"0"}, "the dead are not missed")
     stack.scheduler = Peer(Service.SCHEDULER, stack.settings)
     stack.detokenizer = Peer(Service.DETOKENIZER, stack.settings)
     (submission,) = stack.scheduler.expect(Submit).submissions
