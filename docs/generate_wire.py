@@ -38,7 +38,7 @@ All services also send each other `Hello` and `Heartbeat` along these edges. Any
 
 def page() -> str:
     """The whole page."""
-    edges = [
+    edges: list[tuple[str, str, tuple[type[msgspec.Struct], ...]]] = [
         ("client", "admission (public mailbox)", frontdoor.TO_ADMISSION),
         ("admission", "client", frontdoor.TO_CLIENT),
         *((sender.value, recipient.value, kinds) for (sender, recipient), kinds in ROUTES.items() if kinds),

@@ -27,7 +27,8 @@ class Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `incarnation` is a random number that the sender drew when it started; `recipient` is the incarnation it believes
     it is writing to, or 0 when it knows none yet, which only lifecycle and front-door messages may say. ZeroMQ
     delivers mail for a killed process to its successor: what names another incarnation is dropped there.
-    `sequence` counts the sender's messages to this recipient from 1. `traceparent` is W3C trace context or empty.
+    `sequence` counts the sender's messages to this recipient from 1; greetings have none, and a heartbeat repeats the
+    number of the message before it, so that a loss shows. `traceparent` is W3C trace context or empty.
     """
 
     kind: str
