@@ -4,12 +4,13 @@ Every accepted stream is backed by credit, so that an accepted request is never 
 """
 
 from collections import deque
+from typing import Final
 
 from noria.proto.scheduling import Capacity, ClassCapacity
 
-_RETRY_MS_MIN = 100
-_RETRY_MS_MAX = 60_000
-_RETRY_MS_USUAL = 1_000
+_RETRY_MS_MIN: Final = 100
+_RETRY_MS_MAX: Final = 60_000
+_RETRY_MS_USUAL: Final = 1_000
 
 
 class Credit:

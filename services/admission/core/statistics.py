@@ -1,13 +1,14 @@
 """What admission has done so far: the terms of the conservation law, refusals by reason, how fast blocks come back."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Reclaims
 from noria.services.admission.core.validation import Refusal
 
-_STEPS_SHOWN_MAX = 4
+_STEPS_SHOWN_MAX: Final = 4
 
 
 @dataclass(slots=True, eq=False)
