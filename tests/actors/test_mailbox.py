@@ -1,0 +1,169 @@
+"""Links and mailboxes without an actor: what is sent, kept, counted and refused."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from fakes.peers import runtime, wait_for
+
+from noria.proto.base import Header, Service, Stream
+from noria.proto.lifecycle import Heartbeat, Hello, State
+from noria.proto.output import Gap, Progress, TokenRun, Tokens
+from noria.shared.config import RuntimeSettings
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.mailbox import Mailbox, draw_incarnation
+
+A, B = Service.SCHEDULER, Service.DETOKENIZER
+TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1,)),))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RuntimeSettings:
+    fields = runtime(tmp_path, outbox_messages_max=16)
+    prepare_runtime_dir(fields)
+    return fields
+
+
+@pytest.fixture
+def alone(settings: RuntimeSettings) -> Iterator[Mailbox]:
+    """A scheduler whose detokenizer is not there."""
+    box = Mailbox(A, mailbox(settings, A), {B: mailbox(settings, B)}, settings)
+    yield box
+    box.close()
+
+
+def greeting(incarnation: int, recipient: int = 0) -> Header:
+    return Header("Hello", B.value, incarnation, recipient)
+
+
+def mail(box: Mailbox, incarnation: int, sequence: int, kind: str = "Progress") -> Header:
+    return Header(kind, B.value, incarnation, box.incarnation, sequence)
+
+
+def test_incarnations_differ_and_are_never_zero() -> None:
+    drawn = {draw_incarnation() for _ in range(1000)}
+    assert len(drawn) == 1000
+    assert all(0 < incarnation < 2**62 for incarnation in drawn)
+
+
+def test_the_socket_is_for_its_owner_alone(settings: RuntimeSettings, alone: Mailbox) -> None:
+    path = mailbox(settings, A).removeprefix("ipc://")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_message_to_a_peer_that_has_not_joined_is_not_kept(alone: Mailbox) -> None:
+    assert not alone.send(B, TOKENS)
+    assert alone.counts()["outbox"] == 0
+
+
+def test_the_outbox_is_bounded_and_a_refused_message_leaves_no_hole_in_the_numbers(alone: Mailbox) -> None:
+    alone.greet(greeting(5))
+    taken = [alone.send(B, TOKENS) for _ in range(20)]
+    assert taken == [True] * 16 + [False] * 4
+    assert alone.counts()["outbox"] == 16
+    assert alone.links[B].sequence == 16
+    alone.greet(greeting(7))
+    assert alone.counts()["outbox"] == 0
+    assert alone.links[B].sequence == 0
+
+
+def test_a_life_that_was_followed_by_another_is_never_greeted_again(alone: Mailbox) -> None:
+    assert alone.greet(greeting(5))
+    assert not alone.greet(greeting(5))
+    assert alone.greet(greeting(7))
+    assert not alone.greet(greeting(5))
+    assert not alone.current(mail(alone, 5, 1))
+    assert alone.current(mail(alone, 7, 1))
+
+
+def test_a_loss_shows_at_the_next_message_or_heartbeat_and_nowhere_else(alone: Mailbox) -> None:
+    link = alone.links[B]
+    for last, kind, missed in (
+        (3, "Progress", False),
+        (2, "Heartbeat", False),
+        (4, "Progress", True),
+        (3, "Heartbeat", True),
+    ):
+        link.forget()
+        alone.greet(greeting(9))
+        assert alone.current(mail(alone, 9, 1))
+        assert alone.current(mail(alone, 9, 2))
+        assert alone.current(mail(alone, 9, 0, "Heartbeat"))
+        assert alone.current(mail(alone, 9, last, kind))
+        assert link.missed is missed, (last, kind)
+
+
+def test_what_waits_is_sent_in_order_once_the_peer_can_be_reached(settings: RuntimeSettings, alone: Mailbox) -> None:
+    alone.greet(greeting(5))
+    alone.greet_back(B, Hello(1, State.READY, True))
+    for _ in range(3):
+        assert alone.send(B, TOKENS)
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    got: list[tuple[str, int]] = []
+
+    def all_came() -> bool:
+        alone.links[B].flush()
+        got.extend((header.kind, header.sequence) for _, header, _ in other.receive(10))
+        return len(got) == 4
+
+    wait_for(all_came)
+    other.close()
+    assert got == [("Hello", 0), ("Tokens", 1), ("Tokens", 2), ("Tokens", 3)]
+
+
+def test_no_more_mail_is_taken_at_once_than_asked_for(settings: RuntimeSettings, alone: Mailbox) -> None:
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    wait_for(lambda: other.send_once(A, Hello(1, State.READY)))
+    for _ in range(9):
+        assert other.send_once(A, Heartbeat(State.READY))
+    got: list[int] = []
+
+    def all_came() -> bool:
+        got.append(len(list(alone.receive(4))))
+        assert got[-1] <= 4
+        return sum(got) == 10
+
+    wait_for(all_came)
+    other.close()
+
+
+def test_an_answer_to_an_inspector_that_is_gone_is_dropped(alone: Mailbox) -> None:
+    alone.answer(b"inspector-gone", Heartbeat(State.READY))
+    assert alone.counts()["dropped"] == 1
+
+
+def test_a_burst_beyond_the_socket_waits_and_arrives_whole(settings: RuntimeSettings, alone: Mailbox) -> None:
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    other.greet(Header("Hello", A.value, alone.incarnation))
+    alone.greet(greeting(other.incarnation))
+    body = Progress(tuple(Gap(Stream(number, 0), number) for number in range(256)))
+    wait_for(lambda: other.send_once(A, Hello(1, State.READY)))
+    sent = sum(other.send(A, body) for _ in range(900))
+    count = 0
+    while count < sent + 1:
+        assert alone.router.poll(10_000, zmq.POLLIN)
+        count += sum(1 for _ in alone.receive(256))
+        other.links[A].flush()
+    assert alone.counts()["gaps"] == 0
+    other.close()
+
+
+def test_a_header_survives_as_it_was_written(settings: RuntimeSettings, alone: Mailbox) -> None:
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    other.greet(Header("Hello", A.value, alone.incarnation))
+    context = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    assert other.send(A, Progress(()), context)
+    found: list[tuple[Header, msgspec.Struct]] = []
+
+    def came() -> bool:
+        other.links[A].flush()
+        found.extend((header, body) for _, header, body in alone.receive(1))
+        return bool(found)
+
+    wait_for(came)
+    other.close()
+    assert found == [(Header("Progress", B.value, other.incarnation, alone.incarnation, 1, context), Progress(()))]
