@@ -116,6 +116,7 @@ class ExecutorShell:
             "slots": self._slots.used() if self._slots else 0,
             "queued_plans": len(self._plans) + self._lane.held,
             "steps": self._steps,
+            "threads": self._loaded.threads if self._loaded else 0,
             "geometry": msgspec.to_builtins(self._loaded.geometry) if self._loaded else None,
         }
 
