@@ -10,6 +10,7 @@ from noria.client.errors import Refused
 from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
 
+CHOICES_MAX: Final = 1024
 _ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class")
 _DECODER: Final = msgspec.msgpack.Decoder(Generate)
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -71,6 +72,8 @@ def build(
         _DECODER.decode(encoded)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise Refused(Code.INVALID, _reason(error), _parameter(error)) from error
+    if not 1 <= generate.n <= CHOICES_MAX:
+        raise Refused(Code.INVALID, f"n must be between 1 and {CHOICES_MAX}, not {generate.n}", "n")
     if len(encoded) > bytes_max:
         raise Refused(Code.INVALID, f"the request has {len(encoded)} bytes; at most {bytes_max} can be sent")
     return generate

@@ -1,0 +1,17 @@
+"""Run the gateway alone."""
+
+from noria.proto.base import Service
+from noria.services.gateway.config import gateway_config
+from noria.services.gateway.service import GatewayShell
+from noria.shared.config import Config
+from noria.shared.process import main, run
+
+
+def start(config: Config) -> int:
+    """Serve HTTP until SIGTERM."""
+    gateway = gateway_config(config)
+    return run(Service.GATEWAY, config, (), lambda actor, telemetry: GatewayShell(actor, gateway, telemetry))
+
+
+if __name__ == "__main__":
+    main(Service.GATEWAY, start)

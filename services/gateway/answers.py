@@ -1,0 +1,135 @@
+"""Answers as OpenAI's API defines them: whole objects and chunks, for chat and for plain completions."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from noria.client import Choice
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens, how many came from the cache."""
+
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """Tokens used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A chat chunk's delta, or the message of a whole chat choice."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChoiceBody(msgspec.Struct, frozen=True):
+    """A choice of any of the four objects; `stop_reason` is vLLM's name for what matched."""
+
+    index: int
+    delta: Piece | msgspec.UnsetType = msgspec.UNSET
+    message: Piece | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class AnswerBody(msgspec.Struct, frozen=True):
+    """A whole answer or one chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[ChoiceBody, ...]
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Shape(Protocol):
+    """What differs between the endpoints."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def opening(self, index: int, echo: str) -> ChoiceBody | None:
+        """What a stream says of a choice before any token, or None."""
+
+    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
+        """News of a choice."""
+
+    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """A finished choice."""
+
+
+class ChatShape:
+    """/v1/chat/completions."""
+
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int, echo: str) -> ChoiceBody | None:
+        """The role."""
+        del echo
+        return ChoiceBody(index, delta=Piece("assistant", ""))
+
+    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
+        """A delta, empty in the last chunk."""
+        piece = Piece(content=text) if text else Piece()
+        return ChoiceBody(index, delta=piece, finish_reason=finish, stop_reason=stop_reason)
+
+    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """A message."""
+        del echo
+        message = Piece("assistant", choice.text, None)
+        return ChoiceBody(index, message=message, finish_reason=choice.finish_reason, stop_reason=stop_reason)
+
+
+class TextShape:
+    """/v1/completions."""
+
+    prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self, index: int, echo: str) -> ChoiceBody | None:
+        """The prompt, if it is to be echoed."""
+        return ChoiceBody(index, text=echo) if echo else None
+
+    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
+        """Text, empty in the last chunk."""
+        return ChoiceBody(index, text=text, finish_reason=finish, stop_reason=stop_reason)
+
+    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """The whole text."""
+        return ChoiceBody(index, text=echo + choice.text, finish_reason=choice.finish_reason, stop_reason=stop_reason)
+
+
+def usage_body(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> UsageBody:
+    """Tokens used, summed up."""
+    total = prompt_tokens + output_tokens
+    return UsageBody(prompt_tokens, output_tokens, total, PromptDetails(cached_tokens))
+
+
+def stop_reason(matched: str, stop: Sequence[str]) -> str | int | None:
+    """The stop string, the stop token id, or None."""
+    if not matched:
+        return None
+    return int(matched) if matched not in stop and matched.isdecimal() else matched
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """JSON."""
+    return _ENCODER.encode(body)

@@ -1,0 +1,252 @@
+"""The HTTP routes. Each generation endpoint is an ASGI application of its own, which sees its connection close."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from noria.client import AsyncClient, ClientError, Description
+from noria.proto.base import Service
+from noria.services.gateway.bodies import chat_body, completion_body, read_body
+from noria.services.gateway.config import GatewayConfig
+from noria.services.gateway.errors import HttpError, from_client
+from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
+from noria.services.gateway.work import Work, chat_work, completion_work
+from noria.shared import instruments
+from noria.shared.inspect import inspect_all_async
+from noria.shared.log import logger
+from noria.shared.telemetry import Attribute, Span, Telemetry
+
+_DESCRIBE_S: Final = 2.0
+_INSPECT_S: Final = 1.0
+Understand = Callable[[bytes, Headers, int], Work]
+
+
+class Traffic(msgspec.Struct):
+    """Counts of generation requests, for the snapshot."""
+
+    open: int = 0
+    served: int = 0
+
+
+class Generations:
+    """One generation endpoint."""
+
+    def __init__(
+        self,
+        operation: str,
+        understand: Understand,
+        client: AsyncClient,
+        config: GatewayConfig,
+        telemetry: Telemetry,
+        traffic: Traffic,
+    ) -> None:
+        self._operation = operation
+        self._understand = understand
+        self._client = client
+        self._config = config
+        self._telemetry = telemetry
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, within its span."""
+        request = Request(scope, receive)
+        attributes: dict[str, Attribute] = {
+            instruments.ATTRIBUTE_OPERATION: self._operation,
+            instruments.ATTRIBUTE_PROVIDER: "noria",
+        }
+        name = f"{request.method} {request.url.path}"
+        parent = request.headers.get("traceparent", "")
+        span = self._telemetry.span(name, parent, attributes, server=True)
+        outcome = Outcome()
+        self._traffic.open += 1
+        try:
+            await self._answer(request, receive, send, span, outcome)
+        except HttpError as error:
+            outcome.error = str(error)
+            raise
+        except (Disconnected, ClientDisconnect, OSError):
+            outcome.error = "the connection was closed"
+        except asyncio.CancelledError:
+            # The server stops and has waited long enough: leaving has cancelled the generations.
+            outcome.error = "the server was stopped"
+        finally:
+            self._traffic.open -= 1
+            self._traffic.served += 1
+            span.end(_attributes(outcome), error=outcome.error)
+
+    async def _answer(self, request: Request, receive: Receive, send: Send, span: Span, outcome: Outcome) -> None:
+        data = await read_body(request, self._config.body_bytes_max)
+        work = self._understand(data, request.headers, self._config.request_id_characters_max)
+        try:
+            generations = work.start(self._client, span.traceparent)
+        except ClientError as error:
+            raise from_client(error) from error
+        if not work.stream:
+            body = await while_connected(receive, whole(work, generations, outcome))
+            response = Response(body, 200, {"x-request-id": work.request_id}, "application/json")
+            await response(request.scope, receive, send)
+            return
+        accepted = await while_connected(receive, accepted_by_all(generations))
+        outcome.model = accepted[0].model
+        outcome.input_tokens = sum(each.prompt_tokens for each in accepted)
+        await while_connected(receive, EventStream(work, generations, accepted, outcome).run(send))
+
+
+class Pages:
+    """The small endpoints."""
+
+    def __init__(self, client: AsyncClient, config: GatewayConfig) -> None:
+        self._client = client
+        self._config = config
+
+    async def index(self, request: Request) -> Response:
+        """What there is."""
+        del request
+        paths = [route.path for route in self.routes() if route.path != "/"]
+        return _json({"noria": "a continuous-batching LLM inference server", "urls": [*_GENERATION_PATHS, *paths]})
+
+    async def health(self, request: Request) -> Response:
+        """200 while gateway and admission answer."""
+        del request
+        if await self._describe() is None:
+            return _json({"status": "unavailable", "missing": [Service.ADMISSION.value]}, 503)
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 when everything is there, else what is waited for."""
+        del request
+        description = await self._describe()
+        waiting_for = (Service.ADMISSION.value,) if description is None else description.waiting_for
+        return _json({"ready": not waiting_for, "waiting_for": waiting_for}, 503 if waiting_for else 200)
+
+    async def models(self, request: Request) -> Response:
+        """The names served."""
+        del request
+        description = await self._served()
+        return _json({"object": "list", "data": [_model(name, description) for name in description.models]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = str(request.path_params["name"])
+        description = await self._served()
+        if name not in description.models:
+            served = ", ".join(description.models)
+            raise HttpError(404, f"there is no model {name!r}; served: {served}", param="model", code="model_not_found")
+        return _json(_model(name, description))
+
+    async def state(self, request: Request) -> Response:
+        """What every process holds; null for those that do not answer."""
+        del request
+        found = await inspect_all_async(self._config.runtime, timeout_s=_INSPECT_S)
+        state: dict[str, object] = {}
+        for service in Service:
+            snapshot = found.get(service)
+            state[service.value] = snapshot and {
+                "pid": snapshot.pid,
+                "state": snapshot.state,
+                **msgspec.json.decode(snapshot.json),
+            }
+        return _json(state)
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/", self.index),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/debug/state", self.state),
+        ]
+
+    async def _describe(self) -> Description | None:
+        try:
+            return await self._client.describe(_DESCRIBE_S)
+        except ClientError:
+            return None
+
+    async def _served(self) -> Description:
+        try:
+            return await self._client.describe(_DESCRIBE_S)
+        except ClientError as error:
+            raise from_client(error) from error
+
+
+_GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
+
+
+def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> Starlette:
+    """Make the application around a client that lives in the same event loop."""
+    chat = Generations("chat", _understand_chat, client, config, telemetry, traffic)
+    text = Generations("text_completion", _understand_completion, client, config, telemetry, traffic)
+    routes = [
+        Route(_GENERATION_PATHS[0], chat, methods=["POST"]),
+        Route(_GENERATION_PATHS[1], text, methods=["POST"]),
+        *Pages(client, config).routes(),
+    ]
+    handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _understand_chat(data: bytes, headers: Headers, id_characters_max: int) -> Work:
+    return chat_work(chat_body(data), headers, id_characters_max)
+
+
+def _understand_completion(data: bytes, headers: Headers, id_characters_max: int) -> Work:
+    return completion_work(completion_body(data), headers, id_characters_max)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    response = error.response()
+    name = request.headers.get("x-request-id")
+    if name and name.isascii() and name.isprintable():
+        response.headers["x-request-id"] = name
+    return response
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not allowed here"}
+    response = HttpError(error.status_code, messages.get(error.status_code, error.detail)).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    logger(Service.GATEWAY.value).error("request failed", path=request.url.path, error=repr(error))
+    return HttpError(500, "the gateway failed at this request; its log says why", kind="server_error").response()
+
+
+def _attributes(outcome: Outcome) -> dict[str, Attribute]:
+    if not outcome.model:
+        return {}
+    return {
+        instruments.ATTRIBUTE_RESPONSE_MODEL: outcome.model,
+        instruments.ATTRIBUTE_INPUT_TOKENS: outcome.input_tokens,
+        instruments.ATTRIBUTE_OUTPUT_TOKENS: outcome.output_tokens,
+        instruments.ATTRIBUTE_FINISH_REASONS: outcome.finish_reasons,
+    }
+
+
+def _model(name: str, description: Description) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": description.started_unix_s,
+        "owned_by": "noria",
+        "max_model_len": description.max_model_tokens,
+    }
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,50 @@
+"""What the gateway needs of the configuration."""
+
+import msgspec
+
+from noria.shared.config import Config, RuntimeSettings
+from noria.shared.endpoints import public_mailbox
+from noria.shared.errors import UserError
+
+
+class GatewayConfig(msgspec.Struct, frozen=True):
+    """Where to listen, how much to read, how long to wait."""
+
+    host: str
+    port: int
+    body_bytes_max: int
+    message_bytes_max: int
+    request_id_characters_max: int
+    drain_timeout_s: float
+    admission: str
+    runtime: RuntimeSettings
+
+    @property
+    def url(self) -> str:
+        """The base URL for people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def gateway_config(config: Config) -> GatewayConfig:
+    """Take the gateway's part. Raises UserError when the address is not HOST:PORT."""
+    host, port = split_address(config.http.address)
+    return GatewayConfig(
+        host=host,
+        port=port,
+        body_bytes_max=config.http.body_bytes_max,
+        message_bytes_max=config.limits.message_bytes_max,
+        request_id_characters_max=config.limits.request_id_characters_max,
+        drain_timeout_s=config.http.drain_timeout_s,
+        admission=public_mailbox(config.runtime),
+        runtime=config.runtime,
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT as a pair; an IPv6 host stands in brackets. Raises UserError."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"http.address is {address!r}; write it as HOST:PORT, as in 127.0.0.1:8000")
+    return host, int(port)

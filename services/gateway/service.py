@@ -1,0 +1,134 @@
+"""The gateway's shell: HTTP in a thread of its own, the mailbox for supervisor and inspectors in the main one."""
+
+import asyncio
+import socket
+import threading
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+import uvloop
+
+from noria.client import AsyncClient
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import State
+from noria.services.gateway.app import Traffic, build
+from noria.services.gateway.config import GatewayConfig
+from noria.shared.actor import Actor
+from noria.shared.errors import UserError
+from noria.shared.log import logger
+from noria.shared.telemetry import Telemetry
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 30
+
+
+def listen(config: GatewayConfig) -> socket.socket:
+    """Bind the HTTP address. Raises UserError naming it and what to do."""
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server((str(address[0]), config.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"cannot serve HTTP on {config.host}:{config.port}: {error.strerror or error}; "
+            "choose another address with --http HOST:PORT"
+        ) from error
+
+
+class GatewayShell:
+    """Serves HTTP from construction to `close`; raises UserError when the address cannot be had."""
+
+    def __init__(self, actor: Actor, config: GatewayConfig, telemetry: Telemetry) -> None:
+        self._actor = actor
+        self._config = config
+        self._telemetry = telemetry
+        self._traffic = Traffic()
+        self._listener = listen(config)
+        self._server: uvicorn.Server | None = None
+        self._draining = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port in use, also where 0 was asked for."""
+        return int(self._listener.getsockname()[1])
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        """No peer sends the gateway anything but lifecycle messages."""
+
+    def joined(self, peer: Service) -> None:
+        """Nobody needs to be told anything."""
+
+    def lost(self, peer: Service) -> None:
+        """HTTP goes on without the supervisor."""
+
+    def congested(self, peer: Service) -> None:
+        """Nothing is ever queued for a peer."""
+
+    def advance(self, now_ns: int) -> int | None:
+        """Everything happens in the HTTP thread."""
+        del now_ns
+        return None
+
+    def state(self) -> State:
+        """READY once HTTP listens."""
+        if self._draining:
+            return State.DRAINING
+        return State.READY if self._server is not None and self._server.started else State.STARTING
+
+    def progress(self) -> tuple[int, bool]:
+        """Requests answered, and whether some are open."""
+        return self._traffic.served, self._traffic.open > 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is open."""
+        return {"http": self._config.url, "open_responses": self._traffic.open, "served": self._traffic.served}
+
+    def drain(self, timeout_ms: int) -> None:
+        """Stop listening and let open responses finish."""
+        del timeout_ms  # the HTTP server counts its own
+        self._draining = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        """Drain, wait for the HTTP thread, and pass its failure on."""
+        self.drain(0)
+        self._thread.join()
+        self._listener.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # the edge of the thread: `close` raises it in the main one
+            self._failure = error
+        if not self._draining:
+            self._actor.stop()
+
+    async def _serve(self) -> None:
+        async with AsyncClient(self._config.admission, message_bytes_max=self._config.message_bytes_max) as client:
+            app = build(client, self._config, self._telemetry, self._traffic)
+            settings = uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(self._config.drain_timeout_s)),
+            )
+            self._server = uvicorn.Server(settings)
+            if self._draining:
+                return
+            logger(Service.GATEWAY.value).info("http listens", url=self._config.url)
+            await self._server.serve(sockets=[self._listener])

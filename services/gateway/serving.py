@@ -1,0 +1,200 @@
+"""Answering one generation request, whole or streamed, for as long as somebody is there to read it."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.types import Message as HttpMessage
+from starlette.types import Receive, Send
+
+from noria.client import Accepted, ClientError, Completion, Delta, Generation
+from noria.services.gateway.answers import AnswerBody, ChoiceBody, encode, stop_reason, usage_body
+from noria.services.gateway.errors import HttpError, from_client, from_finish
+from noria.services.gateway.work import Work
+
+_T = TypeVar("_T")
+_STREAM_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Outcome(msgspec.Struct):
+    """What became of a request, for its span."""
+
+    model: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Disconnected(Exception):  # noqa: N818  # not an error: nobody reads any more
+    """The connection was closed before the answer was complete."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work`, cancelling it as soon as the connection closes. Raises Disconnected then."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise Disconnected
+        return worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def accepted_by_all(generations: list[Generation]) -> list[Accepted]:
+    """Wait until every generation is accepted; the first refusal raises and the others are left."""
+    try:
+        return [await generation.accepted() for generation in generations]
+    except BaseException as error:
+        _leave(generations)
+        if isinstance(error, ClientError):
+            raise from_client(error) from error
+        raise
+
+
+async def whole(work: Work, generations: list[Generation], outcome: Outcome) -> bytes:
+    """The JSON of the whole answer. Raises HttpError for refusals and for ends that are errors."""
+    try:
+        completions = [await generation.result() for generation in generations]
+    except ClientError as error:
+        raise from_client(error) from error
+    finally:
+        _leave(generations)
+    bodies: list[ChoiceBody] = []
+    for number, completion in enumerate(completions):
+        for choice in completion.choices:
+            if (failure := from_finish(choice.finish)) is not None:
+                raise failure
+            reason = stop_reason(choice.matched, work.stop)
+            index = number * work.choices + choice.index
+            bodies.append(work.shape.whole(index, work.prompts[number].echo, choice, reason))
+    _note(outcome, completions)
+    return encode(
+        AnswerBody(
+            id=work.response_id,
+            object=work.shape.whole_object,
+            created=work.created,
+            model=outcome.model,
+            choices=tuple(bodies),
+            usage=usage_body(
+                outcome.input_tokens, outcome.output_tokens, sum(c.usage.cached_tokens for c in completions)
+            ),
+        )
+    )
+
+
+class EventStream:
+    """One answer as server-sent events; the generations' tasks share one connection."""
+
+    def __init__(self, work: Work, generations: list[Generation], accepted: list[Accepted], outcome: Outcome) -> None:
+        self._work = work
+        self._generations = generations
+        self._outcome = outcome
+        self._model = accepted[0].model
+        self._positions = [(0, 0, 0)] * (len(generations) * work.choices)
+        self._turn = asyncio.Lock()
+
+    async def run(self, send: Send) -> None:
+        """Send everything from the response's start to `[DONE]`; an error ends it with an error event."""
+        headers = [*_STREAM_HEADERS, (b"x-request-id", self._work.request_id.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number, generation in enumerate(self._generations):
+                    tasks.create_task(self._follow(send, number, generation))
+        except* HttpError as errors:
+            first = errors.exceptions[0]
+            assert isinstance(first, HttpError)
+            self._outcome.error = first.body.message
+            await send(_event(first.encode(), last=False))
+            await send(_event(b"[DONE]", last=True))
+        else:
+            await self._finish(send)
+        finally:
+            _leave(self._generations)
+
+    async def _follow(self, send: Send, number: int, generation: Generation) -> None:
+        work = self._work
+        first = number * work.choices
+        for index in range(first, first + work.choices):
+            opening = work.shape.opening(index, work.prompts[number].echo)
+            if opening is not None:
+                await self._send(send, opening)
+        try:
+            while (delta := await generation.next()) is not None:
+                await self._delta(send, first + delta.index, delta)
+        except ClientError as error:
+            raise from_client(error) from error
+
+    async def _delta(self, send: Send, index: int, delta: Delta) -> None:
+        # What a raised attempt takes back has been sent already and is the same text again: send only what is new.
+        _, _, sent = self._positions[index]
+        text = delta.text[max(0, sent - delta.characters) :]
+        self._positions[index] = (
+            delta.attempt,
+            delta.start + len(delta.token_ids),
+            max(sent, delta.characters + len(delta.text)),
+        )
+        if text:
+            await self._send(send, self._work.shape.chunk(index, text, None, None))
+        if delta.finish is not None:
+            if (error := from_finish(delta.finish)) is not None:
+                raise error
+            reason = stop_reason(delta.finish.matched, self._work.stop)
+            await self._send(send, self._work.shape.chunk(index, "", delta.finish.reason, reason))
+
+    async def _finish(self, send: Send) -> None:
+        completions = [await generation.result() for generation in self._generations]
+        _note(self._outcome, completions)
+        if self._work.include_usage:
+            cached = sum(completion.usage.cached_tokens for completion in completions)
+            usage = usage_body(self._outcome.input_tokens, self._outcome.output_tokens, cached)
+            chunk = self._chunk(())
+            await send(_event(encode(msgspec.structs.replace(chunk, usage=usage)), last=False))
+        await send(_event(b"[DONE]", last=True))
+
+    async def _send(self, send: Send, choice: ChoiceBody) -> None:
+        # The position lets a client say later what it has: attempt.tokens.characters of each choice.
+        position = ",".join(f"{attempt}.{tokens}.{characters}" for attempt, tokens, characters in self._positions)
+        event = _event(encode(self._chunk((choice,))), last=False, position=position)
+        async with self._turn:  # a slow reader holds its own stream here, while its news merge in the client
+            await send(event)
+
+    def _chunk(self, choices: tuple[ChoiceBody, ...]) -> AnswerBody:
+        work = self._work
+        usage = None if work.include_usage else msgspec.UNSET
+        return AnswerBody(work.response_id, work.shape.chunk_object, work.created, self._model, choices, usage)
+
+
+def _event(data: bytes, *, last: bool, position: str = "") -> HttpMessage:
+    name = b"id: " + position.encode() + b"\n" if position else b""
+    return {"type": "http.response.body", "body": name + b"data: " + data + b"\n\n", "more_body": not last}
+
+
+def _note(outcome: Outcome, completions: list[Completion]) -> None:
+    first = completions[0].accepted
+    outcome.model = first.model if first is not None else ""
+    outcome.input_tokens = sum(completion.usage.prompt_tokens for completion in completions)
+    outcome.output_tokens = sum(completion.usage.output_tokens for completion in completions)
+    outcome.finish_reasons = tuple(choice.finish_reason for each in completions for choice in each.choices)
+
+
+def _leave(generations: list[Generation]) -> None:
+    for generation in generations:
+        generation.leave()
+
+
+async def _disconnect(receive: Receive) -> None:
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass

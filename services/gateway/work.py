@@ -1,0 +1,159 @@
+"""What one HTTP request asks of admission: the generations to start, and how their answer is to be shaped."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+
+from noria.client import AsyncClient, Generation, Message
+from noria.services.gateway.answers import ChatShape, Shape, TextShape
+from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts
+from noria.services.gateway.errors import invalid
+
+_T = TypeVar("_T")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What one generation starts from; `echo` precedes its output."""
+
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    echo: str = ""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One HTTP request, understood. Choices are numbered prompt by prompt, `choices` for each."""
+
+    shape: Shape
+    response_id: str
+    request_id: str
+    created: int
+    prompts: tuple[Prompt, ...]
+    body: Common
+    choices: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    credential: str
+    traffic_class: str
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return bool(self.body.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.body.stream_options is not None and self.body.stream_options.include_usage
+
+    def start(self, client: AsyncClient, traceparent: str) -> list[Generation]:
+        """Start all generations. Raises Refused, having cancelled those already started."""
+        started: list[Generation] = []
+        try:
+            for number, prompt in enumerate(self.prompts):
+                name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
+                started.append(self._generate(client, prompt, name, traceparent))
+        except BaseException:
+            for generation in started:
+                generation.leave()
+            raise
+        return started
+
+    def _generate(self, client: AsyncClient, prompt: Prompt, name: str, traceparent: str) -> Generation:
+        body = self.body
+        return client.generate(
+            prompt.text,
+            messages=prompt.messages,
+            token_ids=prompt.token_ids,
+            request_id=name,
+            traceparent=traceparent,
+            model=body.model or "",
+            n=self.choices,
+            credential=self.credential,
+            traffic_class=self.traffic_class,
+            temperature=_or(body.temperature, 1.0),
+            top_p=_or(body.top_p, 1.0),
+            top_k=0 if body.top_k == -1 else _or(body.top_k, 0),  # both mean off to vLLM's clients
+            min_p=_or(body.min_p, 0.0),
+            seed=body.seed,
+            max_tokens=self.max_tokens,
+            min_tokens=_or(body.min_tokens, 0),
+            stop=self.stop,
+            stop_token_ids=body.stop_token_ids or (),
+            ignore_eos=bool(body.ignore_eos),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=_or(body.skip_special_tokens, True),
+        )
+
+
+def chat_work(body: ChatBody, headers: Headers, id_characters_max: int) -> Work:
+    """Understand a chat request. Raises HttpError 400."""
+    if not body.messages:
+        raise invalid("messages is empty", "messages")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise invalid("max_tokens and max_completion_tokens contradict each other", "max_completion_tokens")
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    prompt = Prompt(messages=chat_messages(body))
+    return _work(ChatShape(), body, (prompt,), limit, headers, id_characters_max)
+
+
+def completion_work(body: CompletionBody, headers: Headers, id_characters_max: int) -> Work:
+    """Understand a plain completion request. Raises HttpError 400."""
+    found: list[Prompt] = []
+    for given in prompts(body):
+        if isinstance(given, str):
+            found.append(Prompt(text=given, echo=given if body.echo else ""))
+        elif body.echo:
+            raise invalid("echo is supported only for prompts of text", "echo", "unsupported")
+        else:
+            found.append(Prompt(token_ids=tuple(given)))
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    return _work(TextShape(), body, tuple(found), limit, headers, id_characters_max)
+
+
+def _work(
+    shape: Shape,
+    body: Common,
+    found: tuple[Prompt, ...],
+    max_tokens: int | None,
+    headers: Headers,
+    id_characters_max: int,
+) -> Work:
+    response_id = f"{shape.prefix}-{uuid.uuid4().hex}"
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    tier = body.service_tier if body.service_tier not in (None, "auto", "default") else ""
+    return Work(
+        shape=shape,
+        response_id=response_id,
+        request_id=_request_id(headers.get("x-request-id"), id_characters_max) or response_id,
+        created=int(time.time()),
+        prompts=found,
+        body=body,
+        choices=_or(body.n, 1),
+        max_tokens=max_tokens,
+        stop=_stop(body.stop),
+        credential=token.strip() if scheme.lower() == "bearer" else "",
+        traffic_class=headers.get("x-noria-class", "") or tier or "",
+    )
+
+
+def _request_id(given: str | None, characters_max: int) -> str:
+    if not given:
+        return ""
+    if len(given) > characters_max or not all("!" <= each <= "~" for each in given):
+        raise invalid(f"X-Request-Id must be up to {characters_max} printable ASCII characters", "X-Request-Id")
+    return given
+
+
+def _stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if stop is None or stop == "":
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
