@@ -10,7 +10,7 @@ HTTP ?= 127.0.0.1:$(PORT)
 MODEL ?= smollm2
 PROMPT ?= What is a water wheel? Answer in one sentence.
 ONCE ?=
-ARGS ?=
+ARGS ?= --log-level warning
 TESTS ?= tests
 
 BIN := $(VENV)/bin
