@@ -15,6 +15,7 @@ from noria.shared.errors import UserError
 from noria.shared.locks import Holder, living_holder
 
 _POLL_S: Final = 0.05
+_PROC: Final = Path("/proc/self")
 _MARGIN_S: Final = 5.0
 # The enumeration's order is the order of the doors: no service outlives one that still writes to it.
 _SERVICES: Final = tuple(service for service in Service if service is not Service.SUPERVISOR)
@@ -33,7 +34,7 @@ def down() -> None:
     supervisor = living_holder(folder, Service.SUPERVISOR.value)
     if supervisor is not None:
         _signal(supervisor, signal.SIGTERM)
-        if not _gone(folder, supervisor.service, len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S):
+        if not _gone(folder, supervisor, len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S):
             raise UserError(f"the supervisor, process {supervisor.pid}, does not stop; kill it and run this again")
         stopped.append(supervisor)
     for service in _SERVICES:
@@ -49,10 +50,10 @@ def down() -> None:
 
 def _stop(folder: Path, holder: Holder, timeout_s: float) -> None:
     _signal(holder, signal.SIGTERM)
-    if _gone(folder, holder.service, timeout_s):
+    if _gone(folder, holder, timeout_s):
         return
     _signal(holder, signal.SIGKILL)
-    if not _gone(folder, holder.service, _MARGIN_S):
+    if not _gone(folder, holder, _MARGIN_S):
         raise UserError(f"{holder.service}, process {holder.pid}, cannot be killed")
 
 
@@ -60,7 +61,7 @@ def _signal(holder: Holder, number: signal.Signals) -> None:
     """Signal the holder of a lock, but no innocent process: a lock may be held from another container."""
     title = Path(f"/proc/{holder.pid}/cmdline")
     try:
-        if holder.pid <= 0 or (Path("/proc/self").exists() and b"noria" not in title.read_bytes()):
+        if holder.pid <= 0 or (_PROC.exists() and b"noria" not in title.read_bytes()):
             raise UserError(f"{holder.service} runs outside of this container; stop it where it was started")
         os.kill(holder.pid, number)
     except (FileNotFoundError, ProcessLookupError):
@@ -69,10 +70,22 @@ def _signal(holder: Holder, number: signal.Signals) -> None:
         raise UserError(f"{holder.service}, process {holder.pid}, belongs to another user") from error
 
 
-def _gone(folder: Path, name: str, timeout_s: float) -> bool:
+def _gone(folder: Path, holder: Holder, timeout_s: float) -> bool:
+    """Wait until the lock is free and its process, which unloads a large library last, has left too."""
     deadline = time.monotonic() + timeout_s
-    while living_holder(folder, name) is not None:
+    while living_holder(folder, holder.service) is not None or _alive(holder.pid):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended but has not been collected by its parent does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except (FileNotFoundError, PermissionError):
+        return not _PROC.exists()
