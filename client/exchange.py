@@ -232,13 +232,13 @@ class Exchange:
         if call.phase is Phase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
             self._forget(call)
             call.cancelled(over=True)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPENING:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPENING and call.accepted is not None:
             pass  # the answer to an earlier question of ours: the request is being made again already
-        elif body.code is Code.NOT_FOUND and call.empty:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty:
             call.phase = Phase.OPENING
             call.begun_s = now_s
             self._ask(call, now_s)
-        elif body.code is Code.NOT_FOUND:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN:
             self._forget(call)
             call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):

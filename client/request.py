@@ -71,7 +71,8 @@ def build(
         encoded = _ENCODER.encode(generate)
         _DECODER.decode(encoded)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        raise Refused(Code.INVALID, _reason(error), _parameter(error)) from error
+        parameter = _overflowing(options) if isinstance(error, OverflowError) else _parameter(error)
+        raise Refused(Code.INVALID, _reason(error), parameter) from error
     if not 1 <= generate.n <= CHOICES_MAX:
         raise Refused(Code.INVALID, f"n must be between 1 and {CHOICES_MAX}, not {generate.n}", "n")
     if len(encoded) > bytes_max:
@@ -103,6 +104,12 @@ def _sampling(options: Options) -> Sampling:
 
 def _reason(error: Exception) -> str:
     return str(error).partition(" - at ")[0]
+
+
+def _overflowing(options: Options) -> str:
+    """The field with a number that does not fit 64 bits; without one, an id in a list did not."""
+    large = (name for name, value in options.items() if isinstance(value, int) and not -(2**63) <= value < 2**63)
+    return next(large, "token_ids")
 
 
 def _parameter(error: Exception) -> str:

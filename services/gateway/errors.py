@@ -124,10 +124,12 @@ def _refused(error: Refused) -> HttpError:
         case Code.QUOTA:
             return HttpError(429, reason, kind="rate_limit_error", param=param, code="quota", retry_after_ms=retry_ms)
         case Code.OVERLOADED | Code.NOT_READY:
-            return HttpError(503, reason, kind=_SERVER, code=error.code.value, retry_after_ms=retry_ms)
+            return HttpError(503, reason, kind=_SERVER, param=param, code=error.code.value, retry_after_ms=retry_ms)
         case Code.DEADLINE:
-            return HttpError(504, reason, kind="timeout_error", code="deadline", retry_after_ms=error.retry_after_ms)
+            return HttpError(
+                504, reason, kind="timeout_error", param=param, code="deadline", retry_after_ms=error.retry_after_ms
+            )
         case Code.INTERNAL:
-            return HttpError(500, reason, kind=_SERVER, code="internal")
+            return HttpError(500, reason, kind=_SERVER, param=param, code="internal")
         case _:
             assert_never(error.code)
