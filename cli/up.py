@@ -59,6 +59,7 @@ def fetch(config: Config) -> None:
 
 def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
     """Run the supervisor as a child, ask, and serve on unless `once`; Ctrl-C and SIGTERM are passed on to it."""
+    host, port = _reachable(config.http.address)
     descriptor = hand_over(config)
     # In a session of its own, so that one Ctrl-C reaches it exactly once: through us.
     supervisor = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -69,7 +70,7 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
     status = 1
     with _passing_on(supervisor):
         try:
-            if not _ready(config.http.address, supervisor):
+            if not _ready(host, port, supervisor):
                 return _outcome(supervisor.wait()) or 1
             click.echo(f"\n> {prompt}\n")
             options: Options = {"max_tokens": _FIRST_ANSWER_TOKENS, "temperature": 0.0}
@@ -83,16 +84,26 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
         except UserError as error:
             click.echo(f"noria: {error}", err=True)
             supervisor.send_signal(signal.SIGTERM)
+        except BaseException:
+            supervisor.send_signal(signal.SIGTERM)
+            raise
         ended = _wait(supervisor)
     return ended or (EXIT_INTERRUPTED if asked_to_stop else status)
 
 
-def _ready(address: str, supervisor: "subprocess.Popen[bytes]") -> bool:
-    """Wait until the front door says that it is ready; False when the supervisor ended instead."""
+def _reachable(address: str) -> tuple[str, int]:
+    """Host and port at which a program on this machine reaches a bound address. Raises UserError."""
     host, _, port = address.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host.strip("[]"), host.strip("[]"))  # noqa: S104
+    host = host.strip("[]")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"--http: {address!r} is not HOST:PORT with a port from 1 to 65535")
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host), int(port)  # noqa: S104 - not bound
+
+
+def _ready(host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the front door says that it is ready; False when the supervisor ended instead."""
     while supervisor.poll() is None:
-        connection = http.client.HTTPConnection(host, int(port), timeout=2)
+        connection = http.client.HTTPConnection(host, port, timeout=2)
         with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
             connection.request("GET", "/ready")
             if connection.getresponse().status == http.client.OK:

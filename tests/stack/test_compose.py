@@ -174,7 +174,7 @@ def containers(folder: Path, model: Path, *, tcp: bool) -> Iterator[Containers]:
         running.stop()
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+@pytest.mark.parametrize("tcp", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ipc", "tcp"])
 def test_the_containers_commands_as_processes_serve_a_request_and_stop_orderly(
     tmp_path_factory: pytest.TempPathFactory, tcp: bool
 ) -> None:
