@@ -22,7 +22,7 @@ from noria.services.supervisor.config import (
     child_environment,
     supervisor_config,
 )
-from noria.services.supervisor.core import stack
+from noria.services.supervisor.core import events, stack
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.endpoints import mailbox
@@ -52,7 +52,7 @@ class Supervisor:
         self._told_ready: dict[Service, bool] = {}
         self._stops_asked = 0
         self._started_ns = time.monotonic_ns()
-        self.outcome = stack.Over(stack.EXIT_FAILED, "the supervisor stopped by itself")
+        self.outcome = events.Over(stack.EXIT_FAILED, "the supervisor stopped by itself")
 
     def listen_to_signals(self) -> None:
         """Turn SIGINT and SIGTERM into one orderly stop, and a child's end into a turn of the loop."""
@@ -83,14 +83,14 @@ class Supervisor:
     def advance(self, now_ns: int) -> int | None:
         """Tell the core what has happened since the last turn, and do what it says."""
         if self._stack.course is stack.Course.IDLE:
-            self._apply(stack.Begun(now_ns))
+            self._apply(events.Begun(now_ns))
         while self._stops_asked:
             self._stops_asked -= 1
             _LOG.info("stopping", again=self._stack.course is stack.Course.STOPPING)
-            self._apply(stack.StopAsked(now_ns))
+            self._apply(events.StopAsked(now_ns))
         self._collect(now_ns)
         self._hear(now_ns)
-        self._apply(stack.Ticked(now_ns))
+        self._apply(events.Ticked(now_ns))
         return self._stack.wanted_ns()
 
     def state(self) -> State:
@@ -141,19 +141,19 @@ class Supervisor:
                 process.kill()
                 process.wait()
 
-    def _apply(self, event: stack.Event) -> None:
+    def _apply(self, event: events.Event) -> None:
         for reply in self._stack.apply(event):
             match reply:
-                case stack.Spawn():
+                case events.Spawn():
                     self._spawn(reply.service)
-                case stack.Terminate():
+                case events.Terminate():
                     self._processes[reply.service].terminate()
-                case stack.Kill():
+                case events.Kill():
                     _LOG.warning("killing service", child=reply.service.value, overdue=reply.overdue)
                     self._processes[reply.service].kill()
-                case stack.Served():
+                case events.Served():
                     report.ready(self._config, self._pids(), reply.start_ms)
-                case stack.Over():
+                case events.Over():
                     self.outcome = reply
                     self._actor.stop()
                 case _ as never:
@@ -170,7 +170,7 @@ class Supervisor:
         )
         self._processes[service] = process
         _LOG.info("service spawned", child=service.value, pid=process.pid)
-        self._apply(stack.Spawned(service, process.pid, time.monotonic_ns()))
+        self._apply(events.Spawned(service, process.pid, time.monotonic_ns()))
 
     def _collect(self, now_ns: int) -> None:
         for service, process in list(self._processes.items()):
@@ -178,7 +178,7 @@ class Supervisor:
             if status is not None:
                 del self._processes[service]
                 _LOG.info("service ended", child=service.value, pid=process.pid, status=status)
-                self._apply(stack.Exited(service, status, now_ns))
+                self._apply(events.Exited(service, status, now_ns))
 
     def _hear(self, now_ns: int) -> None:
         for service, link in self._actor.mailbox.links.items():
@@ -189,7 +189,7 @@ class Supervisor:
             ready = link.state is State.READY
             if self._told_ready.get(service) is not ready:
                 self._told_ready[service] = ready
-                self._apply(stack.Reported(service, ready, now_ns))
+                self._apply(events.Reported(service, ready, now_ns))
 
     def _pids(self) -> dict[Service, int]:
         return {Service.SUPERVISOR: os.getpid()} | {

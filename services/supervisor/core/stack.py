@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, assert_never
 
-import msgspec
-
 from noria.proto.base import Service
+from noria.services.supervisor.core.events import (
+    Begun,
+    Event,
+    Exited,
+    Kill,
+    Over,
+    Reply,
+    Reported,
+    Served,
+    Spawn,
+    Spawned,
+    StopAsked,
+    Terminate,
+    Ticked,
+)
 
 START_ORDER: Final = (
     Service.EXECUTOR,  # loads the longest
@@ -67,86 +80,6 @@ class Course(IntEnum):
 
 class IllegalEvent(Exception):  # noqa: N818 - named after what it is, like the events
     """An event that cannot happen in the present phase: a bug of the shell."""
-
-
-class Begun(msgspec.Struct, frozen=True):
-    """Start everything."""
-
-    now_ns: int
-
-
-class Spawned(msgspec.Struct, frozen=True):
-    """A child runs."""
-
-    service: Service
-    pid: int
-    now_ns: int
-
-
-class Reported(msgspec.Struct, frozen=True):
-    """A child says whether it is ready."""
-
-    service: Service
-    ready: bool
-    now_ns: int
-
-
-class Exited(msgspec.Struct, frozen=True):
-    """A child is gone. `status` is its exit status, or minus the signal that ended it."""
-
-    service: Service
-    status: int
-    now_ns: int
-
-
-class StopAsked(msgspec.Struct, frozen=True):
-    """Someone wants the stack to end; asked again, at once."""
-
-    now_ns: int
-
-
-class Ticked(msgspec.Struct, frozen=True):
-    """Time has passed."""
-
-    now_ns: int
-
-
-Event = Begun | Spawned | Reported | Exited | StopAsked | Ticked
-
-
-class Spawn(msgspec.Struct, frozen=True):
-    """Start this service; answer with `Spawned`."""
-
-    service: Service
-
-
-class Terminate(msgspec.Struct, frozen=True):
-    """Ask this child to end (SIGTERM)."""
-
-    service: Service
-
-
-class Kill(msgspec.Struct, frozen=True):
-    """End this child by force (SIGKILL). `overdue`: it was asked and did not end in time."""
-
-    service: Service
-    overdue: bool
-
-
-class Served(msgspec.Struct, frozen=True):
-    """Every child is ready, so long after the start."""
-
-    start_ms: int
-
-
-class Over(msgspec.Struct, frozen=True):
-    """Every child is gone: leave with this exit status; `cause` says what went wrong, empty after an orderly stop."""
-
-    exit_status: int
-    cause: str
-
-
-Reply = Spawn | Terminate | Kill | Served | Over
 
 
 @dataclass(slots=True, eq=False)

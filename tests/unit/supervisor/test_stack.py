@@ -6,14 +6,10 @@ from collections.abc import Iterable
 import pytest
 
 from noria.proto.base import Service
-from noria.services.supervisor.core.stack import (
-    START_ORDER,
-    STOP_ORDER,
+from noria.services.supervisor.core.events import (
     Begun,
-    Course,
     Event,
     Exited,
-    IllegalEvent,
     Kill,
     Over,
     Reply,
@@ -21,12 +17,11 @@ from noria.services.supervisor.core.stack import (
     Served,
     Spawn,
     Spawned,
-    Stack,
     StopAsked,
     Terminate,
     Ticked,
-    describe_exit,
 )
+from noria.services.supervisor.core.stack import START_ORDER, STOP_ORDER, Course, IllegalEvent, Stack, describe_exit
 
 SECOND = 1_000_000_000
 
