@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 
 from noria.client.call import Call, Phase
+from noria.client.errors import Interrupted
 from noria.client.exchange import Exchange
 from noria.client.results import Accepted, Completion, Delta
 
@@ -40,7 +41,7 @@ class Generation:
             if call.error is not None:
                 raise call.error
             if self.finished:
-                raise asyncio.CancelledError("cancelled before it was accepted")
+                raise Interrupted("the request was cancelled before it was accepted")
             await self._wait()
         return call.accepted
 

@@ -319,6 +319,16 @@ def test_leaving_after_the_end_cancels_nothing(door: FrontDoor) -> None:
     assert not door.of(Cancel)
 
 
+def test_what_was_cancelled_before_it_was_accepted_says_so(door: FrontDoor) -> None:
+    async def story(client: AsyncClient) -> None:
+        generation = client.generate("hi", request_id="r")
+        await generation.aclose()
+        with pytest.raises(Interrupted, match="before"):
+            await generation.accepted()
+
+    run(door, story)
+
+
 def test_cancel_lets_the_reader_see_the_end(door: FrontDoor) -> None:
     async def story(client: AsyncClient) -> None:
         generation = client.generate("hi", request_id="r")
