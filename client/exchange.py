@@ -30,13 +30,14 @@ from noria.proto.frontdoor import (
 
 Send = Callable[[msgspec.Struct, str], bool]
 _INCARNATIONS_REMEMBERED: Final = 16
+_SIGNS_PER_TIMEOUT: Final = 3
 
 
 class Patience(msgspec.Struct, frozen=True):
     """How long a client waits, in seconds.
 
     accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a request
-    from a server that does show life. ping_s: between signs of life of our own. silence_s: without news of an open
+    from a server that does show life. ping_s: between signs of life of our own, more often where the server is less patient. silence_s: without news of an open
     call before it attaches again. reconnect_s: without any sign of life before open calls are given up.
     resend_s, resend_max_s: first and longest pause between repeated questions. leave_s: how long an abandoned call
     waits for its end to be confirmed. calls_max: calls at a time.
@@ -64,6 +65,7 @@ class Exchange:
         self._heard_s = 0.0
         self._connected_s = 0.0
         self._pinged_s = 0.0
+        self._ping_s = patience.ping_s
         self._ended: dict[str, None] = {}
         self._unwanted: dict[str, None] = {}
 
@@ -149,7 +151,7 @@ class Exchange:
         self.settle()
         if not self.calls:
             return
-        if now_s - self._pinged_s >= self._patience.ping_s:
+        if now_s - self._pinged_s >= self._ping_s:
             self._pinged_s = now_s
             self._send(Ping(), "")
         for call in list(self.calls.values()):
@@ -221,6 +223,8 @@ class Exchange:
         if call is None:
             self._unwanted[body.id] = None
             return
+        if body.peer_timeout_ms:
+            self._ping_s = min(self._patience.ping_s, body.peer_timeout_ms / 1000 / _SIGNS_PER_TIMEOUT)
         call.accept(body)
         if call.phase is Phase.OPEN and not call.cancelling:
             self._news(call, now_s)

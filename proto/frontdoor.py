@@ -95,7 +95,10 @@ class Code(StrEnum):
 
 
 class Accepted(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The request is in the ledger and will not be lost. `request` is admission's own number for it."""
+    """The request is in the ledger and will not be lost. `request` is admission's own number for it.
+
+    A client that is silent for `peer_timeout_ms` is taken for gone; 0 leaves it open.
+    """
 
     id: str
     request: int
@@ -103,6 +106,7 @@ class Accepted(msgspec.Struct, array_like=True, frozen=True, gc=False):
     model: str
     seed: int
     attempt: int = 0
+    peer_timeout_ms: int = 0
 
 
 class Rejected(msgspec.Struct, array_like=True, frozen=True, gc=False):

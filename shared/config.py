@@ -204,7 +204,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     supervised: Annotated[bool, Meta(description="Set by the supervisor for the services it starts.")] = False
     heartbeat_s: Annotated[float, Meta(description="Time between heartbeats.", gt=0)] = 1.0
     peer_timeout_s: Annotated[
-        float, Meta(description="Silence after which a peer or client is taken for gone.", gt=0)
+        float, Meta(description="Silence after which a peer or client is taken for gone.", ge=3)
     ] = 15.0
     retention_s: Annotated[
         float, Meta(description="How long an ended request can be fetched again when nobody acknowledged it.", ge=0)

@@ -42,6 +42,8 @@ _LADDER: Final = (
 )
 _FLOORS: Final = (1, 2, 4, 8, 16, 32)
 _COMPARED_ROWS: Final = 32
+PART_INPUTS: Final = 512
+"""Inputs that a float32 product adds up in one go."""
 
 
 class Linear:
@@ -53,7 +55,14 @@ class Linear:
         self.floor = floor
         self._bias = bias
         self._packed = packable(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._packed else weight
+        self._parts = [(slice(0, self.inputs), weight)]
+        if self._packed:
+            # oneDNN adds up all inputs one after the other, which in float32 costs a digit that MKL keeps: summed in
+            # parts, logits of a 135M model are off by 6e-5 at most instead of 8e-5, against float64.
+            parts = -(-self.inputs // PART_INPUTS) if weight.dtype == torch.float32 else 1
+            size = -(-self.inputs // parts)
+            places = [slice(start, min(start + size, self.inputs)) for start in range(0, self.inputs, size)]
+            self._parts = [(place, _packed(weight[:, place].contiguous())) for place in places]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs]."""
@@ -63,10 +72,14 @@ class Linear:
         return self._product(x)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return product
-        return functional.linear(x, self._weight, self._bias)
+        if not self._packed:
+            return functional.linear(x, self._parts[0][1], self._bias)
+        if len(self._parts) == 1:
+            return _packed_product(x, self._parts[0][1], self._bias)
+        total = _packed_product(x[:, self._parts[0][0]].contiguous(), self._parts[0][1], self._bias)
+        for place, part in self._parts[1:]:
+            total += _packed_product(x[:, place].contiguous(), part, None)
+        return total
 
 
 class Floors:
@@ -93,6 +106,16 @@ def packable(weight: torch.Tensor) -> bool:
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+    return packed
+
+
+def _packed_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def _telling(weight: torch.Tensor) -> torch.Tensor:

@@ -187,6 +187,7 @@ def _prompts(prompt: msgspec.Raw) -> list[str] | list[list[int]]:
 
 def _decode(decoder: msgspec.json.Decoder[_B], data: bytes) -> _B:
     try:
+        data.decode()  # parts that are read later are not looked at by the decoder
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at ")

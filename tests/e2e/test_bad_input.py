@@ -43,7 +43,7 @@ BAD_COMPLETIONS: list[tuple[str, dict[str, object], int, str]] = [
     ("empty prompt", {"prompt": ""}, 400, "prompt"),
     ("prompt missing", {"prompt": None}, 400, "prompt"),
     ("prompt an object", {"prompt": {"a": 1}}, 400, "prompt"),
-    ("over-long prompt", {"prompt": "word " * 5_000}, 400, "context"),
+    ("over-long prompt", {"prompt": "word " * 5_000}, 400, "2048"),
     ("negative token id", {"prompt": [5, -1]}, 400, "-1"),
     ("token id out of the vocabulary", {"prompt": [5, 1_000_000]}, 400, "1000000"),
     ("token id beyond 64 bits", {"prompt": [5, 2**70]}, 400, "prompt"),
@@ -73,7 +73,7 @@ BAD_MESSAGES: list[tuple[str, object, str]] = [
     ("messages a string", "hello", "messages"),
     ("an unknown role", [{"role": "wizard", "content": "hi"}], "role"),
     ("content missing", [{"role": "user"}], "content"),
-    ("an image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "image_url"),
+    ("an image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "only parts of type text"),
 ]
 
 

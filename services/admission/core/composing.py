@@ -18,9 +18,16 @@ def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Del
     return Delta(request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text)
 
 
-def accepted(request: Request) -> Accepted:
+def accepted(request: Request, client_timeout_ns: int) -> Accepted:
     """The answer that opens a request's streams."""
-    return Accepted(request.key.id, request.number, request.prompt_tokens, request.model, request.seed)
+    return Accepted(
+        id=request.key.id,
+        request=request.number,
+        prompt_tokens=request.prompt_tokens,
+        model=request.model,
+        seed=request.seed,
+        peer_timeout_ms=client_timeout_ns // 1_000_000,
+    )
 
 
 def finished(request: Request, choice: Choice) -> Finished:
