@@ -46,7 +46,7 @@ def _draw(logits: torch.Tensor, sampler: Sampler, rows: Integers) -> torch.Tenso
         scores = scores.masked_fill_(scores < least[:, None], -torch.inf)
     cumulative = scores.exp_().cumsum(-1, dtype=torch.float64)
     draws = torch.from_numpy(uniform(sampler.seeds[rows], sampler.positions[rows]))[:, None]
-    totals = cumulative[:, -1:]
+    totals = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, draws * totals, right=True)
     # A product rounded up to the whole mass finds nothing: the last token with any mass is meant.
     last = torch.searchsorted(cumulative, totals)
@@ -72,26 +72,25 @@ def _least_scores(
 
 
 def _least_of_sorted(scores: torch.Tensor, top_k: Integers, top_p: NDArray[np.float64]) -> torch.Tensor:
-    vocabulary = scores.shape[1]
-    head = scores.topk(min(vocabulary, max(_HEAD, int(top_k.max()))), -1).values
-    least = torch.full((len(scores),), -torch.inf)
-    for row in range(len(scores)):
-        ranked = head[row]
-        if top_k[row] > 0:
-            least[row] = ranked[top_k[row] - 1]
-        if top_p[row] < 1:
-            least[row] = _least_of_mass(scores[row], ranked, float(least[row]), float(top_p[row]))
-    return least
+    head = scores.topk(min(scores.shape[1], max(_HEAD, int(top_k.max()))), -1).values
+    counts = torch.from_numpy(top_k)[:, None]
+    least = torch.where(counts > 0, head.gather(1, (counts - 1).clamp(min=0)), -torch.inf)
+    if (top_p >= 1).all():
+        return least[:, 0]
+    share = torch.from_numpy(top_p)[:, None]
+    # Summed one after the other, not by sum(), whose order depends on how many rows there are.
+    mass = scores.masked_fill(scores < least, -torch.inf).exp_().cumsum(-1, dtype=torch.float64)[:, -1:]
+    wanted = (mass * share).contiguous()
+    ranked = head.masked_fill(head < least, -torch.inf)
+    place = torch.searchsorted(ranked.exp().cumsum(-1, dtype=torch.float64), wanted)
+    found = ranked.gather(1, place.clamp(max=ranked.shape[1] - 1))
+    for row in torch.nonzero((place == ranked.shape[1]) & (share < 1))[:, 0].tolist():
+        found[row] = _least_of_whole(scores[row], float(least[row]), wanted[row])
+    return torch.where(share < 1, torch.maximum(least, found), least)[:, 0]
 
 
-def _least_of_mass(scores: torch.Tensor, ranked: torch.Tensor, least: float, share: float) -> float:
-    """The score at which the likeliest tokens, of those from `least` up, first hold `share` of the mass."""
-    kept = scores[scores >= least]
-    wanted = kept.exp().cumsum(0, dtype=torch.float64)[-1] * share
-    for candidates in (ranked, None):
-        values = kept.sort(descending=True).values if candidates is None else candidates[candidates >= least]
-        mass = values.exp().cumsum(0, dtype=torch.float64)
-        place = int(torch.searchsorted(mass, wanted))
-        if place < len(values):
-            return float(values[place])
-    return float(kept.min())
+def _least_of_whole(scores: torch.Tensor, least: float, wanted: torch.Tensor) -> float:
+    """The score at which the likeliest tokens, of those from `least` up, first hold the mass `wanted`."""
+    ranked = scores[scores >= least].sort(descending=True).values
+    place = int(torch.searchsorted(ranked.exp().cumsum(0, dtype=torch.float64), wanted))
+    return float(ranked[min(place, len(ranked) - 1)])

@@ -1,0 +1,48 @@
+"""Models for the numeric tests: the small real one where it has been pulled, and transformers' answers to compare with."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from numerics.comparison import LENGTHS, NEW_TOKENS, TEXT, Expected, decoder_of, expect
+
+from noria.services.executor.decoder import Decoder
+from noria.shared.config import load
+from noria.shared.errors import UserError
+from noria.shared.models import resolve
+
+
+@pytest.fixture(scope="session")
+def real_folder() -> Path:
+    settings = msgspec.structs.replace(load(None).model, dtype="auto")
+    try:
+        return resolve(settings)
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def prompts(real_folder: Path) -> list[tuple[int, ...]]:
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(real_folder / "tokenizer.json")).encode(TEXT * 20).ids
+    return [tuple(ids[7 * i : 7 * i + length]) for i, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="session")
+def expected(real_folder: Path, prompts: list[tuple[int, ...]]) -> list[Expected]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(real_folder), dtype=torch.float32)
+    return expect(model, prompts, NEW_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def float32(real_folder: Path) -> Decoder:
+    return decoder_of(real_folder, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def bfloat16(real_folder: Path) -> Decoder:
+    return decoder_of(real_folder, torch.bfloat16)

@@ -1,0 +1,91 @@
+"""Tiny random models of each family equal transformers in float32, prefilled in pieces and decoded from pages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from numerics.comparison import decoder_of, expect
+from numerics.driving import Asked, Driver, Way
+
+from noria.proto.base import Sampling
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = [
+    pytest.param("Llama", {"tie_word_embeddings": True}, id="llama, tied"),
+    pytest.param("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6}, id="llama, biases"),
+    pytest.param("Llama", {"rope_parameters": LLAMA3}, id="llama 3 positions"),
+    pytest.param(
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 2.0}}, id="linear positions"
+    ),
+    pytest.param("Mistral", {"sliding_window": None}, id="mistral"),
+    pytest.param("Qwen2", {"num_key_value_heads": 1}, id="qwen2"),
+    pytest.param("Qwen3", {"tie_word_embeddings": True}, id="qwen3"),
+]
+
+
+def build(name: str, options: dict[str, Any], folder: Path) -> Any:
+    import transformers
+
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **options})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases are zero and norms one at first, which would hide a mistake
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("name", "options"), FAMILIES)
+def test_a_tiny_model_of_the_family_equals_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = build(name, options, tmp_path)
+    decoder = decoder_of(tmp_path, torch.float32, 1024)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (1, 40, 300)]
+    expected = expect(model, prompts, 6)
+    asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=6)) for prompt in prompts]
+    answers = Driver(decoder, Way(max_batch_tokens=37, every=1), 1024).run(asked)
+    for answer, want in zip(answers, expected, strict=True):
+        certain = want.certain()
+        assert certain > 0
+        assert answer.ids[:certain] == want.ids[:certain]
+        for position in range(certain):
+            assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-4
+
+
+def test_a_sharded_checkpoint_is_read(tmp_path: Path) -> None:
+    from numerics.driving import Way
+
+    model = build("Llama", {}, tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
+    asked = [Asked((5, 6, 7), Sampling(temperature=0.0, max_tokens=3))]
+    whole, shards = (
+        Driver(decoder_of(tmp_path / name, torch.float32, 1024), Way(), 1024).run(asked)[0]
+        for name in ("whole", "shards")
+    )
+    assert whole.ids == shards.ids
+    assert torch.equal(whole.logits[2], shards.logits[2])

@@ -1,0 +1,101 @@
+"""What is refused before a model is loaded: families, options, and memory that does not suffice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from noria.services.executor.config import ExecutorConfig
+from noria.services.executor.families import Architecture, architecture
+from noria.services.executor.linear import Floors, Linear
+from noria.services.executor.sizing import cores, free_memory, num_blocks
+from noria.shared.config import ModelSettings
+from noria.shared.errors import UserError
+
+PUBLISHED = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def read(folder: Path, **changes: Any) -> Architecture:
+    (folder / "config.json").write_text(json.dumps({**PUBLISHED, **changes}))
+    return architecture(folder, 512)
+
+
+def test_an_older_config_without_rope_parameters_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0})
+    assert (found.rope.theta, found.rope.kind, found.rope.factor) == (5e5, "linear", 4.0)
+    assert (found.head_dim, found.query_group) == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"model_type": "mistral", "sliding_window": 128}, "--max-model-tokens 128"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "--max-model-tokens 64"),
+        ({"num_hidden_layers": "two"}, "does not describe"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        read(tmp_path, **changes)
+
+
+def settings(**changes: Any) -> ExecutorConfig:
+    values: dict[str, Any] = {
+        "max_slots": 4,
+        "max_batch_tokens": 64,
+        "page_size": 16,
+        "num_blocks": None,
+        "max_memory_percent": 0.5,
+        "threads": None,
+    }
+    return ExecutorConfig(model=ModelSettings(), **{**values, **changes})
+
+
+def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use(tmp_path: Path) -> None:
+    family = read(tmp_path)
+    block_bytes = 2 * 2 * 2 * 16 * 4 * 16
+    assert num_blocks(settings(), family, 512, 4, 10**10, 0) == 4 * 32 + 2
+    some = num_blocks(settings(), family, 512, 4, 2 * (1_000_000 + 60 * block_bytes), 0)
+    assert 34 <= some < 130
+    assert num_blocks(settings(num_blocks=7), family, 512, 4, 0, 0) == 7
+
+
+def test_too_little_memory_for_one_request_is_an_error_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* lower --max-model-tokens"):
+        num_blocks(settings(), read(tmp_path), 512, 4, 1_000_000, 0)
+
+
+def test_this_machine_has_cores_and_memory() -> None:
+    assert cores() >= 1
+    assert free_memory() > 1 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [64, 1536])
+def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(96, inputs, generator=generator).to(dtype)
+    bias = torch.randn(96, generator=generator).to(dtype)
+    x = torch.randn(70, inputs, generator=generator).to(dtype)
+    floors = Floors()
+    linear = Linear(weight, bias, floors.of(weight, 70))
+    if not floors.steady:
+        pytest.skip("this processor's kernels have no steady order of summation, which the executor says at start")
+    whole = linear(x)
+    assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.02, atol=0.5)
+    for count in (1, 2, 3, 5, 11, 33):
+        assert torch.equal(linear(x[:count]), whole[:count])

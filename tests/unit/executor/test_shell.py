@@ -1,0 +1,195 @@
+"""The executor's shell against a lane that is turned by hand: epochs, failures, order, and what is told to whom."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from noria.proto.base import Header, Sampling, Service, Stream
+from noria.proto.execution import Failure, Fill, Geometry, Group, Slice, StepDone, StepFailed, StepPlan
+from noria.proto.lifecycle import State
+from noria.services.executor.batch import Batch
+from noria.services.executor.engine import Loaded
+from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
+from noria.services.executor.service import ExecutorShell
+from noria.services.executor.shape import Shape
+from noria.shared.actor import Shell
+from noria.shared.config import TelemetrySettings
+from noria.shared.telemetry import Telemetry
+
+SHAPE = Shape(max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=40, vocabulary=50)
+GEOMETRY = Geometry("m", (Group(0, 1),), 40, 2, 16, 4, 64, 200, 50, "float32", "cpu")
+LOADED = Loaded(SHAPE, GEOMETRY, 1, 1, 1, 1, 0.1, True)
+
+
+@dataclass(eq=False)
+class HandLane:
+    """Computes when told; every sampled id is 9."""
+
+    batches: deque[Batch] = field(default_factory=deque)
+    outcomes: list[Outcome] = field(default_factory=list)
+    uncollected: int = 0
+
+    @property
+    def held(self) -> int:
+        return self.uncollected
+
+    def post(self, batch: Batch) -> None:
+        assert self.uncollected < LANE_BATCHES
+        self.uncollected += 1
+        self.batches.append(batch)
+
+    def collect(self) -> list[Outcome]:
+        found, self.outcomes = self.outcomes, []
+        self.uncollected -= sum(isinstance(each, Computed | Broken) for each in found)
+        return found
+
+    def close(self) -> None:
+        pass
+
+    def turn(self, failure: Failure | None = None) -> None:
+        batch = self.batches.popleft()
+        self.outcomes.append(
+            Broken(batch, failure, "it broke") if failure else Computed(batch, (9,) * len(batch.products), 50, 0)
+        )
+
+
+@dataclass(eq=False)
+class Letters:
+    """Keeps what is sent."""
+
+    sent: list[msgspec.Struct] = field(default_factory=list)
+    stopped: bool = False
+
+    def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
+        assert peer is Service.SCHEDULER
+        self.sent.append(body)
+        return True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Bench:
+    def __init__(self, *, loaded: bool = True) -> None:
+        self.lane, self.letters = HandLane(), Letters()
+        telemetry = Telemetry(Service.EXECUTOR, 1, TelemetrySettings())
+        self.shell = ExecutorShell(self.letters, telemetry, lambda: self.lane)
+        if loaded:
+            self.lane.outcomes.append(LOADED)
+            self.shell.advance(0)
+            self.letters.sent.clear()
+
+    def plan(self, epoch: int, number: int, *, slices: tuple[Slice, ...] = (), fill: tuple[Fill, ...] = ()) -> None:
+        header = Header("StepPlan", "scheduler", 1)
+        self.shell.receive(Service.SCHEDULER, header, StepPlan(epoch, number, slices, fill=fill))
+
+    def open(self, epoch: int) -> None:
+        filled = Fill(0, Stream(1, 0), 0, (1, 2, 3), (), Sampling(temperature=0.0), (), ((5, 6),))
+        self.plan(epoch, 1, slices=(Slice(0, 0, 3, False, True),), fill=(filled,))
+
+    def turn(self, failure: Failure | None = None) -> list[msgspec.Struct]:
+        """Advance, compute one batch, advance; what was sent."""
+        self.letters.sent.clear()
+        self.shell.advance(0)
+        if self.lane.batches:
+            self.lane.turn(failure)
+        self.shell.advance(0)
+        return list(self.letters.sent)
+
+
+def test_geometry_is_told_once_the_model_is_loaded_and_to_each_new_scheduler() -> None:
+    bench = Bench(loaded=False)
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.letters.sent == []
+    assert bench.shell.state() is State.STARTING
+    bench.lane.outcomes.append(LOADED)
+    bench.shell.advance(0)
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.letters.sent == [GEOMETRY, GEOMETRY]
+    assert bench.shell.state() is State.READY
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_process_with_its_reason() -> None:
+    bench = Bench(loaded=False)
+    bench.lane.outcomes.append(LoadFailed("no such model"))
+    bench.shell.advance(0)
+    assert bench.letters.stopped
+    assert bench.shell.failed == "no such model"
+
+
+def test_the_next_plan_is_prepared_while_a_step_computes_and_a_third_waits() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    bench.plan(1, 3, slices=(Slice(0, 4, 1, True, True),))
+    bench.shell.advance(0)
+    assert [batch.number for batch in bench.lane.batches] == [1, 2]
+    assert bench.shell.snapshot()["queued_plans"] == 3
+    done = [bench.turn(), bench.turn(), bench.turn()]
+    assert [each.number for (each,) in done if isinstance(each, StepDone)] == [1, 2, 3]
+    assert [each.sampled[0].start for (each,) in done if isinstance(each, StepDone)] == [0, 1, 2]
+    assert bench.shell.snapshot()["queued_plans"] == 0
+
+
+def test_a_failed_step_is_told_once_and_the_rest_of_its_epoch_is_discarded() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    bench.plan(1, 3, slices=(Slice(0, 4, 1, True, True),))
+    assert bench.turn(Failure.MEMORY) == [StepFailed(1, 1, Failure.MEMORY, "it broke")]
+    assert bench.turn(Failure.ERROR) == []
+    bench.plan(1, 4)
+    assert bench.turn() == []
+    bench.open(2)
+    assert [type(each) for each in bench.turn()] == [StepDone]
+
+
+def test_an_illegal_plan_fails_as_invalid() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 3)
+    bench.shell.advance(0)
+    (failed,) = bench.letters.sent
+    assert isinstance(failed, StepFailed)
+    assert (failed.number, failed.failure) == (3, Failure.INVALID)
+
+
+def test_results_of_an_epoch_that_was_replaced_are_not_told() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.shell.advance(0)
+    bench.open(2)
+    bench.shell.advance(0)
+    assert bench.turn() == []
+    assert [(each.epoch, each.number) for each in bench.turn() if isinstance(each, StepDone)] == [(2, 1)]
+
+
+def test_a_failure_of_the_old_epoch_spares_plans_of_the_new_one_that_wait() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    bench.shell.advance(0)
+    bench.open(2)
+    bench.turn(Failure.ERROR)
+    bench.turn(Failure.ERROR)
+    assert [(each.epoch, each.number) for each in bench.turn() if isinstance(each, StepDone)] == [(2, 1)]
+
+
+def test_a_new_scheduler_finds_empty_slots_and_hears_nothing_of_old_steps() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    bench.shell.advance(0)
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.turn() == []
+    assert bench.turn() == []
+    assert (bench.shell.snapshot()["slots"], bench.shell.snapshot()["queued_plans"]) == (0, 0)
+
+
+def test_too_many_waiting_plans_end_the_epoch() -> None:
+    bench = Bench()
+    bench.open(1)
+    for number in range(2, 12):
+        bench.plan(1, number)
+    assert any(isinstance(each, StepFailed) and each.failure is Failure.INVALID for each in bench.letters.sent)
