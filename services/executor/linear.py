@@ -3,7 +3,7 @@
 oneDNN packs a weight into the layout that its kernel wants, which is also the fastest way at every size measured. Which
 kernel runs depends on the number of rows, and with it the order of summation: products over 1536 inputs differed
 between one row and several, those over 576 never. So each shape is probed when it is first loaded for the least number
-of rows from which on a row's result no longer changes, and fewer rows are filled up to it (docs/decisions/0003).
+of rows from which on a row's result no longer changes, and fewer rows are filled up to it (docs/decisions/0004).
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """The operations in plain PyTorch, for any dtype: what every faster implementation is measured against.
 
 On a CPU with MKL and oneDNN each of them gives a query token the same bits whoever is in the batch and however its
-prompt was cut: see docs/decisions/0003.
+prompt was cut: see docs/decisions/0004.
 """
 
 import torch

@@ -11,7 +11,7 @@ CHUNK_TOKENS: Final = 256
 """Attention sums keys in spans of about so many tokens, one after the other.
 
 A fixed span is what makes a result independent of batch and prefill chunk; 256 was as fast as 512 and faster than 128
-on contexts of 256 tokens (docs/decisions/0003).
+on contexts of 256 tokens (docs/decisions/0004).
 """
 
 
