@@ -110,7 +110,9 @@ def results(slots: Slots, batch: Batch, ids: Sequence[int]) -> tuple[Sampled, ..
 
 def _layout(slots: Slots, plan: StepPlan) -> Batch:
     shape = slots.shape
-    columns = np.array(plan.slices, np.int64).reshape(-1, 5)
+    columns = np.array(
+        [(each.slot, each.start, each.length, each.carry, each.sample) for each in plan.slices], np.int64
+    ).reshape(-1, 5)
     slot, start, length = columns[:, 0], columns[:, 1], columns[:, 2]
     carry, sample = columns[:, 3].astype(np.bool_), columns[:, 4].astype(np.bool_)
     _check(slots, plan.slices, slot, start, length, carry, sample)

@@ -56,3 +56,19 @@ def expect(model: "object", prompts: list[tuple[int, ...]], new_tokens: int) -> 
 
 def decoder_of(folder: Path, dtype: torch.dtype, max_model_tokens: int = 2048) -> Decoder:
     return Decoder(architecture(folder, max_model_tokens), Checkpoint(folder), dtype, 512, 32)
+
+
+class Reference:
+    """transformers' answers to prompts by index, each computed when it is first asked for."""
+
+    def __init__(self, folder: Path, prompts: list[tuple[int, ...]]) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+        self._prompts = prompts
+        self._found: dict[int, Expected] = {}
+
+    def __getitem__(self, index: int) -> Expected:
+        if index not in self._found:
+            (self._found[index],) = expect(self._model, [self._prompts[index]], NEW_TOKENS)
+        return self._found[index]

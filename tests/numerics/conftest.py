@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from numerics.comparison import LENGTHS, NEW_TOKENS, TEXT, Expected, decoder_of, expect
+from numerics.comparison import LENGTHS, TEXT, Reference, decoder_of
 
 from noria.services.executor.decoder import Decoder
 from noria.shared.config import load
@@ -31,11 +31,8 @@ def prompts(real_folder: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="session")
-def expected(real_folder: Path, prompts: list[tuple[int, ...]]) -> list[Expected]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(real_folder), dtype=torch.float32)
-    return expect(model, prompts, NEW_TOKENS)
+def expected(real_folder: Path, prompts: list[tuple[int, ...]]) -> Reference:
+    return Reference(real_folder, prompts)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numerics.comparison import LENGTHS, NEW_TOKENS, Expected
+from numerics.comparison import LENGTHS, NEW_TOKENS, Reference
 from numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.base import Sampling
@@ -23,7 +23,7 @@ def run(decoder: Decoder, prompts: list[tuple[int, ...]], chosen: list[int], way
     return driver.run([Asked(prompts[i], GREEDY) for i in chosen]), driver
 
 
-def check(answers: list[Answer], expected: list[Expected], chosen: list[int]) -> None:
+def check(answers: list[Answer], expected: Reference, chosen: list[int]) -> None:
     for answer, i in zip(answers, chosen, strict=True):
         want = expected[i]
         certain = want.certain()
@@ -57,7 +57,7 @@ WAYS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("chosen", "way"), WAYS)
 def test_greedy_tokens_and_logits_equal_transformers(
-    float32: Decoder, prompts: list[tuple[int, ...]], expected: list[Expected], chosen: list[int], way: Way
+    float32: Decoder, prompts: list[tuple[int, ...]], expected: Reference, chosen: list[int], way: Way
 ) -> None:
     answers, _ = run(float32, prompts, chosen, way)
     check(answers, expected, chosen)
@@ -66,11 +66,12 @@ def test_greedy_tokens_and_logits_equal_transformers(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_tokens_stay_the_same_when_blocks_run_out_and_requests_are_reset(
-    float32: Decoder, prompts: list[tuple[int, ...]], expected: list[Expected], steps_in_flight: int
+    float32: Decoder, prompts: list[tuple[int, ...]], expected: Reference, steps_in_flight: int
 ) -> None:
-    chosen = [i for i in ALL if LENGTHS[i] in (13, 16, 31, 33, 63, 64)]
+    # Each grows over the end of a page while it decodes, and the pool has no page for all of them.
+    chosen = [i for i in ALL if LENGTHS[i] in (13, 16, 31)] * 3
     answers, driver = run(
-        float32, prompts, chosen, Way(num_blocks=15, steps_in_flight=steps_in_flight, max_batch_tokens=64)
+        float32, prompts, chosen, Way(num_blocks=16, steps_in_flight=steps_in_flight, max_batch_tokens=64)
     )
     assert driver.core.board.counters.resets > 0, "the cache was large enough: nothing was tested"
     check(answers, expected, chosen)
@@ -103,9 +104,7 @@ def test_a_bfloat16_step_has_the_same_bits_alone_and_together(
     same_bits(alone, together)
 
 
-def test_bfloat16_stays_near_float32(
-    bfloat16: Decoder, prompts: list[tuple[int, ...]], expected: list[Expected]
-) -> None:
+def test_bfloat16_stays_near_float32(bfloat16: Decoder, prompts: list[tuple[int, ...]], expected: Reference) -> None:
     chosen = [i for i in ALL if LENGTHS[i] in (17, 127, 300)]
     answers, _ = run(bfloat16, prompts, chosen, Way(max_batch_tokens=100))
     for answer, i in zip(answers, chosen, strict=True):
