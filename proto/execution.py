@@ -6,7 +6,6 @@ epoch and empties every slot first.
 """
 
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
     blocks: tuple[tuple[int, ...], ...]
 
 
-class Grow(NamedTuple):
+class Grow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Append blocks to one of a slot's tables."""
 
     slot: int
@@ -38,7 +37,7 @@ class Grow(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class Slice(NamedTuple):
+class Slice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Compute `length` tokens of a slot at positions start … start + length - 1.
 
     carry: the (only) token is the one that the slot's previous sampling slice produces; it is read on the device.
@@ -52,7 +51,7 @@ class Slice(NamedTuple):
     sample: bool
 
 
-class Copy(NamedTuple):
+class Copy(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Copy one block of a group onto another (block copies), or between device block and host slot (swaps)."""
 
     group: int
@@ -74,7 +73,7 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     swap_in: tuple[Copy, ...] = ()
 
 
-class Sampled(NamedTuple):
+class Sampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Tokens that a step produced for one stream: output ids from output position `start`."""
 
     stream: Stream

@@ -1,7 +1,5 @@
 """Scheduler to detokenizer to admission: token ids become text, in order, with one writer of the end."""
 
-from typing import NamedTuple
-
 import msgspec
 
 from noria.proto.base import Ended, Stream
@@ -34,7 +32,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True, gc=False):
     openings: tuple[Opening, ...]
 
 
-class TokenRun(NamedTuple):
+class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Output ids of one stream from output position `start`. `end` (0 = none) proposes that the last id ends it.
 
     A stream that ends without a token (deadline, error) has empty ids. `detail` says what went wrong.
@@ -56,7 +54,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
     runs: tuple[TokenRun, ...]
 
 
-class TextRun(NamedTuple):
+class TextRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Ids from output position `start` and the text they added from character position `characters`.
 
     end: 0 while the stream goes on, else why it ended; then `start + len(ids)` is its final token count, counted to
@@ -88,7 +86,7 @@ class Unknown(msgspec.Struct, array_like=True, frozen=True, gc=False):
     streams: tuple[Stream, ...]
 
 
-class Gap(NamedTuple):
+class Gap(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stream whose output ids are missing from position `start`."""
 
     stream: Stream

@@ -9,6 +9,8 @@ here still touches it.
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import astuple
+
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
 
@@ -123,7 +125,7 @@ class FakeExecutor:
             self._slots[fill.slot] = _Slot(
                 fill, ids, [list(table) for table in fill.blocks], None, len(fill.output_ids)
             )
-        for slot, group, blocks in plan.grow:
+        for slot, group, blocks in map(astuple, plan.grow):
             self._slots[slot].tables[group].extend(blocks)
         sampled = [result for each in plan.slices if (result := self._compute(each)) is not None]
         self._touched.pop(plan.number)
@@ -150,7 +152,7 @@ class FakeExecutor:
         for fill in plan.fill:
             self._sent[fill.slot] = (fill.stream, [])
             handed += [(fill.slot, table) for table in fill.blocks]
-        handed += [(slot, blocks) for slot, _, blocks in plan.grow]
+        handed += [(each.slot, each.blocks) for each in plan.grow]
         busy = {block: stream for touched in self._touched.values() for stream, block in touched}
         for slot, blocks in handed:
             stream, held = self._sent[slot]

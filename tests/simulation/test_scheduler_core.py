@@ -240,7 +240,7 @@ class WrongCarry(Scheduler):
         plan = super().plan(now_ns)
         if plan is None or plan.number % 5:
             return plan
-        return replace(plan, slices=tuple(each._replace(carry=False) for each in plan.slices))
+        return replace(plan, slices=tuple(replace(each, carry=False) for each in plan.slices))
 
 
 class StaleTable(Scheduler):
@@ -259,7 +259,7 @@ class SwappedTable(Scheduler):
         if plan is None or len(plan.grow) < 2:
             return plan
         first, second, *rest = plan.grow
-        swapped = (first._replace(blocks=second.blocks), second._replace(blocks=first.blocks), *rest)
+        swapped = (replace(first, blocks=second.blocks), replace(second, blocks=first.blocks), *rest)
         return replace(plan, grow=swapped)
 
 
@@ -270,7 +270,7 @@ class SkippedPosition(Scheduler):
         plan = super().plan(now_ns)
         if plan is None or plan.number % 7:
             return plan
-        late = (each._replace(start=each.start + (each.start > 0), carry=each.carry) for each in plan.slices)
+        late = (replace(each, start=each.start + (each.start > 0), carry=each.carry) for each in plan.slices)
         return replace(plan, slices=tuple(late))
 
 

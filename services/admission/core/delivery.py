@@ -134,7 +134,9 @@ class Delivery:
         if client.answers:
             return Parcel(client, client.answers[0])
         for attachment in client.unannounced.values():
-            return Parcel(client, composing.accepted(attachment.request, self._rules.client_timeout_ns), announced=attachment)
+            return Parcel(
+                client, composing.accepted(attachment.request, self._rules.client_timeout_ns), announced=attachment
+            )
         while client.news:
             parcel = self._updates(client)
             if parcel.body != Updates():

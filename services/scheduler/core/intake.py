@@ -36,18 +36,18 @@ class Intake:
 
     def progress(self, body: Progress) -> None:
         """The detokenizer has looked at so many output ids."""
-        for stream, seen in body.seen:
-            request = self._board.requests.get(stream)
-            if request is not None and seen > request.seen:
-                request.seen = seen
+        for each in body.seen:
+            request = self._board.requests.get(each.stream)
+            if request is not None and each.start > request.seen:
+                request.seen = each.start
 
     def resend(self, body: Resend) -> None:
         """Tell the ids from `start` again, with the end if there is one."""
-        for stream, start in body.gaps:
-            request = self._board.requests.get(stream)
-            if request is None or start > len(request.output):
+        for gap in body.gaps:
+            request = self._board.requests.get(gap.stream)
+            if request is None or gap.start > len(request.output):
                 continue
-            run = token_run(request, start, tuple(request.output[start:]))
+            run = token_run(request, gap.start, tuple(request.output[gap.start :]))
             if run.ids or run.end:
                 self._board.news.append(run)
 

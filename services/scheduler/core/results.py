@@ -150,6 +150,6 @@ def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
     expected: list[Entry] = [entry for entry in step.entries if entry.output >= 0]
     if len(expected) != len(sampled):
         raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")
-    for (request, output, _), (stream, attempt, start, ids) in zip(expected, sampled, strict=True):
-        if request.stream != stream or request.attempt != attempt or output != start or len(ids) != 1:
-            raise IllegalEventError(f"step {step.number} samples {request.stream} at {output}, its result {stream}")
+    for (request, output, _), got in zip(expected, sampled, strict=True):
+        if request.stream != got.stream or request.attempt != got.attempt or output != got.start or len(got.ids) != 1:
+            raise IllegalEventError(f"step {step.number} samples {request.stream} at {output}, its result {got.stream}")
