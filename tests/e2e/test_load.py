@@ -15,6 +15,7 @@ from noria.proto import frontdoor
 from noria.proto.base import Header, Sampling
 from noria.proto.wire import Codec
 
+VANISHING = 20
 LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 1500, "ignore_eos": True}
 
 
@@ -138,15 +139,22 @@ def test_a_client_that_vanishes_without_a_word_is_cancelled(tiny: Stack) -> None
     peer.setsockopt(zmq.RCVTIMEO, 10_000)
     peer.setsockopt(zmq.ROUTING_ID, name.encode())
     peer.connect(tiny.endpoint)
-    body = frontdoor.Generate(id="gone", prompt="go on", sampling=Sampling(max_tokens=1900, ignore_eos=True), n=4)
-    peer.send_multipart(codec.encode(Header("Generate", name, 5, 0, 1), body))
-    assert codec.header(peer.recv_multipart()).kind == "Accepted"
-    peer.close()
     before = tiny.state()["admission"]["totals"]["cancelled"]
+    # More than can be computed before it is missed, so that only a cancellation ends them.
+    for number in range(VANISHING):
+        body = frontdoor.Generate(
+            id=f"gone-{number}", prompt="go on", sampling=Sampling(max_tokens=1900, ignore_eos=True), n=16
+        )
+        peer.send_multipart(codec.encode(Header("Generate", name, 5, 0, number + 1), body))
+    while codec.header(peer.recv_multipart()).kind != "Accepted":
+        pass
+    peer.close()
     wait_until(
-        lambda: tiny.state()["admission"]["totals"]["cancelled"] >= before or not tiny.busy_counts(), 15, "cancelled"
+        lambda: tiny.state()["admission"]["totals"]["cancelled"] == before + 16 * VANISHING,
+        15,
+        "every stream cancelled",
     )
-    tiny.wait_idle(15)
+    tiny.wait_idle(5)
 
 
 def test_leaving_the_loop_cancels(tiny: Stack) -> None:
