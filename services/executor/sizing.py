@@ -51,13 +51,18 @@ def num_blocks(
 ) -> int:
     """Blocks in the pool, reserved ones included. free: bytes before the weights were loaded.
 
-    Raises UserError, with the numbers, when no request of the declared context fits and the number was not pinned.
+    Raises UserError, with the numbers, when no request of the declared context fits, or a pinned number does not.
     """
     block_bytes = architecture.cache_bytes_per_token(item_bytes) * config.page_size
     pages = -(-max_model_tokens // config.page_size)
     if config.num_blocks is not None:
         if config.num_blocks <= RESERVED_BLOCKS:
             raise UserError(f"cache.num_blocks is {config.num_blocks}, but {RESERVED_BLOCKS} are reserved; give more")
+        if config.num_blocks * block_bytes > free:
+            raise UserError(
+                f"{config.num_blocks} cache blocks need {config.num_blocks * block_bytes >> 20} MiB, but only "
+                f"{free >> 20} MiB are free; lower --num-blocks"
+            )
         return config.num_blocks
     budget = int(free * config.max_memory_percent) - weights - workspace_bytes(config, architecture)
     fitting = max(0, budget) // block_bytes

@@ -71,12 +71,17 @@ def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use(tmp_pat
     assert num_blocks(settings(), family, 512, 4, 10**10, 0) == 4 * 32 + 2
     some = num_blocks(settings(), family, 512, 4, 2 * (1_000_000 + 60 * block_bytes), 0)
     assert 34 <= some < 130
-    assert num_blocks(settings(num_blocks=7), family, 512, 4, 0, 0) == 7
+    assert num_blocks(settings(num_blocks=7), family, 512, 4, 7 * block_bytes, 0) == 7
 
 
 def test_too_little_memory_for_one_request_is_an_error_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* lower --max-model-tokens"):
         num_blocks(settings(), read(tmp_path), 512, 4, 1_000_000, 0)
+
+
+def test_more_pinned_blocks_than_memory_are_an_error_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"100000000 cache blocks need 781250 MiB, .* lower --num-blocks"):
+        num_blocks(settings(num_blocks=100_000_000), read(tmp_path), 512, 4, 1_000_000, 0)
 
 
 def test_this_machine_has_cores_and_memory() -> None:
