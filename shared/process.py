@@ -68,6 +68,7 @@ def run(
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"
         ) from error
+    lock.sign(Holder(service.value, os.getpid(), f"{post.incarnation:x}"))
     telemetry = Telemetry(service, post.incarnation, config.telemetry)
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch
@@ -19,6 +20,8 @@ from noria.services.executor.shape import RESERVED_BLOCKS, Shape
 from noria.services.executor.sizing import cores, free_memory, num_blocks
 from noria.services.executor.step import Rotations, to_step
 from noria.shared.models import facts, resolve, served_names
+
+_PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -97,10 +100,10 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     return engine, Loaded(shape, geometry, threads, decoder.nbytes, engine.cache.bytes, free, elapsed, decoder.steady)
 
 
-def pick_dtype(name: str) -> torch.dtype:
+def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
     """The precision to compute in; auto is bfloat16 only where the processor multiplies it natively."""
     if name == "auto":
-        flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        flags = processor.read_text() if processor.exists() else ""
         name = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 

@@ -32,6 +32,22 @@ def test_ctrl_c_is_one_orderly_stop_that_leaves_nothing_behind(tiny_model: Path)
         assert "Traceback" not in running.log()
 
 
+def test_ps_tells_who_is_there_and_who_does_not_answer(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        state = running.state()
+        expected = [
+            {"service": name, "pid": state[name]["pid"], "incarnation": state[name]["incarnation"], "state": "ready"}
+            for name in (*SERVICES, "supervisor")
+        ]
+        assert running.ps() == expected
+        os.kill(state["detokenizer"]["pid"], signal.SIGSTOP)
+        try:
+            silent = [{**row, "state": "silent"} if row["service"] == "detokenizer" else row for row in expected]
+            assert running.ps() == silent
+        finally:
+            os.kill(state["detokenizer"]["pid"], signal.SIGCONT)
+
+
 @pytest.mark.parametrize("victim", SERVICES)
 def test_the_death_of_a_service_stops_the_stack_and_is_named(tiny_model: Path, victim: str) -> None:
     with stack(str(tiny_model)) as running:

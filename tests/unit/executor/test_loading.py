@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from noria.services.executor.config import ExecutorConfig
+from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
 from noria.services.executor.linear import Floors, Linear
 from noria.services.executor.sizing import cores, free_memory, num_blocks
@@ -104,3 +105,23 @@ def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtyp
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.02, atol=0.5)
     for count in (1, 2, 3, 5, 11, 33):
         assert torch.equal(linear(x[:count]), whole[:count])
+
+
+@pytest.mark.parametrize(
+    ("flags", "picked"),
+    [
+        ("avx2 avx512f avx512_bf16", torch.bfloat16),
+        ("amx_tile amx_bf16 amx_int8", torch.bfloat16),
+        ("avx2 avx512f avx512_vnni", torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_auto_is_bfloat16_only_where_the_processor_multiplies_it(
+    tmp_path: Path, flags: str | None, picked: torch.dtype
+) -> None:
+    processor = tmp_path / "cpuinfo"
+    if flags is not None:
+        processor.write_text(f"model name: x\nflags\t\t: fpu {flags} sse\n")
+    assert pick_dtype("auto", processor) is picked
+    assert pick_dtype("bfloat16", processor) is torch.bfloat16
+    assert pick_dtype("float32", processor) is torch.float32
