@@ -27,6 +27,7 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
     parser.add_argument("--config", help="TOML or JSON configuration file", default=None)
     arguments = parser.parse_args()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         config = load(arguments.config)
         setproctitle.setproctitle(f"noria: {service.value}")
         configure(config.log)
