@@ -83,7 +83,8 @@ def test_a_detokenizer_that_joins_late_asks_for_what_it_missed(tmp_path: Path) -
             assert time.monotonic() < deadline
         detokenizer.join()
         detokenizer.send(Resend((Gap(stream(1), 1),)))
-        (run,) = detokenizer.wait_for(Tokens).runs
+        # What it missed may leave with the answer, when it joins in the very turn in which the step ends.
+        *_, run = detokenizer.wait_for(Tokens).runs
         assert (run.start, list(run.ids), bool(run.end)) == (1, generated(asked)[1:], True)
 
 

@@ -62,6 +62,7 @@ class Scheduler:
                 self._results.executor_lost(now_ns)
             case AdmissionJoined():
                 self._credit.submitted = 0
+                self._intake.admission_joined()
             case Copied() | Inventory():
                 pass  # copies and adoption are not planned yet, so nothing waits for these
             case _:
