@@ -10,7 +10,7 @@ import torch
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
-from noria.services.executor.linear import Floors, Linear
+from noria.services.executor.linear import Floors, Linear, computed_rows
 from noria.services.executor.sizing import cores, free_memory, num_blocks
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
@@ -88,6 +88,15 @@ def test_more_pinned_blocks_than_memory_are_an_error_with_numbers(tmp_path: Path
 def test_this_machine_has_cores_and_memory() -> None:
     assert cores() >= 1
     assert free_memory() > 1 << 20
+
+
+def test_few_numbers_of_rows_are_ever_computed_and_little_in_vain() -> None:
+    sizes = {rows: computed_rows(rows, 2) for rows in range(1, 2049)}
+    assert len(set(sizes.values())) < 50
+    assert sizes[1] == 2
+    assert all(rows <= computed for rows, computed in sizes.items())
+    assert all(computed < 1.25 * rows for rows, computed in sizes.items() if rows > 1)
+    assert all(sizes[rows] == rows for rows in (16, 64, 512, 2048))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
