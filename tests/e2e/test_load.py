@@ -1,7 +1,9 @@
 """Many streams at once, readers that do not read, and clients that go away."""
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import time
 import uuid
@@ -155,6 +157,33 @@ def test_a_client_that_vanishes_without_a_word_is_cancelled(tiny: Stack) -> None
         "every stream cancelled",
     )
     tiny.wait_idle(5)
+
+
+@pytest.mark.parametrize("service", ["scheduler", "detokenizer"])
+def test_streams_that_end_while_a_service_is_given_up_are_forgotten_when_it_comes_back(
+    tiny: Stack, service: str
+) -> None:
+    async def run() -> None:
+        async with AsyncClient(tiny.endpoint) as client:
+            kept = client.generate(prompt="go on", max_tokens=150, ignore_eos=True)
+            others = [client.generate(prompt=f"go on {n}", max_tokens=1900, ignore_eos=True) for n in range(4)]
+            for each in (kept, *others):
+                await each.next()
+            os.kill(pids[service], signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(
+                    wait_until, lambda: tiny.state()["admission"]["peers"][service] == "0", 15, f"{service} given up"
+                )
+                for each in others:
+                    each.leave()
+                await asyncio.to_thread(wait_until, lambda: tiny.state()["admission"]["streams"] == 1, 10, "the end")
+            finally:
+                os.kill(pids[service], signal.SIGCONT)
+            assert len((await kept.result()).choices[0].token_ids) == 150
+
+    pids = tiny.pids()
+    asyncio.run(run())
+    tiny.wait_idle(20)
 
 
 def test_leaving_the_loop_cancels(tiny: Stack) -> None:
