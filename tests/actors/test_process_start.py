@@ -1,5 +1,6 @@
 """How a service's process begins."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +21,19 @@ def test_a_ctrl_c_that_waited_for_it_ends_it_without_a_traceback(tmp_path: Path)
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+MANY_FILES = """
+import resource
+from noria.proto.base import Service
+from noria.shared.process import main
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+main(Service.GATEWAY, lambda config: print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) or 0)
+"""
+
+
+def test_a_service_may_open_more_files_than_the_shell_allows_at_first() -> None:
+    ended = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=30, check=True)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert int(ended.stdout) == (65_536 if most == resource.RLIM_INFINITY else min(most, 65_536))
