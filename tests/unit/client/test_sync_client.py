@@ -54,6 +54,11 @@ def test_leaving_the_loop_cancels_the_request(door: FrontDoor) -> None:
         with client.generate("hi", request_id="s"):
             pass
         door.wait_for(Cancel, 2)
+        held = client.generate("hi", request_id="u")
+        for _ in held:
+            break
+        door.wait_for(Cancel, 3)  # although the generation itself is still there
+        assert held.id == "u"
         generation = client.generate("hi", request_id="t")
         generation.cancel()
         assert generation.result().finish_reason == "cancelled"
