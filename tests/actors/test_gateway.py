@@ -23,13 +23,12 @@ from fakes.front_door import FrontDoor, Mail, refuse, words
 from noria.proto.base import End, Service
 from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Generate, Message
 from noria.proto.lifecycle import State
-from noria.services.gateway.config import gateway_config, split_address
+from noria.services.gateway.config import gateway_config
 from noria.services.gateway.protocol import HEAD_BYTES_MAX, BoundedHttp
 from noria.services.gateway.service import GatewayShell
 from noria.shared.actor import Actor
 from noria.shared.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
 from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
-from noria.shared.errors import UserError
 from noria.shared.inspect import inspect
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
@@ -486,17 +485,6 @@ def test_an_absent_admission_is_a_503(tmp_path: Path) -> None:
         assert response.json()["missing"] == ["admission"]
     finally:
         gateway.close()
-
-
-@pytest.mark.parametrize("address", ["8000", "localhost:", ":80", "localhost:x", "localhost:99999"])
-def test_a_bad_address_says_how_to_write_it(address: str) -> None:
-    with pytest.raises(UserError, match="HOST:PORT"):
-        split_address(address)
-
-
-def test_addresses_may_be_of_either_family() -> None:
-    assert split_address("[::1]:80") == ("::1", 80)
-    assert split_address("0.0.0.0:8000") == ("0.0.0.0", 8000)
 
 
 def start_process(folder: Path, port: int) -> "subprocess.Popen[str]":
