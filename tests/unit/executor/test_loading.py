@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
@@ -88,6 +89,14 @@ def test_more_pinned_blocks_than_memory_are_an_error_with_numbers(tmp_path: Path
 def test_this_machine_has_cores_and_memory() -> None:
     assert cores() >= 1
     assert free_memory() > 1 << 20
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x10" + b"\0" * 40])
+def test_damaged_weights_are_an_error_that_says_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read the weights in .* pull the model again"):
+        Checkpoint(tmp_path)
 
 
 def test_few_numbers_of_rows_are_ever_computed_and_little_in_vain() -> None:
