@@ -7,6 +7,7 @@ from pathlib import Path
 
 BUSY = """
 import torch
+torch.set_num_threads(1)
 from noria.services.executor import engine
 from noria.shared.config import Config, RuntimeSettings
 
@@ -32,7 +33,7 @@ def test_sigterm_ends_it_in_order_while_a_model_is_loading(tmp_path: Path) -> No
         assert process.stdout is not None
         assert "loading\n" in iter(process.stdout.readline, "")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
