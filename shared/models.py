@@ -86,11 +86,13 @@ def resolve(settings: ModelSettings) -> Path:
     looks_like_path = name.startswith(("/", "./", "../", "~"))
     if looks_like_path and Path(name).suffix != ".gguf":
         raise UserError(f"there is no model folder {name}")
-    known = ", ".join(ALIASES)
-    raise UserError(
-        f"model {name!r} is not in the model cache {cache_dir(settings)}; run `noria models pull {name}`, or name one of: "
-        f"an alias ({known}), a local folder, a GGUF file, a hub id (ORGANISATION/MODEL)"
-    )
+    choices = f"an alias ({', '.join(ALIASES)}), a local folder, a GGUF file, a hub id (ORGANISATION/MODEL)"
+    if name in ALIASES or "/" in name or Path(name).suffix == ".gguf":
+        raise UserError(
+            f"model {name!r} is not in the model cache {cache_dir(settings)}; run `noria models pull {name}`, or name "
+            f"one of: {choices}"
+        )
+    raise UserError(f"there is no model {name!r}; name one of: {choices}")
 
 
 def served_names(settings: ModelSettings) -> tuple[str, ...]:

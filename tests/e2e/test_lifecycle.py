@@ -94,7 +94,7 @@ def test_services_that_outlive_their_supervisor_are_named_and_can_be_stopped(tin
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["up", "--model", "no-such-model"], "noria models pull"),
+        (["up", "--model", "no-such-model"], "an alias (smollm2"),
         (["up", "--model", "./nowhere"], "no model folder"),
         (["up", "--model", "missing.gguf"], "no GGUF file"),
         (["up", "--max-batch-tokns", "5"], "--max-batch-tokens"),
