@@ -18,7 +18,9 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in _SERVER_ONLY:
             raise
-        sys.stderr.write("noria: this command needs the full install: pip install 'noria[server]'\n")
+        sys.stderr.write(
+            "noria: this command needs the full install: pip install '.[server]' in noria's source folder\n"
+        )
         return 2
     signal.signal(signal.SIGINT, on_interrupt)
     return run(sys.argv[1:])
