@@ -71,13 +71,21 @@ def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
 
 def show(deltas: Iterable["Delta"]) -> tuple[str, "Finish | None"]:
     """Write an answer to the terminal as it comes; returns the text and how it ended."""
+    from noria.client import ClientError
+
     parts: list[str] = []
     finish = None
-    for delta in deltas:
-        parts.append(delta.text)
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
-        finish = delta.finish or finish
+    try:
+        for delta in deltas:
+            parts.append(delta.text)
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+            finish = delta.finish or finish
+    except ClientError:
+        if parts:
+            sys.stdout.write("\n")  # what went wrong begins a line of its own
+            sys.stdout.flush()
+        raise
     sys.stdout.write("\n")
     sys.stdout.flush()
     return "".join(parts), finish
