@@ -15,7 +15,9 @@ import click
 from noria.cli.flags import config_flags, settings
 from noria.cli.generate import answer
 from noria.cli.handover import become, command, environment, hand_over
-from noria.shared.config import Config
+from noria.proto.base import Service
+from noria.proto.lifecycle import State
+from noria.shared.config import Config, RuntimeSettings
 from noria.shared.endpoints import prepare_runtime_dir, split_address
 from noria.shared.errors import UserError
 from noria.shared.models import resolve
@@ -70,7 +72,7 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
     status = 1
     with _passing_on(supervisor):
         try:
-            if not _ready(host, port, supervisor):
+            if not _ready(config.runtime, host, port, supervisor):
                 return _outcome(supervisor.wait()) or 1
             click.echo(f"\n> {prompt}\n")
             options: Options = {"max_tokens": _FIRST_ANSWER_TOKENS, "temperature": 0.0}
@@ -99,9 +101,16 @@ def _reachable(address: str) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - not bound
 
 
-def _ready(host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
-    """Wait until the front door says that it is ready; False when the supervisor ended instead."""
+def _ready(runtime: RuntimeSettings, host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
+    """Wait until our stack's front door says that it is ready; False when the supervisor ended instead."""
+    from noria.shared.inspect import inspect
+
     while supervisor.poll() is None:
+        # First our own supervisor: until it is ready, what answers at the address may be another stack.
+        snapshot = inspect(runtime, Service.SUPERVISOR)
+        if snapshot is None or snapshot.pid != supervisor.pid or snapshot.state is not State.READY:
+            time.sleep(_POLL_S)
+            continue
         connection = http.client.HTTPConnection(host, port, timeout=2)
         with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
             connection.request("GET", "/ready")

@@ -55,6 +55,23 @@ def test_a_stack_that_cannot_start_says_so_by_its_exit_status(model: Path, folde
     assert not left_in(folder)
 
 
+def test_another_stack_at_the_same_address_is_not_asked_in_place_of_ours(model: Path, folder: Path) -> None:
+    first = subprocess.Popen(
+        line := command(model, folder, "--prompt", "hi"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=ENVIRONMENT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert first.stdout is not None
+        assert any("until Ctrl-C" in text for text in first.stdout)
+        second = subprocess.run([*line, "--once"], capture_output=True, text=True, env=ENVIRONMENT, timeout=100)
+        assert second.returncode == 2
+        assert "already runs" in second.stderr
+        assert second.stdout == ""
+    finally:
+        first.terminate()
+        first.communicate()
+
+
 def test_ctrl_c_while_serving_is_an_orderly_stop(model: Path, folder: Path) -> None:
     output = folder / "output"
     with output.open("wb") as file:
