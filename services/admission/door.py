@@ -23,6 +23,7 @@ from noria.services.admission.core.events import FromClient
 
 # A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
 _MESSAGES_PER_CLIENT_MAX: Final = 64
+_LINGER_MS: Final = 200
 _CLIENT: Final = re.compile(r"client-[\x21-\x7e]{1,57}")
 
 
@@ -63,8 +64,8 @@ class Door:
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
 
     def close(self) -> None:
-        """Close the socket; nothing lingers."""
-        self.socket.close(0)
+        """Close the socket; what was sent has a moment to leave."""
+        self.socket.close(_LINGER_MS)
 
     def receive(self, limit: int) -> Iterator[tuple[str, Header, FromClient]]:
         """Yield up to `limit` messages as (client, header, body); what is none is answered here."""

@@ -128,9 +128,13 @@ class AdmissionService:
         self._core.apply(Draining(time.monotonic_ns() + timeout_ms * 1_000_000))
 
     def close(self) -> None:
-        """Release the socket and the threads."""
-        self._door.close()
-        self._pool.close()
+        """Tell the clients that nothing more will come, and release the socket and the threads."""
+        try:
+            self.drain(0)
+            self.advance(time.monotonic_ns())
+        finally:
+            self._door.close()
+            self._pool.close()
 
     def _open_door(self) -> None:
         for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):

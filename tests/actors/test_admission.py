@@ -471,6 +471,17 @@ def test_another_connection_takes_a_stream_over(stack: Stack) -> None:
     assert [(each.start, each.text) for each in deltas(got)] == [(1, "b")]
 
 
+def test_clients_are_told_when_admission_stops(stack: Stack) -> None:
+    client = stack.client("client-a")
+    client.send(token_request())
+    stream = stack.submitted()
+    stack.emit(stream, 0, "a")
+    client.expect(Updates)
+    stack.actor.stop()
+    (finished,) = finishes(client.until_finished())
+    assert (finished.end, finished.detail) == (End.SHED, "the server is shutting down; try again")
+
+
 def test_restarted_peers_are_told_of_everything_unfinished(brittle: Stack) -> None:
     stack = brittle
     client = stack.client("client-a")
