@@ -3,14 +3,14 @@
 import random
 
 import pytest
-from fakes.executor import EOS, FakeExecutor, alone, geometry
+from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid
 from msgspec.structs import replace
 
 from noria.proto.base import End, Ended, Sampling, Stream
-from noria.proto.execution import Failure, StepDone, StepPlan
+from noria.proto.execution import Failure, Geometry, Group, StepDone, StepPlan
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
-from noria.services.scheduler.core.cache import Tables
+from noria.services.scheduler.core.cache import Holding
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Reply
 from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
@@ -18,6 +18,21 @@ from noria.services.scheduler.core.settings import Settings
 
 Log = list[Event | int]
 TURNS_MAX = 6000
+
+
+def draw_geometry(draw: random.Random, max_batch_tokens: int) -> Geometry:
+    """Just more than the longest request (16 + 24 tokens) needs, up to several times that, for each kind of model."""
+    page_size = draw.choice([1, 2, 4, 8])
+    pages = draw.choice([40, 48, 80, 160]) // page_size + 1
+    host_slots = draw.choice([0, 0, pages // 2, pages])
+    kind = draw.choice(["full", "full", "full", "two", "hybrid", "hybrid", "sliding"])
+    window = draw.choice([1, 3, 8])
+    per_chunk = draw.choice([(1, 1), (3, 1), (2, 4)])
+    full, sliding = hybrid(window, page_size, max_batch_tokens, per_chunk)
+    kinds = {"full": (Group(0, 1, per_chunk[0]),), "two": (Group(0, 1), Group(0, 1, 2))}
+    kinds |= {"hybrid": (full, sliding), "sliding": (sliding,)}
+    chunks = sum(-(-pages // each.blocks_per_chunk) for each in kinds[kind])
+    return geometry(page_size=page_size, num_blocks=chunks + 2, kinds=kinds[kind], host_slots=host_slots)
 
 
 class World:
@@ -35,18 +50,17 @@ class World:
             max_cache_tokens=draw.choice([None, None, 40, 120]),
             steps_in_flight=draw.choice([1, 2]),
             stop_lookahead=draw.choice([1, 2, 4]),
+            allow_block_sharing=draw.random() < 0.8,
         )
-        page_size = draw.choice([1, 2, 4, 8])
-        groups = draw.choice([1, 1, 2])
-        # Just more than the longest request (16 + 24 tokens) needs, up to several times that.
-        blocks = draw.choice([40, 48, 80, 160]) // page_size * groups + groups + 2
-        self.geometry = geometry(page_size=page_size, num_blocks=blocks, groups=groups)
+        self.geometry = draw_geometry(draw, self.settings.max_batch_tokens)
         self.core = core(self.settings)
         self.executor = FakeExecutor(self.geometry)
         self.failures = failures
         self.now_ns = 0
         self.log: Log = []
         self.plans: list[StepPlan] = []
+        # Prompts are drawn from few beginnings, so that many share one.
+        self.beginnings = [tuple(draw.randrange(1, 32) for _ in range(12)) for _ in range(3)]
         self.to_submit = [self._submission(number) for number in range(requests)]
         self.submissions: dict[Stream, Submission] = {}
         self.received: dict[Stream, list[int]] = {}
@@ -165,7 +179,10 @@ class World:
 
     def _submission(self, number: int) -> Submission:
         draw = self.random
-        prompt = tuple(draw.randrange(1, 32) for _ in range(draw.choice([1, 2, 5, 9, 16])))
+        length = draw.choice([1, 2, 5, 9, 16])
+        prompt = tuple(draw.randrange(1, 32) for _ in range(length))
+        if draw.random() < 0.7:
+            prompt = (draw.choice(self.beginnings)[: draw.choice([4, 8, 12])] + prompt)[:16]
         maximum = draw.randrange(1, 25)
         sampling = Sampling(seed=number, max_tokens=maximum, min_tokens=draw.choice([0, 0, min(4, maximum)]))
         end_ids = draw.choice([(EOS,), (EOS,), (), (EOS, 7)])
@@ -182,6 +199,7 @@ class World:
             has_stop_strings=draw.random() < 0.3,
             output_ids=output,
             seniority_ms=draw.choice([0, 0, 5]),
+            salt=draw.choice([b"", b"", b"another"]),
         )
 
     def verify(self) -> None:
@@ -203,7 +221,8 @@ class World:
         assert not board.requests and not board.running and not board.finished and not len(board.waiting)
         assert board.waiting.tokens == 0
         assert board.cache is not None
-        assert board.cache.pool.blank == board.cache.pool.size
+        assert board.cache.used == 0
+        assert board.cache.available == board.cache.size
         assert board.slots.used == 0
         assert self.executor.slots == 0
 
@@ -226,9 +245,9 @@ class EarlyFree(Scheduler):
         super().__init__(settings)
         lane = self.board.lane
 
-        def retire(request: Request, tables: Tables) -> None:
+        def retire(request: Request, holding: Holding, gain: int) -> None:
             assert self.board.cache is not None
-            self.board.cache.release(tables)
+            self.board.cache.release(holding)
 
         lane.retire = retire  # type: ignore[method-assign]  # the fault is planted here
 
@@ -281,10 +300,10 @@ class ForgottenReset(Scheduler):
         super().__init__(settings)
         admit = self.board.admit
 
-        def admit_again(request: Request, now_ns: int) -> None:
+        def admit_again(request: Request, pages: int, now_ns: int) -> None:
             again = request.started_ns is not None
-            admit(request, now_ns)
-            request.length = int(again and request.known > 1)
+            admit(request, pages, now_ns)
+            request.length = max(request.length, int(again and request.known > 1))
 
         self.board.admit = admit_again  # type: ignore[method-assign]  # the fault is planted here
 
