@@ -81,10 +81,11 @@ class Ownership:
         for each in copies:
             targets = [(copy.group, copy.target) for copy in each]
             require(len(targets) == len(set(targets)), "a block is copied to once")
-        for copy in (*plan.swap_out, *plan.swap_in):
-            host = copy.target if copy in plan.swap_out else copy.source
-            per_chunk = self._geometry.groups[copy.group].blocks_per_chunk
-            require(0 <= host // per_chunk < self._geometry.host_slots, "a block of the host pool")
+        host = [(copy.group, copy.target) for copy in plan.swap_out]
+        host += [(copy.group, copy.source) for copy in plan.swap_in]
+        for group, block in host:
+            chunk = block // self._geometry.groups[group].blocks_per_chunk
+            require(0 <= chunk < self._geometry.host_slots, "a block of the host pool")
         for copy in plan.copies:
             busy = any((copy.group, copy.target) in reads for reads in self._reads.values())
             require(not busy, "nothing is copied over what a step in flight reads")

@@ -52,8 +52,10 @@ class HostPool:
         return stored
 
     def fetch(self, stored: Stored, tables: Tables, first: int) -> None:
-        """Order the copies back, from table entry `first` on; the host blocks are free after the plan."""
-        assert stored not in self._out, "a request comes back in a later plan than it left"
+        """Order the copies back, from table entry `first` on; the host blocks are free after the plan.
+
+        What was stored since the last plan goes to the host and comes back in one.
+        """
         self._in += _copies(stored.tables, tables, first)
         self._emptied.append(stored)
 
