@@ -16,9 +16,9 @@ class Twins:
         self._waiting: dict[bytes, list[Request]] = {}
 
     def claim(self, holding: Holding) -> None:
-        """A request begins to compute its prefix: others may wait for its pages, but not for the last known token."""
+        """A request begins to compute its prefix: others may wait for its full pages."""
         prefix, claims = holding.prefix, self._claims
-        holding.claimed = max(len(holding.pages), prefix.shareable)
+        holding.claimed = max(len(holding.pages), prefix.known // prefix.page_tokens)
         for number in range(len(holding.pages), holding.claimed):
             claims.setdefault(prefix.key(number), holding)
 
