@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
+
 from noria.proto.base import Sampling
 from noria.proto.execution import Copy, Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
 

@@ -7,6 +7,7 @@ never write. No chunk serves two groups, and no block changes hands while a step
 from collections import Counter
 
 from fakes.rules import require
+
 from noria.proto.execution import Copy, Geometry, Slice, StepPlan
 
 _Block = tuple[int, int]  # group, block
