@@ -3,6 +3,7 @@
 The moves that keep blocks, steps in flight, published pages and those who wait for them consistent. Decides nothing.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from noria.proto.execution import Copy, Geometry, Replace
@@ -164,9 +165,9 @@ class Memory:
         stored = request.stored.length if request.stored is not None else 0
         return max(stored, pages * self.cache.page_tokens)
 
-    def found(self, request: Request) -> list[Page]:
-        """The published pages a waiting request may begin with."""
-        return list(self.cache.find(self.prefix(request)))
+    def found(self, request: Request) -> Sequence[Page]:
+        """The published pages a waiting request may begin with; valid until the index changes."""
+        return self.cache.find(self.prefix(request))
 
     def _give_up(self, holding: Holding, page: int) -> None:
         if holding.claimed > page:
