@@ -119,7 +119,10 @@ class Memory:
         return ended
 
     def gather(self, request: Request) -> bool:
-        """Move the blocks of the only request that holds any together, so that whole chunks become free."""
+        """Move the blocks of the only request that holds any together, so that whole chunks become free.
+
+        False when they are together already.
+        """
         holding = request.held
         assert holding is not None and not request.in_flight
         before = [list(table) for table in holding.tables]
@@ -129,7 +132,7 @@ class Memory:
             changed = [index for index, block in enumerate(table) if block in renamed]
             if changed:
                 self._replaced.setdefault(holding, (request, []))[1].extend(changed)
-        return bool(self._copies)
+        return any(moved)
 
     def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Copy, ...], tuple[Replace, ...]]:
         """Swap-outs, copies, swap-ins and replaced blocks of the plan that is being sent; told once."""

@@ -17,9 +17,10 @@ class Preemption:
         without a token in between, except to the oldest of all.
         """
         board, cache = self._board, draft.cache
-        lacking = sum(map(cache.units, draft.stalled.values())) - cache.available - board.lane.soon_free
-        if not board.lane.steps:
-            # Nothing else can help who stalls, though in sum there may be enough: in part used chunks of another group.
+        demand = tuple(map(sum, zip(*draft.stalled.values(), strict=True)))
+        lacking = cache.units(demand) - cache.available - board.lane.soon_free
+        if not board.lane.soon_free and not cache.fits(demand):
+            # Nothing that comes by itself helps, though in sum there may be enough: in chunks that another group began.
             lacking = max(lacking, 1)
         victims = board.policy.victims([*board.prefilling, *board.decoding])
         first = min(draft.stalled, key=lambda request: request.seniority)
