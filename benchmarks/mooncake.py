@@ -21,7 +21,7 @@ from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.board import Counters
+from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.allocators import SlidingAttentionAllocator
-from noria.services.scheduler.core.cache import Holding
 from noria.services.scheduler.core.events import Event, Reply
+from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.pages import Page, Prefix
 from noria.services.scheduler.core.request import Request

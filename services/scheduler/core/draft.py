@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from noria.proto.execution import Fill, Grow, Slice
-from noria.services.scheduler.core.cache import Cache, Needs
+from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.holding import Needs
 from noria.services.scheduler.core.lane import Entry
 from noria.services.scheduler.core.request import Request
 

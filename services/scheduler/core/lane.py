@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from noria.services.scheduler.core.cache import Holding
+from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.request import Request
 
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from noria.proto.execution import Copy, Geometry, Replace
 from noria.services.scheduler.core.allocators import UNLIMITED
-from noria.services.scheduler.core.cache import BlockCount, Cache, Holding
+from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.holding import BlockCount, Holding
 from noria.services.scheduler.core.lane import Lane, Retired, Step
 from noria.services.scheduler.core.pages import Page, Prefix
 from noria.services.scheduler.core.request import Request

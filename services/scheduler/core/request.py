@@ -5,7 +5,7 @@ from enum import IntEnum
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.cache import Holding
+from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.pages import Prefix
 from noria.services.scheduler.core.swaps import Stored
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from noria.proto.execution import Copy, Geometry
 from noria.services.scheduler.core.allocators import Blocks
-from noria.services.scheduler.core.cache import Tables
+from noria.services.scheduler.core.holding import Tables
 from noria.services.scheduler.core.pool import CachePool
 
 

@@ -4,7 +4,7 @@ They hold no blocks. Each waits for one page: the last in an unbroken row that o
 that page is published, and when the twin gives the claim up, whatever the reason.
 """
 
-from noria.services.scheduler.core.cache import Holding
+from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.request import Request
 
 
