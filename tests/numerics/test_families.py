@@ -87,6 +87,61 @@ def test_a_tiny_model_of_the_family_equals_transformers(name: str, options: dict
             assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-4
 
 
+PRESSED = [
+    pytest.param("Mistral", {"sliding_window": 24}, 11, id="sliding"),
+    pytest.param("Gemma2", {"sliding_window": 24, **CAPS}, 30, id="capped"),
+    pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, 17, id="hybrid"),
+    pytest.param("Qwen3", {}, 28, id="full"),
+    pytest.param("Mixtral", {"num_local_experts": 5}, 28, id="experts"),
+]
+
+
+@pytest.mark.parametrize("host_slots", [0, 40], ids=["reset", "swapped"])
+@pytest.mark.parametrize(("name", "options", "chunks"), PRESSED)
+def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
+    name: str, options: dict[str, Any], chunks: int, host_slots: int, tmp_path: Path
+) -> None:
+    model = build(name, options, tmp_path)
+    generator = torch.Generator().manual_seed(4)
+    lengths = (30, 180, 45, 31, 12, 240)
+    prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in lengths]
+    expected = expect(model, prompts, 40)
+    asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=40)) for prompt in prompts]
+    way = Way(max_batch_tokens=37, num_blocks=chunks, host_slots=host_slots)
+    driver = Driver(decoder_of(tmp_path, torch.float32), way, 1024)
+    answers = driver.run(asked)
+    counters = driver.core.board.counters
+    assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough: nothing was tested"
+    for answer, want in zip(answers, expected, strict=True):
+        certain = want.certain()
+        assert answer.ids[:certain] == want.ids[:certain]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("Gemma2", {"sliding_window": 24, **CAPS}, id="capped, hybrid"),
+        pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, id="hybrid"),
+        pytest.param("Mixtral", {"num_local_experts": 5, "sliding_window": 40}, id="experts"),
+    ],
+)
+@pytest.mark.parametrize("cache_dtype", ["", "int8", "float16"])
+def test_a_step_has_the_same_bits_alone_and_together(
+    name: str, options: dict[str, Any], cache_dtype: str, tmp_path: Path
+) -> None:
+    build(name, options, tmp_path)
+    decoder = decoder_of(tmp_path, torch.float32)
+    assert decoder.steady
+    generator = torch.Generator().manual_seed(4)
+    prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (2, 33, 280, 290)]
+    asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=12)) for prompt in prompts]
+    alone = Driver(decoder, Way(every=-1, cache_dtype=cache_dtype), 1024).run(asked)
+    together = Driver(decoder, Way(max_batch_tokens=19, every=1, cache_dtype=cache_dtype), 1024).run(asked)
+    for one, other in zip(alone, together, strict=True):
+        assert one.ids == other.ids
+        assert all(torch.equal(one.logits[position], other.logits[position]) for position in range(len(one.ids)))
+
+
 def test_a_sharded_checkpoint_is_read(tmp_path: Path) -> None:
     from numerics.driving import Way
 
