@@ -2,10 +2,13 @@
 
 import contextlib
 import difflib
+import errno
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import click
 
@@ -18,6 +21,8 @@ from noria.cli.ps import ps
 from noria.cli.service_commands import service_commands
 from noria.cli.up import EXIT_INTERRUPTED, up
 from noria.shared.errors import UserError
+
+_UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 
 class _Group(click.Group):
@@ -57,6 +62,8 @@ for _command in (up, down, ps, generate, chat, models, config, *service_commands
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal's encoding lacks
     try:
         result = noria.main(list(arguments), prog_name="noria", standalone_mode=False)
     except UserError as error:
@@ -71,10 +78,14 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does: nothing more can be said there, not even at exit.
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        # The reader of our output left, as `head` does, or its disk is full: nothing more can be said there, not even at exit.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            click.echo(f"noria: the output cannot be written: {error.strerror}", err=True)
         return 1
     return result if isinstance(result, int) else 0
 

@@ -4,6 +4,7 @@ The program's environment loses its NORIA_ variables, which would otherwise win 
 """
 
 import os
+import signal
 import sys
 import tempfile
 from typing import NoReturn
@@ -51,6 +52,8 @@ def become(module: str, config: Config) -> NoReturn:
     os.set_inheritable(descriptor, True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Ctrl-C waits until the other program is ready for it: `noria.shared.process.main` lets it in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     line = command(module, descriptor)
     os.execve(line[0], line, environment())  # noqa: S606 - our own interpreter and module
 

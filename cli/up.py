@@ -16,7 +16,7 @@ from noria.cli.flags import config_flags, settings
 from noria.cli.generate import answer
 from noria.cli.handover import become, command, environment, hand_over
 from noria.shared.config import Config
-from noria.shared.endpoints import prepare_runtime_dir
+from noria.shared.endpoints import prepare_runtime_dir, split_address
 from noria.shared.errors import UserError
 from noria.shared.models import resolve
 
@@ -93,11 +93,10 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
 
 def _reachable(address: str) -> tuple[str, int]:
     """Host and port at which a program on this machine reaches a bound address. Raises UserError."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"--http: {address!r} is not HOST:PORT with a port from 1 to 65535")
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host), int(port)  # noqa: S104 - not bound
+    host, port = split_address(address)
+    if not port:
+        raise UserError("--prompt needs a port that is known beforehand: give --http one from 1 to 65535")
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - not bound
 
 
 def _ready(host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:

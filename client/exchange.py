@@ -36,11 +36,11 @@ _SIGNS_PER_TIMEOUT: Final = 3
 class Patience(msgspec.Struct, frozen=True):
     """How long a client waits, in seconds.
 
-    accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a request
-    from a server that does show life. ping_s: between signs of life of our own, more often where the server is less patient. silence_s: without news of an open
-    call before it attaches again. reconnect_s: without any sign of life before open calls are given up.
-    resend_s, resend_max_s: first and longest pause between repeated questions. leave_s: how long an abandoned call
-    waits for its end to be confirmed. calls_max: calls at a time.
+    accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a
+    request from a server that does show life. ping_s: between signs of life of our own, more often where the server
+    is less patient. silence_s: without news of an open call before it attaches again. reconnect_s: without any sign
+    of life before open calls are given up. resend_s, resend_max_s: first and longest pause between repeated
+    questions. leave_s: how long an abandoned call waits for its end to be confirmed. calls_max: calls at a time.
     """
 
     accept_s: float = 10.0

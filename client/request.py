@@ -72,7 +72,7 @@ def build(
         _DECODER.decode(encoded)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         parameter = _overflowing(options) if isinstance(error, OverflowError) else _parameter(error)
-        raise Refused(Code.INVALID, _reason(error), parameter) from error
+        raise Refused(Code.INVALID, _reason(error, parameter), parameter) from error
     if not 1 <= generate.n <= CHOICES_MAX:
         raise Refused(Code.INVALID, f"n must be between 1 and {CHOICES_MAX}, not {generate.n}", "n")
     if len(encoded) > bytes_max:
@@ -102,8 +102,10 @@ def _sampling(options: Options) -> Sampling:
     return Sampling(**values)  # type: ignore[arg-type]  # checked when encoded
 
 
-def _reason(error: Exception) -> str:
-    return str(error).partition(" - at ")[0]
+def _reason(error: Exception, parameter: str) -> str:
+    overflow = isinstance(error, OverflowError)
+    reason = "a number does not fit into 64 bits" if overflow else str(error).partition(" - at ")[0]
+    return f"{parameter}: {reason}" if parameter else reason
 
 
 def _overflowing(options: Options) -> str:

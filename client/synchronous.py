@@ -171,15 +171,19 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._stopping = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="noria-client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine there and wait for it; an interrupted wait cancels it."""
-        if not self._thread.is_alive():
+        with self._lock:  # what is scheduled after the last coroutine would never run, and its caller wait for ever
+            stopping = self._stopping or not self._thread.is_alive()
+            future = None if stopping else asyncio.run_coroutine_threadsafe(work, self._loop)
+        if future is None:
             work.close()
             raise Closed("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -188,6 +192,8 @@ class _Loop:
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
         """Run one last coroutine, then end the thread and the loop."""
+        with self._lock:
+            self._stopping = True
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(last, self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -27,9 +27,13 @@ class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Admission to detokenizer: these streams are about to produce tokens."""
+    """Admission to detokenizer: these streams are about to produce tokens.
+
+    complete: every unfinished stream has been named since the detokenizer joined; whatever else it knows has ended.
+    """
 
     openings: tuple[Opening, ...]
+    complete: bool = False
 
 
 class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -33,9 +33,13 @@ class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Schedule these streams. A stream already known with the same attempt is ignored."""
+    """Schedule these streams. A stream already known with the same attempt is ignored.
+
+    complete: every unfinished stream has been named since the scheduler joined; whatever else it knows has ended.
+    """
 
     submissions: tuple[Submission, ...]
+    complete: bool = False
 
 
 class Withdraw(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -61,6 +61,15 @@ def public_mailbox(settings: RuntimeSettings, *, binding: bool = False) -> str:
     return _endpoint(settings, PUBLIC, Service.ADMISSION, binding=binding)
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT as a pair; an IPv6 host stands in brackets. Raises UserError."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"http.address is {address!r}; write it as HOST:PORT, as in 127.0.0.1:8000")
+    return host, int(port)
+
+
 def _endpoint(settings: RuntimeSettings, name: str, owner: Service, *, binding: bool) -> str:
     if settings.transport == "ipc":
         return f"ipc://{runtime_dir(settings) / name}.sock"

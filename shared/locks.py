@@ -34,10 +34,15 @@ class Lock:
         if not _take(descriptor):
             os.close(descriptor)
             return read_holder(self._path) or Holder("unknown", 0, "")
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, msgspec.json.encode(holder))
         self._descriptor = descriptor
+        self.sign(holder)
         return None
+
+    def sign(self, holder: Holder) -> None:
+        """Say who holds the lock, or more of it than was known when it was taken."""
+        assert self._descriptor >= 0
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
 
     def release(self) -> None:
         """Give the lock back; the file stays, empty."""

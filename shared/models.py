@@ -104,11 +104,13 @@ def resolve(settings: ModelSettings) -> Path:
     looks_like_path = name.startswith(("/", "./", "../", "~"))
     if looks_like_path and Path(name).suffix != ".gguf":
         raise UserError(f"there is no model folder {name}")
-    known = ", ".join(ALIASES)
-    raise UserError(
-        f"model {name!r} is not in the model cache {cache_dir(settings)}; run `noria models pull {name}`, or name one of: "
-        f"an alias ({known}), a local folder, a GGUF file, a hub id (ORGANISATION/MODEL)"
-    )
+    choices = f"an alias ({', '.join(ALIASES)}), a local folder, a GGUF file, a hub id (ORGANISATION/MODEL)"
+    if name in ALIASES or "/" in name or Path(name).suffix == ".gguf":
+        raise UserError(
+            f"model {name!r} is not in the model cache {cache_dir(settings)}; run `noria models pull {name}`, or name "
+            f"one of: {choices}"
+        )
+    raise UserError(f"there is no model {name!r}; name one of: {choices}")
 
 
 def served_names(settings: ModelSettings) -> tuple[str, ...]:
@@ -118,7 +120,8 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
     path = Path(settings.name).expanduser()
     if path.suffix == ".gguf":
         return (path.stem,)
-    return (path.name,) if path.is_dir() else (settings.name,)
+    # abspath gives "." and ".." a name, and unlike resolve() leaves a link its own.
+    return (os.path.basename(os.path.abspath(path)),) if path.is_dir() else (settings.name,)
 
 
 def facts(folder: Path, settings: ModelSettings) -> ModelFacts:
@@ -128,23 +131,26 @@ def facts(folder: Path, settings: ModelSettings) -> ModelFacts:
     assert isinstance(text, dict)
     generation = _read(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     eos = generation.get("eos_token_id", text.get("eos_token_id"))
-    eos_ids = tuple(int(each) for each in (eos if isinstance(eos, list) else [eos] if eos is not None else []))
-    declared = int(text.get("max_position_embeddings", 2048))
+    try:
+        vocabulary = int(text["vocab_size"])
+        declared = int(text.get("max_position_embeddings", 2048))
+        ends = [int(each) for each in (eos if isinstance(eos, list) else [eos] if eos is not None else [])]
+        architecture = str((config.get("architectures") or [text.get("model_type", "unknown")])[0])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
     wanted = settings.max_model_tokens
     if wanted is not None and wanted > declared:
         raise UserError(
             f"model.max_model_tokens is {wanted}, but the model in {folder} was made for {declared}; lower --max-model-tokens"
         )
-    try:
-        return ModelFacts(
-            path=str(folder),
-            architecture=str((config.get("architectures") or [text.get("model_type", "unknown")])[0]),
-            vocabulary=int(text["vocab_size"]),
-            max_model_tokens=wanted or declared,
-            eos_ids=eos_ids,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
+    return ModelFacts(
+        path=str(folder),
+        architecture=architecture,
+        vocabulary=vocabulary,
+        max_model_tokens=wanted or declared,
+        # Some folders name ends that their model cannot produce.
+        eos_ids=tuple(each for each in ends if 0 <= each < vocabulary),
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 import argparse
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
+from typing import Final
 
 import setproctitle
 import zmq
@@ -20,6 +22,8 @@ from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
 
+_OPEN_FILES: Final = 65_536
+
 
 def main(service: Service, start: Callable[[Config], int]) -> None:
     """Run `python -m noria.services.X --config FILE`: load, name, run; a user's mistake exits 2 with one line."""
@@ -27,15 +31,25 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
     parser.add_argument("--config", help="TOML or JSON configuration file", default=None)
     arguments = parser.parse_args()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         config = load(arguments.config)
         setproctitle.setproctitle(f"noria: {service.value}")
         configure(config.log)
+        _allow_open_files()
         sys.exit(start(config))
     except UserError as error:
         sys.stderr.write(f"noria {service.value}: {error}\n")
         sys.exit(2)
     except KeyboardInterrupt:  # before the service listens to signals
         sys.exit(128 + signal.SIGINT)
+
+
+def _allow_open_files() -> None:
+    """Every connection is an open file: allow more than the usual 1024 where the user may."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
@@ -68,6 +82,7 @@ def run(
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"
         ) from error
+    lock.sign(Holder(service.value, os.getpid(), f"{post.incarnation:x}"))
     telemetry = Telemetry(service, post.incarnation, config.telemetry)
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()

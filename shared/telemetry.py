@@ -5,10 +5,12 @@ Trace context travels as W3C `traceparent` in message headers and in the bodies 
 
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
 
+_EXPORT_S: Final = 2
 Attribute = str | int | float | bool | tuple[str, ...]
 
 
@@ -70,7 +72,9 @@ class Telemetry:
             resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio))
         )
         endpoint = settings.otlp_endpoint.rstrip("/") + "/v1/traces"
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        # The time covers all tries of one batch: a collector that is away must not hold up the end of a process.
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("noria")
 
     @property
@@ -107,7 +111,6 @@ class Telemetry:
         return Span(span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}")
 
     def close(self) -> None:
-        """Export what is left, within a short time."""
+        """Export what is left, within `_EXPORT_S` or so; it is lost when nobody takes it in that time."""
         if self._provider is not None:
-            self._provider.force_flush(2000)
             self._provider.shutdown()

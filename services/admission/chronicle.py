@@ -28,6 +28,10 @@ class Chronicle:
         span = self._spans[key] = self._telemetry.span(SPAN_ADMIT, traceparent)
         return span.traceparent
 
+    def turned_away(self, client: str, request_id: str) -> None:
+        """A `Generate` was not even looked at: end its span."""
+        self._end_span(client, request_id).end(error="too many clients")
+
     def tokenized(self, result: Result) -> None:
         """A job is done: record its span afterwards."""
         if self._telemetry.enabled:

@@ -137,6 +137,8 @@ class AdmissionService:
             self._taken += 1
             if not self._core.apply(self._arrival(name, header, body)):
                 self._door.refuse(name, header.kind, "too many clients are connected; try again later")
+                if isinstance(body, Generate):
+                    self._chronicle.turned_away(name, body.id)
 
     def _arrival(self, name: str, header: Header, body: FromClient) -> Arrival:
         now_ns = time.monotonic_ns()

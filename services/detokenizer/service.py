@@ -9,7 +9,7 @@ import msgspec
 from noria.proto.base import End, Ended, Header, Service, Stream
 from noria.proto.lifecycle import State
 from noria.proto.output import Open, Progress, Resend, Texts, Tokens, Unknown
-from noria.services.detokenizer.core.detokenizer import Detokenizer, News, SchedulerJoined
+from noria.services.detokenizer.core.detokenizer import AdmissionJoined, Detokenizer, News, SchedulerJoined
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
 from noria.shared import tokenizer as tokenizers
 from noria.shared.actor import Actor
@@ -64,6 +64,9 @@ class DetokenizerService:
             case Open():
                 self._core.apply(body)
                 self._begin_spans(body)
+                if body.complete:
+                    for stream in [each for each in self._spans if not self._core.holds(each)]:
+                        self._end_span(stream, "", 0)
             case Ended():
                 self._core.apply(body)
                 for stream in body.streams:
@@ -72,11 +75,13 @@ class DetokenizerService:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
     def joined(self, peer: Service) -> None:
-        """A new scheduler is asked for everything; a new admission opens its streams by itself."""
+        """A new scheduler is asked for everything; a new admission opens its streams by itself, and says which are all."""
         match peer:
             case Service.SCHEDULER:
                 self._core.apply(SchedulerJoined())
-            case Service.ADMISSION | Service.SUPERVISOR:
+            case Service.ADMISSION:
+                self._core.apply(AdmissionJoined())
+            case Service.SUPERVISOR:
                 pass
             case Service.GATEWAY | Service.EXECUTOR | Service.DETOKENIZER:
                 raise AssertionError(f"the detokenizer has no link to {peer}")

@@ -32,6 +32,11 @@ def start(config: Config) -> int:
     if shells and shells[0].failed:
         sys.stderr.write(f"noria executor: {shells[0].failed}\n")
         return 2
+    if shells and shells[0].computing:
+        # An interpreter that ends under a thread inside torch aborts the process: leave without it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

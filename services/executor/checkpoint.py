@@ -29,7 +29,9 @@ class Checkpoint:
                 names = set(index.weight_map.values())
             shards = [safe_open(str(folder / name), framework="pt") for name in sorted(names)]
         except (OSError, SafetensorError, msgspec.DecodeError) as error:
-            raise UserError(f"cannot read the weights in {folder}: {error}") from error
+            raise UserError(
+                f"cannot read the weights in {folder}: {error}; remove the folder and pull the model again, or choose another"
+            ) from error
         self._owner = {key: shard for shard in shards for key in shard.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118 - not a mapping
 
     def __contains__(self, name: str) -> bool:

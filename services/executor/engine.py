@@ -31,6 +31,7 @@ CACHE_DTYPES: Final = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
+_PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -115,10 +116,10 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     return engine, Loaded(shape, geometry, threads, memory, time.monotonic() - began, decoder.steady)
 
 
-def pick_dtype(name: str) -> torch.dtype:
+def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
     """The precision to compute in; auto is bfloat16 only where the processor multiplies it natively."""
     if name == "auto":
-        flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        flags = processor.read_text() if processor.exists() else ""
         name = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 

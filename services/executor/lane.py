@@ -20,6 +20,7 @@ from noria.services.executor.engine import Engine, Loaded
 from noria.shared.errors import UserError
 
 LANE_BATCHES: Final = 2
+_CLOSE_S: Final = 1.0
 
 
 class Computed(msgspec.Struct, frozen=True):
@@ -61,8 +62,8 @@ class Lane(Protocol):
     def collect(self) -> list[Outcome]:
         """Outcomes since the last call, in order; the model's comes first."""
 
-    def close(self) -> None:
-        """Stop after the batch under way."""
+    def close(self) -> bool:
+        """Stop after the batch under way; False when that takes longer than a moment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +103,11 @@ class CpuLane:
             found.append(outcome)
         return found
 
-    def close(self) -> None:
-        """Stop after the batch under way; does not wait for a load that is still going on."""
+    def close(self) -> bool:
+        """Stop after the batch under way; False when that, or a load still going on, takes longer than a moment."""
         self._posted.put(None)
-        self._thread.join(timeout=1.0)
+        self._thread.join(_CLOSE_S)
+        return not self._thread.is_alive()
 
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

@@ -37,10 +37,14 @@ class Post(Protocol):
 
 
 class ExecutorShell:
-    """One model replica. `make_lane` gets the callback that wakes the actor."""
+    """One model replica. `make_lane` gets the callback that wakes the actor.
+
+    failed: why the model could not be loaded. computing: whether the lane still works, after `close` too.
+    """
 
     def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane]) -> None:
         self.failed = ""
+        self.computing = True
         self._post = post
         self._telemetry = telemetry
         self._loaded: Loaded | None = None
@@ -126,7 +130,7 @@ class ExecutorShell:
 
     def close(self) -> None:
         """Stop the lane."""
-        self._lane.close()
+        self.computing = not self._lane.close()
 
     def _begin(self, loaded: Loaded) -> None:
         self._loaded = loaded

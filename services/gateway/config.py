@@ -3,8 +3,7 @@
 import msgspec
 
 from noria.shared.config import Config, RuntimeSettings
-from noria.shared.endpoints import public_mailbox
-from noria.shared.errors import UserError
+from noria.shared.endpoints import public_mailbox, split_address
 
 
 class GatewayConfig(msgspec.Struct, frozen=True):
@@ -39,12 +38,3 @@ def gateway_config(config: Config) -> GatewayConfig:
         admission=public_mailbox(config.runtime),
         runtime=config.runtime,
     )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT as a pair; an IPv6 host stands in brackets. Raises UserError."""
-    host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"http.address is {address!r}; write it as HOST:PORT, as in 127.0.0.1:8000")
-    return host, int(port)

@@ -78,7 +78,11 @@ def from_client(error: ClientError) -> HttpError:
             return _refused(error)
         case Unreachable():
             return HttpError(503, str(error), kind=_SERVER, code="unreachable", retry_after_ms=1000)
-        case Interrupted() | Closed():
+        case Closed():
+            return HttpError(
+                503, "the server is shutting down; try again", kind=_SERVER, code="interrupted", retry_after_ms=1000
+            )
+        case Interrupted():
             return HttpError(503, str(error), kind=_SERVER, code="interrupted", retry_after_ms=1000)
         case Malformed():
             return HttpError(500, str(error), kind=_SERVER, code="malformed")

@@ -14,6 +14,7 @@ from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
 from noria.services.gateway.app import Traffic, build
 from noria.services.gateway.config import GatewayConfig
+from noria.services.gateway.protocol import BoundedHttp
 from noria.shared.actor import Actor
 from noria.shared.errors import UserError
 from noria.shared.log import logger
@@ -117,7 +118,7 @@ class GatewayShell:
             settings = uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -80,7 +80,7 @@ class SchedulerService:
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
         while (plan := self._core.plan(now_ns)) is not None:
-            self._actor.send(self, Service.EXECUTOR, plan)
+            self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._applied = True
         if not self._applied and not self._owed:
             return None

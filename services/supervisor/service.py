@@ -27,6 +27,7 @@ from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.endpoints import mailbox
 from noria.shared.errors import UserError
+from noria.shared.locks import Holder
 from noria.shared.log import logger
 from noria.shared.mailbox import Mailbox
 
@@ -228,6 +229,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             )
         except zmq.ZMQError as error:
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
+        lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
         actor = Actor(post, runtime)
         shell = Supervisor(own, path, actor, command)
         shell.listen_to_signals()

@@ -191,6 +191,9 @@ class Stack:
 
     def ready(self) -> "Stack":
         assert self.scheduler.met.wait(PATIENCE_S) and self.detokenizer.met.wait(PATIENCE_S)
+        # Whoever joins hears at once that there is nothing yet.
+        assert self.scheduler.expect(Submit) == Submit((), complete=True)
+        assert self.detokenizer.expect(Open) == Open((), complete=True)
         self.scheduler.post(Capacity(0, (ClassCapacity("", 1000, 1_000_000),), largest_tokens=2048, ready=True))
         wait_until(lambda: self.state()["waiting_for"] == [], "admission is not ready")
         return self
@@ -480,8 +483,9 @@ def test_restarted_peers_are_told_of_everything_unfinished(brittle: Stack) -> No
     wait_until(lambda: set(stack.state()["peers"].values()) == {"0"}, "the dead are not missed")
     stack.scheduler = Peer(Service.SCHEDULER, stack.settings)
     stack.detokenizer = Peer(Service.DETOKENIZER, stack.settings)
-    (submission,) = stack.scheduler.expect(Submit).submissions
-    (opening,) = stack.detokenizer.expect(Open).openings
+    submit, opened = stack.scheduler.expect(Submit), stack.detokenizer.expect(Open)
+    assert submit.complete and opened.complete
+    (submission,), (opening,) = submit.submissions, opened.openings
     assert (submission.stream, submission.output_ids) == (stream, (0,))
     assert (opening.stream, opening.output_ids, opening.characters) == (stream, (0,), 1)
     stack.emit(stream, 1, "b", End.STOP)

@@ -1,5 +1,6 @@
 """The gateway on a real port, between HTTP clients and a fake admission."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -22,12 +23,12 @@ from fakes.front_door import FrontDoor, Mail, refuse, words
 from noria.proto.base import End, Service
 from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Generate, Message
 from noria.proto.lifecycle import State
-from noria.services.gateway.config import gateway_config, split_address
+from noria.services.gateway.config import gateway_config
+from noria.services.gateway.protocol import HEAD_BYTES_MAX, BoundedHttp
 from noria.services.gateway.service import GatewayShell
 from noria.shared.actor import Actor
 from noria.shared.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
 from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
-from noria.shared.errors import UserError
 from noria.shared.inspect import inspect
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
@@ -486,17 +487,6 @@ def test_an_absent_admission_is_a_503(tmp_path: Path) -> None:
         gateway.close()
 
 
-@pytest.mark.parametrize("address", ["8000", "localhost:", ":80", "localhost:x", "localhost:99999"])
-def test_a_bad_address_says_how_to_write_it(address: str) -> None:
-    with pytest.raises(UserError, match="HOST:PORT"):
-        split_address(address)
-
-
-def test_addresses_may_be_of_either_family() -> None:
-    assert split_address("[::1]:80") == ("::1", 80)
-    assert split_address("0.0.0.0:8000") == ("0.0.0.0", 8000)
-
-
 def start_process(folder: Path, port: int) -> "subprocess.Popen[str]":
     config = folder / "noria.json"
     config.write_bytes(
@@ -565,3 +555,35 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_head_without_end_is_refused(gateway: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.shell.port), timeout=20) as connection:
+        with contextlib.suppress(ConnectionError):  # it may be closed while we still write
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * HEAD_BYTES_MAX)
+            connection.sendall(b"a" * 1_000_000)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(65_536):
+                received += data
+    assert received == b"" or received.startswith(b"HTTP/1.1 431 ")
+    assert gateway.http.get("/health").status_code == 200
+
+
+def test_a_head_that_does_not_come_closes_the_connection_and_a_late_body_does_not(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_s", 0.2)
+    body = json.dumps(HI).encode()
+    address = ("127.0.0.1", gateway.shell.port)
+    with (
+        socket.create_connection(address, timeout=20) as silent,
+        socket.create_connection(address, timeout=20) as slow,
+        socket.create_connection(address, timeout=20) as late,
+    ):
+        slow.sendall(b"GET /health HT")
+        late.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert silent.recv(1) == b""
+        assert slow.recv(1) == b""
+        late.sendall(body)
+        assert late.recv(15) == b"HTTP/1.1 200 OK"

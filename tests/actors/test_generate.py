@@ -1,6 +1,10 @@
 """`noria generate` against a fake front door: what it asks, what it prints, how it ends."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,3 +101,27 @@ def test_ctrl_c_cancels_the_answer(door: Door, folder: str, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdout.write", interrupted)
     assert run(["generate", "Hi", "--runtime-dir", folder]) == 130
     assert fake.wait_for(Cancel).body == Cancel(fake.of(Generate)[0].id)
+
+
+def in_a_process(folder: str, environment: dict[str, str], output: str | None = None) -> tuple[int, bytes, str]:
+    with contextlib.ExitStack() as files:
+        ended = subprocess.run(
+            [Path(sys.executable).parent / "noria", "generate", "Hi", "--runtime-dir", folder],
+            stdout=files.enter_context(open(output, "wb")) if output else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            timeout=30,
+            check=False,
+        )
+    return ended.returncode, ended.stdout or b"", ended.stderr.decode()
+
+
+def test_a_terminal_that_lacks_a_character_shows_another(door: Door, folder: str) -> None:
+    door(words("na\u00efve ", "\U0001f642"))
+    assert in_a_process(folder, {"PYTHONIOENCODING": "ascii"}) == (0, b"na?ve ?\n", "")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(door: Door, folder: str) -> None:
+    door(words("x"))
+    status, _, errors = in_a_process(folder, {}, output="/dev/full")
+    assert (status, errors) == (1, "noria: the output cannot be written: No space left on device\n")

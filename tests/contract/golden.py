@@ -1,4 +1,6 @@
-"""Golden bytes: one file per message kind, with a full and a minimal example in hexadecimal.
+"""Golden bytes: one file per message kind, with a full and a minimal example in hexadecimal, and its fields' names.
+
+The names are there because bytes alone do not show that two fields of one type have changed places.
 
 A changed file means a changed wire format, which running stacks and released clients would notice. After an intended
 change: `python tests/contract/golden.py --write`.
@@ -60,7 +62,23 @@ def _value(of: inspect.Type, name: str, numbers: Iterator[int], full: bool) -> A
 
 def lines(kind: type[msgspec.Struct]) -> list[str]:
     """What the kind's golden file holds."""
-    return [msgspec.msgpack.encode(example(kind, full=full)).hex() for full in (True, False)]
+    examples = [msgspec.msgpack.encode(example(kind, full=full)).hex() for full in (True, False)]
+    return [*examples, names(inspect.type_info(kind))]
+
+
+def names(of: inspect.Type) -> str:
+    """The fields of a type in their order, those inside them in brackets; empty for plain values."""
+    match of:
+        case inspect.StructType(fields=fields) | inspect.NamedTupleType(fields=fields):
+            return f"({','.join(field.name + names(field.type) for field in fields)})"
+        case inspect.UnionType(types=types):
+            return "".join(map(names, types))
+        case inspect.VarTupleType(item_type=item):
+            return names(item)
+        case inspect.TupleType(item_types=items):
+            return "".join(map(names, items))
+        case _:
+            return ""
 
 
 def write() -> None:

@@ -22,7 +22,8 @@ def test_a_message_has_the_bytes_it_always_had(kind: Kind) -> None:
 
 @each_kind
 def test_recorded_bytes_are_read_as_the_message(kind: Kind) -> None:
-    for full, line in zip((True, False), (FOLDER / f"{kind.__name__}.hex").read_text().split(), strict=True):
+    recorded = (FOLDER / f"{kind.__name__}.hex").read_text().split()[:2]
+    for full, line in zip((True, False), recorded, strict=True):
         assert msgspec.msgpack.decode(bytes.fromhex(line), type=kind) == example(kind, full=full)
 
 

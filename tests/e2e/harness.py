@@ -100,12 +100,17 @@ class Stack:
         assert isinstance(services, dict)
         return services
 
-    def pids(self) -> dict[str, int]:
+    def ps(self) -> list[dict[str, Any]]:
         output = subprocess.run(
             [str(NORIA), "ps", "--json", "--runtime-dir", str(self.runtime_dir)],
             capture_output=True, text=True, check=True, env=self.environment,
         ).stdout  # fmt: skip
-        return {row["service"]: row["pid"] for row in json.loads(output)}
+        rows = json.loads(output)
+        assert isinstance(rows, list)
+        return rows
+
+    def pids(self) -> dict[str, int]:
+        return {row["service"]: row["pid"] for row in self.ps()}
 
     def busy_counts(self) -> dict[str, int]:
         """Every count that must be zero when no request is alive, and is not."""

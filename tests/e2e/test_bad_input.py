@@ -68,12 +68,24 @@ def test_a_bad_field_is_refused_by_name(tiny: Stack, change: dict[str, object], 
     assert expected in error["message"] + str(error["param"])
 
 
+@pytest.mark.parametrize(
+    "change", [{"top_k": 2**64 - 1}, {"seed": 2**64 - 1}, {"seed": -(2**63)}, {"temperature": 1e-300}]
+)
+def test_extreme_numbers_that_mean_something_are_served(tiny: Stack, change: dict[str, object]) -> None:
+    answer = httpx.post(tiny.url + COMPLETIONS, json={**GOOD, "temperature": 1, **change}, timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
 BAD_MESSAGES: list[tuple[str, object, str]] = [
     ("no messages", [], "messages"),
     ("messages a string", "hello", "messages"),
     ("an unknown role", [{"role": "wizard", "content": "hi"}], "role"),
     ("content missing", [{"role": "user"}], "content"),
-    ("an image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "only parts of type text"),
+    (
+        "an image",
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "only parts of type text",
+    ),
 ]
 
 

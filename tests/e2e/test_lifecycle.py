@@ -32,6 +32,22 @@ def test_ctrl_c_is_one_orderly_stop_that_leaves_nothing_behind(tiny_model: Path)
         assert "Traceback" not in running.log()
 
 
+def test_ps_tells_who_is_there_and_who_does_not_answer(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        state = running.state()
+        expected = [
+            {"service": name, "pid": state[name]["pid"], "incarnation": state[name]["incarnation"], "state": "ready"}
+            for name in (*SERVICES, "supervisor")
+        ]
+        assert running.ps() == expected
+        os.kill(state["detokenizer"]["pid"], signal.SIGSTOP)
+        try:
+            silent = [{**row, "state": "silent"} if row["service"] == "detokenizer" else row for row in expected]
+            assert running.ps() == silent
+        finally:
+            os.kill(state["detokenizer"]["pid"], signal.SIGCONT)
+
+
 @pytest.mark.parametrize("victim", SERVICES)
 def test_the_death_of_a_service_stops_the_stack_and_is_named(tiny_model: Path, victim: str) -> None:
     with stack(str(tiny_model)) as running:
@@ -78,7 +94,7 @@ def test_services_that_outlive_their_supervisor_are_named_and_can_be_stopped(tin
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["up", "--model", "no-such-model"], "noria models pull"),
+        (["up", "--model", "no-such-model"], "an alias (smollm2"),
         (["up", "--model", "./nowhere"], "no model folder"),
         (["up", "--model", "missing.gguf"], "no GGUF file"),
         (["up", "--max-batch-tokns", "5"], "--max-batch-tokens"),

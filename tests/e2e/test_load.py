@@ -1,7 +1,9 @@
 """Many streams at once, readers that do not read, and clients that go away."""
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import time
 import uuid
@@ -15,6 +17,7 @@ from noria.proto import frontdoor
 from noria.proto.base import Header, Sampling
 from noria.proto.wire import Codec
 
+VANISHING = 20
 LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 1500, "ignore_eos": True}
 
 
@@ -138,15 +141,49 @@ def test_a_client_that_vanishes_without_a_word_is_cancelled(tiny: Stack) -> None
     peer.setsockopt(zmq.RCVTIMEO, 10_000)
     peer.setsockopt(zmq.ROUTING_ID, name.encode())
     peer.connect(tiny.endpoint)
-    body = frontdoor.Generate(id="gone", prompt="go on", sampling=Sampling(max_tokens=1900, ignore_eos=True), n=4)
-    peer.send_multipart(codec.encode(Header("Generate", name, 5, 0, 1), body))
-    assert codec.header(peer.recv_multipart()).kind == "Accepted"
-    peer.close()
     before = tiny.state()["admission"]["totals"]["cancelled"]
+    # More than can be computed before it is missed, so that only a cancellation ends them.
+    for number in range(VANISHING):
+        body = frontdoor.Generate(
+            id=f"gone-{number}", prompt="go on", sampling=Sampling(max_tokens=1900, ignore_eos=True), n=16
+        )
+        peer.send_multipart(codec.encode(Header("Generate", name, 5, 0, number + 1), body))
+    while codec.header(peer.recv_multipart()).kind != "Accepted":
+        pass
+    peer.close()
     wait_until(
-        lambda: tiny.state()["admission"]["totals"]["cancelled"] >= before or not tiny.busy_counts(), 15, "cancelled"
+        lambda: tiny.state()["admission"]["totals"]["cancelled"] == before + 16 * VANISHING,
+        15,
+        "every stream cancelled",
     )
-    tiny.wait_idle(15)
+    tiny.wait_idle(5)
+
+
+@pytest.mark.parametrize("service", ["scheduler", "detokenizer"])
+def test_streams_that_end_while_a_service_is_given_up_are_forgotten_when_it_comes_back(
+    tiny: Stack, service: str
+) -> None:
+    async def run() -> None:
+        async with AsyncClient(tiny.endpoint) as client:
+            kept = client.generate(prompt="go on", max_tokens=150, ignore_eos=True)
+            others = [client.generate(prompt=f"go on {n}", max_tokens=1900, ignore_eos=True) for n in range(4)]
+            for each in (kept, *others):
+                await each.next()
+            os.kill(pids[service], signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(
+                    wait_until, lambda: tiny.state()["admission"]["peers"][service] == "0", 15, f"{service} given up"
+                )
+                for each in others:
+                    each.leave()
+                await asyncio.to_thread(wait_until, lambda: tiny.state()["admission"]["streams"] == 1, 10, "the end")
+            finally:
+                os.kill(pids[service], signal.SIGCONT)
+            assert len((await kept.result()).choices[0].token_ids) == 150
+
+    pids = tiny.pids()
+    asyncio.run(run())
+    tiny.wait_idle(20)
 
 
 def test_leaving_the_loop_cancels(tiny: Stack) -> None:

@@ -61,11 +61,13 @@ class Delivery:
         return left
 
     def silent(self, now_ns: int) -> Iterator[Client]:
-        """Clients not heard of for the timeout, longest first."""
-        for client in list(self.clients.values()):
+        """Clients not heard of for the timeout, longest first; each must be removed before the next is asked for."""
+        while self.clients:
+            client = next(iter(self.clients.values()))
             if now_ns - client.heard_ns < self._rules.client_timeout_ns:
                 return
             yield client
+            assert client.id not in self.clients
 
     def oldest_heard_ns(self) -> int | None:
         """When the most silent client was last heard."""

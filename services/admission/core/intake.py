@@ -82,7 +82,10 @@ def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int)
     max_tokens = given.max_tokens if given.max_tokens is not None else context - len(prompt)
     request.end_ids = end_ids(given, books.rules.eos_ids)
     choices = [
-        Choice(Stream(request.number, index), settle(given, choice_seed(request.seed, index), max_tokens))
+        Choice(
+            Stream(request.number, index),
+            settle(given, choice_seed(request.seed, index), max_tokens, books.rules.vocabulary),
+        )
         for index in range(request.n)
     ]
     books.accept(request, prompt, choices, now_ns)

@@ -1,7 +1,8 @@
 """What a turn has to say to the scheduler and the detokenizer, gathered so that each edge gets few messages.
 
 Everything is keyed by stream, so what waits is bounded by the streams that live. What a full socket does not take is
-put back. A peer that has not joined is owed nothing: when it joins it is told of every stream that lives.
+put back. A peer that has not joined is owed nothing: when it joins it is told of every stream that lives, and when that
+is complete, so that it forgets those whose end it missed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,17 +30,18 @@ class SchedulerPost:
     submissions: dict[Stream, Pair] = field(default_factory=dict)
     withdrawals: dict[Stream, End] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
+    recite: bool = False
 
     def join(self, unfinished: Iterable[Pair]) -> None:
         """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
         self.leave()
-        self.joined = True
+        self.joined = self.recite = True
         for request, choice in unfinished:
             self.submit(request, choice)
 
     def leave(self) -> None:
         """The scheduler is gone."""
-        self.joined = False
+        self.joined = self.recite = False
         self.credit.reset()
         self.submissions.clear()
         self.withdrawals.clear()
@@ -65,7 +67,7 @@ class SchedulerPost:
     def take(self, now_ns: int) -> list[ToScheduler]:
         """The messages of this turn, in the order in which they must be sent."""
         messages: list[ToScheduler] = []
-        if self.submissions:
+        if self.submissions or self.recite:
             batch: list[Submission] = []
             tokens = 0
             for request, choice in self.submissions.values():
@@ -75,9 +77,10 @@ class SchedulerPost:
                 if tokens >= self.rules.batch_tokens_max:
                     messages.append(Submit(tuple(batch)))
                     batch, tokens = [], 0
-            if batch:
-                messages.append(Submit(tuple(batch)))
+            if batch or self.recite:
+                messages.append(Submit(tuple(batch), complete=self.recite))
             self.submissions.clear()
+            self.recite = False
         messages.extend(
             Withdraw(tuple(stream for stream, why in self.withdrawals.items() if why is end), end)
             for end in dict.fromkeys(self.withdrawals.values())
@@ -96,6 +99,7 @@ class SchedulerPost:
                     self.credit.unsend(len(submission.prompt_ids))
                 again = {each.stream: pairs[each.stream] for each in message.submissions}
                 self.submissions = again | self.submissions
+                self.recite = self.recite or message.complete
             case Withdraw():
                 self.withdrawals = {**dict.fromkeys(message.streams, message.end), **self.withdrawals}
             case Ended():
@@ -111,17 +115,18 @@ class DetokenizerPost:
     openings: dict[Stream, Pair] = field(default_factory=dict)
     gaps: dict[Stream, Choice] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
+    recite: bool = False
 
     def join(self, unfinished: Iterable[Pair]) -> None:
         """A new detokenizer: every unfinished stream is opened again."""
         self.leave()
-        self.joined = True
+        self.joined = self.recite = True
         for request, choice in unfinished:
             self.open(request, choice)
 
     def leave(self) -> None:
         """The detokenizer is gone."""
-        self.joined = False
+        self.joined = self.recite = False
         self.openings.clear()
         self.gaps.clear()
         self.ended.clear()
@@ -155,8 +160,9 @@ class DetokenizerPost:
             if tokens >= self.rules.batch_tokens_max:
                 messages.append(Open(tuple(batch)))
                 batch, tokens = [], 0
-        if batch:
-            messages.append(Open(tuple(batch)))
+        if batch or self.recite:
+            messages.append(Open(tuple(batch), complete=self.recite))
+        self.recite = False
         if self.gaps:
             messages.append(Resend(tuple(Gap(stream, len(choice.ids)) for stream, choice in self.gaps.items())))
         if self.ended:
@@ -171,6 +177,7 @@ class DetokenizerPost:
         match message:
             case Open():
                 self.openings = {each.stream: pairs[each.stream] for each in message.openings} | self.openings
+                self.recite = self.recite or message.complete
             case Resend():
                 self.gaps = {each.stream: pairs[each.stream][1] for each in message.gaps} | self.gaps
             case Ended():

@@ -18,12 +18,12 @@ def choice_seed(seed: int, choice: int) -> int:
     return seed if choice == 0 else _hash(seed.to_bytes(8, "little") + choice.to_bytes(4, "little"))
 
 
-def settle(given: Sampling, seed: int, max_tokens: int) -> Sampling:
-    """Fix seed and length; clamp a tiny temperature to 0.01; write `top_k` off as 0."""
+def settle(given: Sampling, seed: int, max_tokens: int, vocabulary: int) -> Sampling:
+    """Fix seed and length; clamp a tiny temperature to 0.01; write `top_k` as 0 where it excludes nothing."""
     return Sampling(
         temperature=max(given.temperature, _TEMPERATURE_MIN) if given.temperature > 0.0 else 0.0,
         top_p=given.top_p,
-        top_k=max(given.top_k, 0),
+        top_k=given.top_k if 0 < given.top_k < vocabulary else 0,
         min_p=given.min_p,
         seed=seed,
         max_tokens=max_tokens,

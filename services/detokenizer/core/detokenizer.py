@@ -24,7 +24,12 @@ class SchedulerJoined:
     """The scheduler began a new life: what it was asked for must be asked for again."""
 
 
-Event = Open | Tokens | Ended | Resend | SchedulerJoined
+@dataclass(frozen=True, slots=True)
+class AdmissionJoined:
+    """Admission began a new life, or was missed: it opens its streams anew, and those that it does not have ended."""
+
+
+Event = Open | Tokens | Ended | Resend | SchedulerJoined | AdmissionJoined
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,18 @@ class Detokenizer:
         self._report_unknown: dict[Stream, None] = {}
         self._ask: dict[Stream, None] = {}
         self._seen: dict[Stream, None] = {}
+        # Streams that admission has not named since it joined.
+        self._unnamed: dict[Stream, None] = {}
         self.tokens = 0
 
     @property
     def streams(self) -> int:
         """How many streams are open."""
         return len(self._streams)
+
+    def holds(self, stream: Stream) -> bool:
+        """Whether a stream is open."""
+        return stream in self._streams
 
     def apply(self, event: Event) -> None:
         """Take one event."""
@@ -67,8 +78,7 @@ class Detokenizer:
                 for run in event.runs:
                     self._take(run)
             case Open():
-                for opening in event.openings:
-                    self._open(opening)
+                self._open_all(event)
             case Ended():
                 for stream in event.streams:
                     self._forget(stream)
@@ -77,6 +87,8 @@ class Detokenizer:
                     self._rewind(gap)
             case SchedulerJoined():
                 self._ask_for_everything()
+            case AdmissionJoined():
+                self._unnamed = dict.fromkeys(self._streams)
             case _:
                 assert_never(event)
 
@@ -107,7 +119,7 @@ class Detokenizer:
             assert stream not in self._ended and stream not in self._unknown and stream not in self._report_unknown
             assert stream in self._changed or not held.news
             held.check()
-        for gathered in (self._changed, self._ask, self._seen, self._asked):
+        for gathered in (self._changed, self._ask, self._seen, self._asked, self._unnamed):
             assert gathered.keys() <= self._streams.keys()
         assert self._report_unknown.keys() <= self._unknown.keys()
         assert len(self._ended) <= ENDED_REMEMBERED_MAX and len(self._unknown) <= UNKNOWN_REMEMBERED_MAX
@@ -140,8 +152,16 @@ class Detokenizer:
         if held.opening.stop:
             self._seen[run.stream] = None
 
+    def _open_all(self, message: Open) -> None:
+        for opening in message.openings:
+            self._open(opening)
+        if message.complete:
+            for stream in tuple(self._unnamed):
+                self._forget(stream)
+
     def _open(self, opening: Opening) -> None:
         stream = opening.stream
+        self._unnamed.pop(stream, None)
         held = self._streams.get(stream)
         if held is not None and opening.attempt < held.attempt:
             return
@@ -172,7 +192,15 @@ class Detokenizer:
 
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream, None)
-        for gathered in (self._asked, self._changed, self._ask, self._seen, self._unknown, self._report_unknown):
+        for gathered in (
+            self._asked,
+            self._changed,
+            self._ask,
+            self._seen,
+            self._unknown,
+            self._report_unknown,
+            self._unnamed,
+        ):
             gathered.pop(stream, None)
         self._remember(self._ended, stream, ENDED_REMEMBERED_MAX)
 

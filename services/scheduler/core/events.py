@@ -18,7 +18,7 @@ class IllegalEventError(Exception):
 
 
 class AdmissionJoined(NamedTuple):
-    """Admission began a new life: its submissions are counted from zero again."""
+    """Admission began a new life, or was missed: it names its streams anew, counted from zero."""
 
 
 class ExecutorLost(NamedTuple):

@@ -13,16 +13,25 @@ class Intake:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._taken = 0
+        self._unnamed: dict[Stream, None] = {}
+
+    def admission_joined(self) -> None:
+        """Admission names all its streams anew; until that is complete, those it has not named may have ended."""
+        self._unnamed = dict.fromkeys(self._board.requests)
 
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
         for submission in body.submissions:
+            self._unnamed.pop(submission.stream, None)
             known = self._board.requests.get(submission.stream)
             if known is not None:
                 if known.attempt >= submission.attempt:
                     continue
                 self._board.forget(known, now_ns, "replaced", reclaim=False)
             self._take(now_ns, submission)
+        if body.complete:
+            self.ended(now_ns, Ended(tuple(self._unnamed)))
+            self._unnamed.clear()
 
     def withdraw(self, now_ns: int, body: Withdraw) -> None:
         """Drop these streams and tell when their blocks are back; unknown ones have crossed their end on the way."""

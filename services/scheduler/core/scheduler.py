@@ -62,6 +62,7 @@ class Scheduler:
                 self._results.executor_lost(now_ns)
             case AdmissionJoined():
                 self._credit.submitted = 0
+                self._intake.admission_joined()
             case Copied() | Inventory():
                 pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
             case _:
@@ -77,6 +78,17 @@ class Scheduler:
         if plan is not None:
             self._credit.planned(now_ns, len(plan.fill), waiting_before=started)
         return plan
+
+    def traceparent(self, plan: StepPlan) -> str:
+        """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.
+
+        One step computes for many streams and a header names one trace: so each request that is admitted alone shows
+        its first step, and the request at the front all of its steps.
+        """
+        if plan.fill:
+            return self.board.requests[plan.fill[0].stream].submission.traceparent
+        entries = self.board.lane.steps[-1].entries
+        return entries[0].request.submission.traceparent if entries else ""
 
     def capacity(self) -> Capacity:
         """What admission may count on."""

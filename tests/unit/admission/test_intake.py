@@ -74,6 +74,13 @@ def test_a_tiny_temperature_is_clamped_and_zero_stays_greedy(given: float, settl
     assert (sampling.temperature, sampling.top_k) == (settled, 0)
 
 
+@pytest.mark.parametrize(("given", "settled"), [(-1, 0), (0, 0), (1, 1), (999, 999), (1000, 0), (2**64 - 1, 0)])
+def test_a_top_k_that_excludes_nothing_is_off_so_that_every_integer_type_holds_it(given: int, settled: int) -> None:
+    bench = Bench()
+    bench.generate(token_request(top_k=given))
+    assert bench.submissions()[0].sampling.top_k == settled
+
+
 def test_text_becomes_a_job_and_is_accepted_when_tokenized() -> None:
     bench = Bench()
     bench.generate(Generate("r1", messages=(Message("user", "hi"),)))

@@ -1,13 +1,15 @@
 """What streams emit, how they end, and who hears of it."""
 
+from collections.abc import Sequence
+
 import pytest
 from fakes.admission_bench import ALICE, BOB, SECOND, Bench, deltas, finishes, token_request
 
 from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Have, Ping, Updates
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
-from noria.proto.scheduling import Reclaimed, Reclaims, Withdraw
-from noria.services.admission.core.events import Lost
+from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
+from noria.services.admission.core.events import Joined, Lost
 from noria.services.admission.core.ledger import Text
 
 STREAM = Stream(100, 0)
@@ -338,6 +340,41 @@ def test_a_new_detokenizer_is_told_of_every_unfinished_stream() -> None:
     bench.ready()
     (opening,) = next(message for message in bench.turn.detokenizer if isinstance(message, Open)).openings
     assert (opening.output_ids, opening.characters, opening.prompt_tail) == ((50, 51), 2, (10, 11, 12))
+
+
+def test_whoever_joins_is_told_once_which_streams_are_all_there_are() -> None:
+    bench = Bench(ready=False)
+    bench.ready()
+    assert bench.turn.scheduler == [Submit((), complete=True)]
+    assert bench.turn.detokenizer == [Open((), complete=True)]
+    bench.generate(token_request())
+    assert [each.complete for each in bench.turn.scheduler if isinstance(each, Submit)] == [False]
+    assert [each.complete for each in bench.turn.detokenizer if isinstance(each, Open)] == [False]
+
+
+def test_that_all_has_been_named_is_said_again_when_it_was_not_taken_and_only_after_all() -> None:
+    bench = begun(batch_tokens_max=3)
+    bench.generate(token_request("r2"))
+    bench.apply(Lost(Service.SCHEDULER))
+    bench.apply(Joined(Service.SCHEDULER))
+    turn = bench.core.take(bench.now_ns)
+    bench.core.restore(turn.scheduler, [])
+    again = bench.core.take(bench.now_ns).scheduler
+    assert again == turn.scheduler
+    named = [([each.stream.request for each in message.submissions], message.complete) for message in submits(again)]
+    assert named == [([100], False), ([101], False), ([], True)]
+
+
+def submits(messages: Sequence[object]) -> list[Submit]:
+    return [message for message in messages if isinstance(message, Submit)]
+
+
+def test_text_of_an_attempt_that_was_given_up_is_dropped() -> None:
+    bench = begun()
+    bench.news(Texts((TextRun(STREAM, 1, 0, (60,), 0, "new"),)))
+    bench.news(Texts((TextRun(STREAM, 0, 1, (51,), 3, "old"),)))
+    bench.step()
+    assert [(each.attempt, each.ids, each.text) for each in deltas(bench.read())] == [(1, (60,), "new")]
 
 
 def test_unknown_streams_are_opened_again_and_dead_ones_ended_again() -> None:

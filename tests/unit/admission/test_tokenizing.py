@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from fakes.vocabularies import byte_level
@@ -70,18 +70,18 @@ class Pool:
     """A pool whose results can be waited for."""
 
     def __init__(self, template: str | None = TEMPLATE) -> None:
-        self._woken = threading.Event()
+        self.woken = threading.Event()
         self.results: list[Result] = []
         tokenizer = byte_level()
         self.tokenizer = tokenizer
-        self.pool = TokenizerPool(tokenizer, ChatTemplate(template, tokenizer), self._woken.set)
+        self.pool = TokenizerPool(tokenizer, ChatTemplate(template, tokenizer), self.woken.set)
 
     def wait(self, enough: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 10
         while not enough():
             assert time.monotonic() < deadline_s
-            self._woken.wait(0.1)
-            self._woken.clear()
+            self.woken.wait(0.1)
+            self.woken.clear()
             self.results += self.pool.collect()
 
     def __enter__(self) -> "Pool":
@@ -112,18 +112,31 @@ def test_a_template_that_refuses_says_why() -> None:
         assert "roles must alternate" in result.problem
 
 
+class SlowTemplate(ChatTemplate):
+    """Renders once it may."""
+
+    gate = threading.Event()
+
+    def render_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        assert self.gate.wait(10)
+        return super().render_ids(messages, add_generation_prompt=add_generation_prompt)
+
+
 def test_short_texts_pass_long_ones() -> None:
-    text = "ab" * (4 * LONG_CHARACTERS)
     with Pool() as pool:
+        template = SlowTemplate(TEMPLATE, pool.tokenizer)
+        pool.pool.close()
+        pool.pool = TokenizerPool(pool.tokenizer, template, pool.woken.set)
         for number in range(4):
-            pool.pool.submit(job(number, "long", len(text), text))
+            pool.pool.submit(Job(number, "long", LONG_CHARACTERS + 1, None, (Message("user", "x"),), ""))
         for number in range(10, 30):
             pool.pool.submit(job(number, "short", 2))
+        # The long ones take for ever, as far as the short ones are concerned: one thread is left to these.
+        pool.wait(lambda: len(pool.results) == 20)
+        assert sorted(result.job.number for result in pool.results) == list(range(10, 30))
+        template.gate.set()
         pool.wait(lambda: len(pool.results) == 24)
-        finished = [result.job.number for result in pool.results]
-        # With the two threads both at long texts, the first short one would be third at best.
-        assert [number for number in finished if number < 10] == [0, 1, 2, 3]
-        assert finished.index(29) < finished.index(3)
+        assert [result.job.number for result in pool.results[20:]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("waiting", [True, False])

@@ -55,3 +55,10 @@ def test_a_higher_attempt_cuts_back_what_was_and_was_not_read() -> None:
     assembly.end(Finish("stop", output_tokens=2))
     assert assembly.whole().text == "Hey"
     assert assembly.whole().token_ids == (0, 77)
+
+
+def test_text_with_a_hole_before_it_is_not_taken_though_its_ids_fit() -> None:
+    assembly = Assembly(0)
+    assert assembly.take(Delta("r", 0, 0, 0, (1,), 0, "a"))
+    assert not assembly.take(Delta("r", 0, 0, 1, (2,), 3, "d"))
+    assert (assembly.ids, assembly.characters) == ([1], 1)

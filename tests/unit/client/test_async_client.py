@@ -145,6 +145,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_it_is_sent(
             client.generate("hi", **options)
         assert refused.value.code is Code.INVALID
         assert refused.value.parameter == parameter
+        assert parameter in str(refused.value)
         with pytest.raises(TypeError, match="exactly one"):
             client.generate("hi", token_ids=[1])
         with pytest.raises(TypeError, match="temprature"):

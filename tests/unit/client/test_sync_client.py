@@ -1,5 +1,7 @@
 """The client without an event loop, against a fake front door."""
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import pytest
 from fakes.front_door import FrontDoor, Mail, refuse, words
 
 from noria.client import Client, Closed, Code, Refused
+from noria.client.synchronous import _Loop
 from noria.proto.base import End
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate
 
@@ -54,6 +57,11 @@ def test_leaving_the_loop_cancels_the_request(door: FrontDoor) -> None:
         with client.generate("hi", request_id="s"):
             pass
         door.wait_for(Cancel, 2)
+        held = client.generate("hi", request_id="u")
+        for _ in held:
+            break
+        door.wait_for(Cancel, 3)  # although the generation itself is still there
+        assert held.id == "u"
         generation = client.generate("hi", request_id="t")
         generation.cancel()
         assert generation.result().finish_reason == "cancelled"
@@ -107,6 +115,29 @@ def test_closing_ends_whoever_waits_in_another_thread(door: FrontDoor) -> None:
     door.wait_for(Cancel)
     with pytest.raises(Closed):
         client.complete("again")
+
+
+def test_a_call_made_while_another_thread_closes_the_client_ends_too() -> None:
+    loop = _Loop()
+    closing, held, refused = threading.Event(), threading.Event(), threading.Event()
+
+    async def last() -> None:
+        asyncio.get_running_loop().call_soon(held.wait, 10)  # keeps the loop from ending
+        closing.set()
+
+    def call() -> None:
+        with contextlib.suppress(Closed):
+            loop.run(asyncio.sleep(0))
+        refused.set()
+
+    stopper = threading.Thread(target=loop.stop, args=(last(),))
+    stopper.start()
+    assert closing.wait(10)
+    threading.Thread(target=call, daemon=True).start()
+    refused.wait(0.1)
+    held.set()
+    stopper.join(10)
+    assert refused.wait(10)
 
 
 EXITS = """

@@ -14,6 +14,7 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
 from noria.services.detokenizer.core.detokenizer import (
     ENDED_REMEMBERED_MAX,
+    AdmissionJoined,
     Detokenizer,
     News,
     SchedulerJoined,
@@ -298,7 +299,13 @@ def test_a_resend_repeats_ids_text_and_end_from_a_position() -> None:
     for start, characters, text in ((0, 0, "ab éd"), (2, 2, " éd"), (4, 3, "éd"), (6, 5, "")):
         core.apply(Resend((Gap(S, start),)))
         core.check()
-        assert astuple(only(core.collect()))[2:7] == (start, tuple("ab éd".encode()[start:]), characters, text, End.LENGTH)
+        assert astuple(only(core.collect()))[2:7] == (
+            start,
+            tuple("ab éd".encode()[start:]),
+            characters,
+            text,
+            End.LENGTH,
+        )
     core.apply(Resend((Gap(Stream(9, 9), 0),)))
     assert core.collect() == News(unknown=(Stream(9, 9),))
 
@@ -377,6 +384,28 @@ def test_a_new_scheduler_is_asked_for_everything_that_goes_on() -> None:
     core.collect()
     core.apply(SchedulerJoined())
     assert core.collect() == News(gaps=(Gap(S, 3),), seen=(Gap(S, 3),))
+
+
+def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_opened_all_others() -> None:
+    core = opened()
+    kept, new = Opening(Stream(8, 0), 0, ()), Opening(Stream(10, 0), 0, ())
+    core.apply(Open((kept, Opening(Stream(9, 0), 0, ()))))
+    core.apply(tokens("ab"))
+    core.apply(AdmissionJoined())
+    core.apply(Open((kept,)))
+    core.check()
+    assert core.streams == 3
+    core.apply(Open((new,), complete=True))
+    core.check()
+    assert [core.holds(stream) for stream in (S, Stream(8, 0), Stream(9, 0), Stream(10, 0))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert core.collect() == News()
+    core.apply(Open((), complete=True))
+    assert core.streams == 2
 
 
 def test_news_that_could_not_be_sent_are_given_out_again_with_what_has_come_since() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.config import ExecutorConfig
+from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
-from noria.services.executor.linear import Floors, Linear
 from noria.services.executor.footprint import Footprint
 from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.linear import Floors, Linear, computed_rows
 from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import Memory, request_pages, sized
@@ -93,7 +95,7 @@ def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> No
     assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
     assert fit(2 * 65_000)[0].num_blocks == 60
     assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 500))[0].num_blocks == 50
-    assert fit(0, num_blocks=7)[0].num_blocks == 7
+    assert fit(7000, num_blocks=7)[0].num_blocks == 7
 
 
 def test_the_table_names_every_byte_and_what_it_holds() -> None:
@@ -137,13 +139,37 @@ def test_a_sliding_layer_keeps_its_window_and_the_largest_slice_of_32k_tokens() 
 @pytest.mark.parametrize(("name", "share"), [("smollm2", 0.55), ("gemma3", 0.55)])
 def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str, share: float) -> None:
     sizes = {"smollm2": (576, 9, 3), "gemma3": (1024, 4, 1)}[name]
-    family = read(tmp_path, **dict(zip(("hidden_size", "num_attention_heads", "num_key_value_heads"), sizes, strict=True)))
+    family = read(
+        tmp_path, **dict(zip(("hidden_size", "num_attention_heads", "num_key_value_heads"), sizes, strict=True))
+    )
     assert page_bytes(family, 16, torch.int8) <= share * page_bytes(family, 16, torch.bfloat16)
+
+
+def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
+    with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but only 1 MiB .* lower --num-blocks"):
+        fit(2**20, num_blocks=100_000_000)
 
 
 def test_this_machine_has_cores_and_memory() -> None:
     assert cores() >= 1
     assert free_memory() > 1 << 20
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x10" + b"\0" * 40])
+def test_damaged_weights_are_an_error_that_says_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read the weights in .* pull the model again"):
+        Checkpoint(tmp_path)
+
+
+def test_few_numbers_of_rows_are_ever_computed_and_little_in_vain() -> None:
+    sizes = {rows: computed_rows(rows, 2) for rows in range(1, 2049)}
+    assert len(set(sizes.values())) < 50
+    assert sizes[1] == 2
+    assert all(rows <= computed for rows, computed in sizes.items())
+    assert all(computed < 1.25 * rows for rows, computed in sizes.items() if rows > 1)
+    assert all(sizes[rows] == rows for rows in (16, 64, 512, 2048))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,3 +187,23 @@ def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtyp
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.02, atol=0.5)
     for count in (1, 2, 3, 5, 11, 33):
         assert torch.equal(linear(x[:count]), whole[:count])
+
+
+@pytest.mark.parametrize(
+    ("flags", "picked"),
+    [
+        ("avx2 avx512f avx512_bf16", torch.bfloat16),
+        ("amx_tile amx_bf16 amx_int8", torch.bfloat16),
+        ("avx2 avx512f avx512_vnni", torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_auto_is_bfloat16_only_where_the_processor_multiplies_it(
+    tmp_path: Path, flags: str | None, picked: torch.dtype
+) -> None:
+    processor = tmp_path / "cpuinfo"
+    if flags is not None:
+        processor.write_text(f"model name: x\nflags\t\t: fpu {flags} sse\n")
+    assert pick_dtype("auto", processor) is picked
+    assert pick_dtype("bfloat16", processor) is torch.bfloat16
+    assert pick_dtype("float32", processor) is torch.float32

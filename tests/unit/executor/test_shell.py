@@ -45,8 +45,8 @@ class HandLane:
         self.uncollected -= sum(isinstance(each, Computed | Broken) for each in found)
         return found
 
-    def close(self) -> None:
-        pass
+    def close(self) -> bool:
+        return True
 
     def turn(self, failure: Failure | None = None) -> None:
         batch = self.batches.popleft()

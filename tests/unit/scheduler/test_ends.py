@@ -7,8 +7,8 @@ from fakes.desk import Desk, ending_after, generated, stream, submission
 
 from noria.proto.base import End, Ended
 from noria.proto.output import Gap, Resend, TokenRun
-from noria.proto.scheduling import Withdraw
-from noria.services.scheduler.core.events import Stage
+from noria.proto.scheduling import Submit, Withdraw
+from noria.services.scheduler.core.events import AdmissionJoined, Stage
 from noria.services.scheduler.core.settings import Settings
 
 
@@ -134,6 +134,26 @@ def test_a_running_stream_that_ended_in_the_ledger_is_forgotten_even_if_running(
     assert stream(1) not in desk.core.board.requests
     assert len(desk.output(2)) == 3
     assert [each.stream for each in desk.reclaims()] == [stream(1)]
+
+
+def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_named_all_others() -> None:
+    desk = Desk(Settings(max_requests_per_batch=3))
+    asked = [submission(1, output=2), *(submission(number, output=9) for number in (2, 3, 4, 5))]
+    desk.submit(*asked)
+    for _ in range(3):
+        desk.planned()
+        desk.done()
+    assert desk.core.board.finished == 1
+    desk.tell(AdmissionJoined())
+    desk.tell(Submit((asked[1],)))
+    assert len(desk.core.board.requests) == 5
+    desk.tell(Submit((asked[3], submission(6)), complete=True))
+    assert set(desk.core.board.requests) == {stream(2), stream(4), stream(6)}
+    desk.run()
+    assert [len(desk.output(number)) for number in (2, 4, 6)] == [9, 9, 4]
+    # From now on a message is about the streams in it alone.
+    desk.tell(Submit((), complete=True))
+    assert set(desk.core.board.requests) == {stream(2), stream(4), stream(6)}
 
 
 def test_unknown_streams_are_ignored() -> None:

@@ -7,7 +7,14 @@ import pytest
 
 from noria.proto.base import Service
 from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import IPC_PATH_BYTES_MAX, mailbox, prepare_runtime_dir, public_mailbox, runtime_dir
+from noria.shared.endpoints import (
+    IPC_PATH_BYTES_MAX,
+    mailbox,
+    prepare_runtime_dir,
+    public_mailbox,
+    runtime_dir,
+    split_address,
+)
 from noria.shared.errors import UserError
 
 TCP = RuntimeSettings(transport="tcp", hosts={"executor": "10.0.0.2"})
@@ -79,3 +86,14 @@ def test_the_runtime_folder_follows_xdg_where_it_is_set(monkeypatch: pytest.Monk
     assert runtime_dir(RuntimeSettings()) == Path("/run/user/7/noria")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert runtime_dir(RuntimeSettings()).name.startswith("noria-")
+
+
+@pytest.mark.parametrize("address", ["8000", "localhost:", ":80", "localhost:x", "localhost:99999"])
+def test_a_bad_address_says_how_to_write_it(address: str) -> None:
+    with pytest.raises(UserError, match="HOST:PORT"):
+        split_address(address)
+
+
+def test_addresses_may_be_of_either_family() -> None:
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert split_address("0.0.0.0:8000") == ("0.0.0.0", 8000)

@@ -57,3 +57,11 @@ def test_locks_in_different_folders_and_of_different_names_are_independent(tmp_p
 def test_nobody_holds_a_lock_that_was_never_made(tmp_path: Path) -> None:
     assert living_holder(tmp_path, "gateway") is None
     assert living_holder(tmp_path / "missing", "gateway") is None
+
+
+def test_a_holder_may_say_more_of_itself_later(tmp_path: Path) -> None:
+    lock = Lock(tmp_path, "scheduler")
+    assert lock.acquire(Holder("a rather long name", 12345, "")) is None
+    lock.sign(Holder("short", 1, "abc"))
+    assert living_holder(tmp_path, "scheduler") == Holder("short", 1, "abc")
+    lock.release()

@@ -93,6 +93,23 @@ def test_the_generation_configuration_has_the_last_word_on_the_end(tmp_path: Pat
     assert facts(tmp_path, ModelSettings()).eos_ids == (5, 6)
 
 
+def test_an_end_of_sequence_that_the_model_cannot_produce_is_none(tmp_path: Path) -> None:
+    folder_with(tmp_path, generation={"eos_token_id": [5, 100, -1]})
+    assert facts(tmp_path, ModelSettings()).eos_ids == (5,)
+
+
+@pytest.mark.parametrize("changes", [{"eos_token_id": "</s>"}, {"max_position_embeddings": "long"}])
+def test_nonsense_in_a_configuration_is_an_error_that_names_the_file(tmp_path: Path, changes: dict[str, str]) -> None:
+    folder_with(tmp_path, {**CONFIG, **changes})
+    with pytest.raises(UserError, match=r"config\.json does not describe"):
+        facts(tmp_path, ModelSettings())
+
+
+def test_the_present_folder_is_served_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert served_names(ModelSettings(name=".")) == (tmp_path.name,)
+
+
 def test_a_text_model_inside_a_larger_one_is_found(tmp_path: Path) -> None:
     folder_with(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": CONFIG})
     assert facts(tmp_path, ModelSettings()).vocabulary == 100

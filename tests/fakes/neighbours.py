@@ -1,0 +1,95 @@
+"""The scheduler's neighbours as a test plays them, around a scheduler that really runs."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from noria.proto.base import Service
+from noria.proto.lifecycle import Hello, State
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.service import SchedulerService
+from noria.shared.actor import Actor
+from noria.shared.config import RuntimeSettings, TelemetrySettings
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.inspect import inspect
+from noria.shared.mailbox import Mailbox
+from noria.shared.telemetry import Telemetry
+
+PEERS = (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER)
+PATIENCE_S = 10.0
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class Peer:
+    """A service that the test plays: it greets the scheduler and keeps what it hears."""
+
+    def __init__(self, service: Service, settings: RuntimeSettings) -> None:
+        to = {Service.SCHEDULER: mailbox(settings, Service.SCHEDULER)}
+        self.mailbox = Mailbox(service, mailbox(settings, service), to, settings)
+        self.heard: list[msgspec.Struct] = []
+
+    def join(self) -> None:
+        """Greet until the scheduler has greeted back."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.mailbox.links[Service.SCHEDULER].joined:
+            assert time.monotonic() < deadline, "the scheduler does not greet"
+            self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY))
+            self.listen(20)
+
+    def send(self, body: msgspec.Struct) -> None:
+        assert self.mailbox.send(Service.SCHEDULER, body)
+
+    def listen(self, timeout_ms: int) -> None:
+        self.mailbox.router.poll(timeout_ms, zmq.POLLIN)
+        for _, header, body in self.mailbox.receive(256):
+            if isinstance(body, Hello):
+                if self.mailbox.greet(header, answer=body.answer):
+                    self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY, answer=True))
+            elif self.mailbox.current(header):
+                self.heard.append(body)
+
+    def wait_for(self, kind: type[Kind]) -> Kind:
+        """The next message of a kind; earlier ones of other kinds are dropped."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            while self.heard:
+                body = self.heard.pop(0)
+                if isinstance(body, kind):
+                    return body
+            self.listen(100)
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+@contextmanager
+def running_scheduler(folder: Path, options: Settings) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
+    """A running scheduler and its three peers, which have not greeted yet."""
+    settings = RuntimeSettings(dir=str(folder / "run"))
+    prepare_runtime_dir(settings)
+    endpoints = {peer: mailbox(settings, peer) for peer in PEERS}
+    post = Mailbox(Service.SCHEDULER, mailbox(settings, Service.SCHEDULER), endpoints, settings)
+    actor = Actor(post, settings)
+    telemetry = Telemetry(Service.SCHEDULER, post.incarnation, TelemetrySettings())
+    thread = threading.Thread(target=actor.run, args=(SchedulerService(actor, telemetry, options),))
+    peers = {peer: Peer(peer, settings) for peer in PEERS}
+    thread.start()
+    try:
+        yield settings, peers
+    finally:
+        actor.stop()
+        thread.join(PATIENCE_S)
+        for peer in peers.values():
+            peer.mailbox.close()
+
+
+def scheduler_state(settings: RuntimeSettings) -> dict[str, object]:
+    snapshot = inspect(settings, Service.SCHEDULER, PATIENCE_S)
+    assert snapshot is not None
+    decoded = msgspec.json.decode(snapshot.json)
+    assert isinstance(decoded, dict)
+    return decoded
