@@ -14,7 +14,7 @@ import torch
 from noria.proto.execution import Copy
 from noria.services.executor.families import Architecture
 from noria.services.executor.shape import Shape
-from noria.services.executor.stores import Store, make_store
+from noria.services.executor.stores import make_store
 
 GATHER_BYTES: Final = 32 << 20
 """Keys and values that attention gathers at once, at most: more slices are done one part after the other."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria.proto.base import Sampling, Stream
-from noria.proto.execution import Copy, Fill, Grow, Replace, StepPlan
+from noria.proto.execution import Fill, Grow, Replace, StepPlan
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 
 

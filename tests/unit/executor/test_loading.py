@@ -9,9 +9,9 @@ import torch
 
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.families import Architecture, architecture
-from noria.services.executor.linear import Floors, Linear
 from noria.services.executor.footprint import Footprint
 from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.linear import Floors, Linear
 from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import Memory, request_pages, sized
@@ -137,7 +137,9 @@ def test_a_sliding_layer_keeps_its_window_and_the_largest_slice_of_32k_tokens() 
 @pytest.mark.parametrize(("name", "share"), [("smollm2", 0.55), ("gemma3", 0.55)])
 def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str, share: float) -> None:
     sizes = {"smollm2": (576, 9, 3), "gemma3": (1024, 4, 1)}[name]
-    family = read(tmp_path, **dict(zip(("hidden_size", "num_attention_heads", "num_key_value_heads"), sizes, strict=True)))
+    family = read(
+        tmp_path, **dict(zip(("hidden_size", "num_attention_heads", "num_key_value_heads"), sizes, strict=True))
+    )
     assert page_bytes(family, 16, torch.int8) <= share * page_bytes(family, 16, torch.bfloat16)
 
 
