@@ -33,6 +33,7 @@ class Way(msgspec.Struct, frozen=True):
     page_size: int = 16
     host_slots: int = 0
     cache_dtype: str = ""
+    safety_margin: float | None = None
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -87,7 +88,10 @@ class Driver:
         self.slots = Slots(shape)
         self.core = Scheduler(
             Settings(
-                max_batch_tokens=way.max_batch_tokens, max_requests_per_batch=32, steps_in_flight=way.steps_in_flight
+                max_batch_tokens=way.max_batch_tokens,
+                max_requests_per_batch=32,
+                steps_in_flight=way.steps_in_flight,
+                safety_margin=way.safety_margin,
             )
         )
         self.now_ns = 0
