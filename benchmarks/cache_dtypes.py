@@ -1,4 +1,4 @@
-"""What a coarser cache costs: `python benchmarks/cache_dtypes.py [FOLDER] [TEXT ...]`.
+"""What a coarser cache costs: `python benchmarks/cache_dtypes.py [--only DTYPE] [FOLDER [TEXT ...]]`.
 
 For each precision of the cache against float32, with a float32 model: how often the likeliest next token is the same when
 both read the same text (teacher forced), how far logits are off, and after how many tokens free greedy runs part.
@@ -86,7 +86,9 @@ def _take(engine: Engine, slots: Slots, plan: StepPlan, found: list[list[int]]) 
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line for each precision."""
+    """Print one line for each precision, each as soon as it is known."""
+    only = arguments[1] if arguments[:1] == ["--only"] else ""
+    arguments = arguments[2:] if only else arguments
     folder = Path(arguments[0]) if arguments else resolve(load(None).model)
     root = Path(__file__).parent.parent
     texts = [Path(each) for each in arguments[1:]] or [
@@ -102,25 +104,27 @@ def main(arguments: list[str]) -> None:
     facts = architecture(folder)
     decoder = Decoder(facts, Checkpoint(folder), torch.float32, STEP, STEP)
     bf16 = page_bytes(facts, PAGE, torch.bfloat16)
-    # One decoder serves all: only the cache differs.
-    engines = {name: Engine(decoder, shape_of(decoder, RUNS), dtype) for name, dtype in CACHE_DTYPES.items()}
-    runs = {name: free(engine, prompts) for name, engine in engines.items()}
-    same, errors, largest = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0.0)
-    for sequence in sequences:
-        exact = forced(engines["float32"], sequence)
-        for name, engine in engines.items():
-            found = forced(engine, sequence)
-            same[name] += int((found.argmax(-1) == exact.argmax(-1)).sum())
-            errors[name] += float((found - exact).pow(2).mean()) / count
-            largest[name] = max(largest[name], float((found - exact).abs().max()))
-    print(f"{count * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens")
-    for name in engines:
-        parted = [_first_difference(a, b) for a, b in zip(runs["float32"], runs[name], strict=True)]
+    exact = Engine(decoder, shape_of(decoder, RUNS))
+    exact_runs = free(exact, prompts)
+    print(f"{count * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens", flush=True)
+    for name, dtype in CACHE_DTYPES.items():
+        if name == "float32" or (only and name != only):
+            continue
+        # One decoder serves all: only the cache differs.
+        coarse = Engine(decoder, shape_of(decoder, RUNS), dtype)
+        same, squares, largest = 0, 0.0, 0.0
+        for sequence in sequences:
+            wanted, found = forced(exact, sequence), forced(coarse, sequence)
+            same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+            off = found.sub_(wanted)
+            squares += float(off.pow(2).mean()) / count
+            largest = max(largest, float(off.abs().max()))
+        parted = [_first_difference(*each) for each in zip(exact_runs, free(coarse, prompts), strict=True)]
         print(
-            f"{name:9} {page_bytes(facts, PAGE, CACHE_DTYPES[name]) / bf16:.3f} of bfloat16's bytes, "
-            f"top-1 agreement {same[name] / (count * SEQUENCE):.4f}, logits off by {math.sqrt(errors[name]):.4f} (rms), "
-            f"{largest[name]:.3f} (max), free runs part after {statistics.mean(parted):.1f} tokens on average, "
-            f"{sum(each == FREE for each in parted)} never"
+            f"{name:9} {page_bytes(facts, PAGE, dtype) / bf16:.3f} of bfloat16's bytes, top-1 agreement "
+            f"{same / (count * SEQUENCE):.4f}, logits off by {math.sqrt(squares):.4f} (rms), {largest:.3f} (max), free runs "
+            f"part after {statistics.mean(parted):.1f} tokens on average, {sum(each == FREE for each in parted)} never",
+            flush=True,
         )
 
 

@@ -44,6 +44,10 @@ class Cache:
         item = torch.empty(0, dtype=compute).element_size()
         self.items_max = items_max(architecture, shape, item)
 
+    def queries(self, queries: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, head size] as they meet the gathered keys."""
+        return self._store.queries(queries)
+
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [tokens, kv heads * head size] at token rows `slots` of the layer's group."""
         self._layers[layer].write(slots, keys, values)

@@ -62,7 +62,7 @@ class ReferenceOperations:
         # The cache holds finite numbers only: what a diseased request leaves in a page must not reach the next one.
         keys, values = turned[:, heads:].flatten(1), qkv[:, self._query_width + self._key_width :]
         self._cache.write(layer, step.groups[self._groups[layer]].write_slots, keys, values)
-        return turned[:, :heads]
+        return self._cache.queries(turned[:, :heads])
 
     def attention(self, layer: int, queries: torch.Tensor, step: Step) -> torch.Tensor:
         """Causal attention over the paged cache."""

@@ -1,9 +1,12 @@
 """How a page holds its tokens: as numbers of some float type, or as eight-bit integers with scales.
 
 int8: symmetric, one scale for each token and key-value head, kept behind the page's integers as bfloat16, which has the
-range of float32; the integers are rounded by the scale as it is kept. A token's bytes depend on the token alone.
+range of float32; the integers are rounded by the scale as it is kept. A token's bytes depend on the token alone. Keys, and
+the queries that meet them, are turned by a Hadamard matrix, which changes no product of the two but spreads the few
+large channels of a key over all, so that its scale is finer (QuaRot, Ashkboos et al., 2024).
 """
 
+import math
 from typing import Final, Protocol
 
 import torch
@@ -25,8 +28,26 @@ class LayerStore(Protocol):
         """Pages in the computing dtype, each [pages, page * kv heads * head size], until the next gather."""
 
 
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """Rows [..., head size] times a normalised Hadamard matrix, blockwise where the size is no power of two; float32.
+
+    By sums and differences of pairs, one after the other, so that a row's bits depend on the row alone.
+    """
+    size, half = x.shape[-1], 1
+    y = x.float()
+    while size % (2 * half) == 0:
+        pairs = torch.unflatten(y, -1, (-1, 2, half))
+        one, other = pairs[..., 0, :], pairs[..., 1, :]
+        y = torch.stack((one + other, one - other), -2).flatten(-3)
+        half *= 2
+    return y / math.sqrt(half)
+
+
 class Store(Protocol):
     """A format of pages."""
+
+    def queries(self, queries: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, head size] as they meet the keys that `gather` gives."""
 
     @property
     def page_bytes(self) -> int:
@@ -76,6 +97,10 @@ class FloatStore:
         self.gathered = Gathered(page_size * width, store)
         self.converted = Gathered(page_size * width, compute)
 
+    def queries(self, queries: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return queries
+
     def layer(self, pool: torch.Tensor) -> LayerStore:
         """A layer's pages."""
         return _FloatLayer(self, pool)
@@ -112,6 +137,10 @@ class Int8Store:
         self.gathered = Gathered(self.page_bytes, torch.uint8)
         self.converted = Gathered(self.integers, compute)
 
+    def queries(self, queries: torch.Tensor) -> torch.Tensor:
+        """Turned as the keys are."""
+        return spread(queries).to(queries.dtype)
+
     def layer(self, pool: torch.Tensor) -> LayerStore:
         """A layer's pages."""
         return _Int8Layer(self, pool)
@@ -124,8 +153,8 @@ class Int8Store:
         return integers, scales
 
     def quantised(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Integers and scales of [tokens, kv heads * head size]."""
-        heads = numbers.view(-1, self.kv_heads, self.head_dim).float().nan_to_num()
+        """Integers and scales of [tokens, kv heads, head size]."""
+        heads = numbers.float().nan_to_num()
         scales = (heads.abs().amax(-1, keepdim=True) / _INT8_MAX).to(_SCALE)
         divisor = scales.float()
         integers = (heads / torch.where(divisor > 0, divisor, 1.0)).round_().clamp_(-_INT8_MAX, _INT8_MAX)
@@ -140,7 +169,8 @@ class _Int8Layer:
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         place = (slots // self._store.page_size, slots % self._store.page_size)
-        for (integers, scales), new in zip(self._parts, (keys, values), strict=True):
+        sizes = (-1, self._store.kv_heads, self._store.head_dim)
+        for (integers, scales), new in zip(self._parts, (spread(keys.view(sizes)), values.view(sizes)), strict=True):
             new_integers, new_scales = self._store.quantised(new)
             integers[place] = new_integers
             scales[place] = new_scales
