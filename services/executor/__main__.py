@@ -5,7 +5,7 @@ import sys
 
 from noria.proto.base import Service
 from noria.services.executor.config import executor_config
-from noria.services.executor.sizing import cores
+from noria.services.executor.machine import cores
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.process import main, run

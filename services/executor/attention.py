@@ -26,7 +26,7 @@ def singles_attention(
     grouped = queries.index_select(0, singles.rows).view(-1, kv_heads, group, head_dim)
     grouped = functional.pad(grouped, (0, 0, 0, padded_rows(group) - group))
     items = grouped if len(singles.counts) == 1 else grouped.index_select(0, singles.members)
-    output, weight = _chunk(cache, layer, items, singles.pages, singles.mask, architecture)
+    output, weight = _items(cache, layer, items, singles, architecture)
     levels = list(zip(torch.split(output, singles.counts), torch.split(weight, singles.counts), strict=True))
     joined = _join(levels, queries.dtype)[:, :, :group]
     return joined.reshape(-1, kv_heads * group * head_dim)
@@ -45,12 +45,34 @@ def span_attention(
     return joined.view(kv_heads, span.length, group, head_dim).transpose(0, 1).reshape(span.length, -1)
 
 
+def _items(cache: Cache, layer: int, items: torch.Tensor, singles: Singles, architecture: Architecture) -> Level:
+    """Attention of all items, no more at once than the gathered pages may take."""
+    count, at_once = len(items), cache.items_max
+    if count <= at_once:
+        return _chunk(cache, layer, items, singles.pages, singles.mask, architecture)
+    pages = singles.pages.view(count, -1)
+    parts = [
+        _chunk(
+            cache,
+            layer,
+            items[start : start + at_once],
+            pages[start : start + at_once].flatten(),
+            singles.mask[start : start + at_once],
+            architecture,
+        )
+        for start in range(0, count, at_once)
+    ]
+    return torch.cat([output for output, _ in parts]), torch.cat([weight for _, weight in parts])
+
+
 def _chunk(
     cache: Cache, layer: int, items: torch.Tensor, pages: torch.Tensor, mask: torch.Tensor, architecture: Architecture
 ) -> Level:
     """Attention of items [n, kv heads, rows, head size] to one chunk of pages each; mask broadcasts to [n, 1, rows, keys]."""
     count, kv_heads, rows, head_dim = items.shape
     keys, values = (part.view(count, -1, kv_heads, head_dim).transpose(1, 2) for part in cache.gather(layer, pages))
+    if architecture.score_cap is not None:
+        return _capped(items, keys, values, mask, architecture.scale, architecture.score_cap)
     output, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         items,
         keys,
@@ -58,15 +80,25 @@ def _chunk(
         0.0,
         False,
         attn_mask=mask.expand(count, 1, rows, keys.shape[2]),
-        scale=architecture.head_dim**-0.5,
+        scale=architecture.scale,
     )
     return output, weight
+
+
+def _capped(
+    items: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
+) -> Level:
+    """The same with scores bounded by cap * tanh(score / cap), which the flash kernel does not know; in float32."""
+    scores = torch.matmul(items.float(), keys.float().transpose(2, 3)) * scale
+    scores = torch.tanh(scores / cap) * cap + mask.float()
+    weight = torch.logsumexp(scores, -1)
+    return torch.matmul(torch.exp(scores - weight[..., None]), values.float()), weight
 
 
 def _join(levels: Sequence[Level], dtype: torch.dtype) -> torch.Tensor:
     """Join chunks in order. One chunk alone is returned as it is: joining it would change no bit."""
     if len(levels) == 1:
-        return levels[0][0]
+        return levels[0][0].to(dtype)
     top = levels[0][1].clone()
     for _, weight in levels[1:]:
         torch.maximum(top[: len(weight)], weight, out=top[: len(weight)])

@@ -1,7 +1,6 @@
 """A plan as flat arrays: the query tokens of all slices one after the other, and how they attend and are sampled.
 
-Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T), single-token slices (B) and sampled
-rows (S); pages are listed in whole chunks, padded with block 0.
+Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T) and sampled rows (S).
 """
 
 from collections.abc import Sequence
@@ -12,36 +11,9 @@ from numpy.typing import NDArray
 
 from noria.proto.base import Sampling
 from noria.proto.execution import Copy, Sampled, Slice, StepPlan
+from noria.services.executor.reads import Reads, reads
+from noria.services.executor.shape import Integers
 from noria.services.executor.slots import IllegalPlanError, Occupant, Slots
-
-Integers = NDArray[np.int64]
-
-
-class SingleQueries(msgspec.Struct, frozen=True):
-    """Slices of one token each, longest context first, cut into chunks of keys.
-
-    rows [B]: their query tokens. counts: how many of them reach chunk 0, 1, …; the chunks lie in that order, so chunk
-    level c holds the first counts[c] slices. pages [sum(counts), pages per chunk]. lengths [sum(counts)]: keys that
-    count in each. members [sum(counts)]: index into rows.
-    """
-
-    rows: Integers
-    counts: tuple[int, ...]
-    members: Integers
-    pages: Integers
-    lengths: Integers
-
-
-class Span(msgspec.Struct, frozen=True):
-    """A slice of several tokens: query rows `row` … `row + length - 1` at positions from `start`.
-
-    pages [chunks, pages per chunk].
-    """
-
-    row: int
-    length: int
-    start: int
-    pages: Integers
 
 
 class Sampler(msgspec.Struct, frozen=True):
@@ -72,20 +44,23 @@ class Product(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step, ready for a lane. token_ids, positions and write_slots are [T]; carried rows take their id on device."""
+    """One step, ready for a lane. token_ids and positions are [T]; carried rows take their id on device.
+
+    reads: by group, where its layers write and what they read. Copies are done first, in the order of StepPlan.
+    """
 
     epoch: int
     number: int
     token_ids: Integers
     positions: Integers
-    write_slots: Integers
     carry_rows: Integers
     carry_slots: Integers
-    singles: SingleQueries | None
-    spans: tuple[Span, ...]
+    reads: tuple[Reads, ...]
     sampler: Sampler | None
     products: tuple[Product, ...]
+    swap_out: tuple[Copy, ...]
     copies: tuple[Copy, ...]
+    swap_in: tuple[Copy, ...]
 
 
 def prepare(slots: Slots, plan: StepPlan) -> Batch:
@@ -120,23 +95,21 @@ def _layout(slots: Slots, plan: StepPlan) -> Batch:
     of_slice = np.repeat(np.arange(len(slot)), length)
     positions = np.arange(len(of_slice)) - first[of_slice] + start[of_slice]
     of_slot = slot[of_slice]
-    blocks = slots.tables[of_slot, positions // shape.page_size].astype(np.int64)
     batch = Batch(
         epoch=plan.epoch,
         number=plan.number,
         token_ids=slots.tokens[of_slot, positions].astype(np.int64),
         positions=positions,
-        write_slots=blocks * shape.page_size + positions % shape.page_size,
         carry_rows=first[carry],
         carry_slots=slot[carry],
-        singles=_singles(slots, slot[length == 1], start[length == 1] + 1, first[length == 1]),
-        spans=tuple(
-            Span(int(first[i]), int(length[i]), int(start[i]), _pages(slots, slot[i], int(start[i] + length[i])))
-            for i in np.flatnonzero(length > 1)
+        reads=tuple(
+            reads(slots, group, slot, start, length, first, of_slot, positions) for group in range(len(shape.groups))
         ),
         sampler=_sampler(slots, slot[sample], (first + length - 1)[sample]),
         products=_products(slots, slot[sample]),
+        swap_out=plan.swap_out,
         copies=plan.copies,
+        swap_in=plan.swap_in,
     )
     sampled = slot[sample]
     slots.total[sampled] += 1
@@ -169,46 +142,14 @@ def _check(
     demand("a slice is empty", (length < 1) | (start < 0))
     demand("the slice reaches beyond the tokens", end > total)
     demand("the slice reaches beyond the context", end > shape.max_model_tokens)
-    demand("the slice reaches beyond its blocks", end > slots.blocks[slot] * shape.page_size)
+    for group, blocks in zip(shape.groups, slots.blocks, strict=True):
+        pages = -(-end // shape.page_size)
+        if group.ring_pages:
+            pages = np.minimum(pages, group.ring_pages)
+        demand("the slice reaches beyond its blocks", pages > blocks[slot])
     demand("only the last token's logits may be sampled", sample & (end != total))
     demand("nothing to carry", carry & ((length != 1) | (end != total) | ~slots.sampled[slot]))
     demand("the token's value is not known yet", ~carry & (end > slots.known[slot]))
-
-
-def _pages(slots: Slots, slot: int, context: int) -> Integers:
-    shape = slots.shape
-    chunks = -(-context // (shape.pages_per_chunk * shape.page_size))
-    pages = np.zeros(chunks * shape.pages_per_chunk, np.int64)
-    used = -(-context // shape.page_size)
-    pages[:used] = slots.tables[slot, :used]
-    return pages.reshape(chunks, shape.pages_per_chunk)
-
-
-def _singles(slots: Slots, slot: Integers, context: Integers, row: Integers) -> SingleQueries | None:
-    if not len(slot):
-        return None
-    shape = slots.shape
-    chunk = shape.pages_per_chunk * shape.page_size
-    chunks = -(-context // chunk)
-    order = np.argsort(-chunks, kind="stable")
-    slot, context, row, chunks = slot[order], context[order], row[order], chunks[order]
-    used = -(-context // shape.page_size)
-    counts, members, pages, lengths = [], [], [], []
-    for level in range(int(chunks[0])):
-        count = int(np.count_nonzero(chunks > level))
-        columns = np.arange(level * shape.pages_per_chunk, (level + 1) * shape.pages_per_chunk)
-        counts.append(count)
-        members.append(np.arange(count))
-        # What lies beyond a slot's pages may be a former occupant's: read the zero block instead.
-        pages.append(np.where(columns < used[:count, None], slots.tables[slot[:count, None], columns], 0))
-        lengths.append(np.minimum(context[:count] - level * chunk, chunk))
-    return SingleQueries(
-        rows=row,
-        counts=tuple(counts),
-        members=np.concatenate(members),
-        pages=np.concatenate(pages).astype(np.int64),
-        lengths=np.concatenate(lengths),
-    )
 
 
 def _sampler(slots: Slots, slot: Integers, rows: Integers) -> Sampler | None:

@@ -1,10 +1,12 @@
 """The bytes of the paged cache: what block numbers in plans point to.
 
-One tensor per attention group, [layers, 2 (keys, values), blocks, page, kv heads, head size]: a page of one layer lies
-together, so gathering pages copies whole runs of some kilobytes.
+The pool is keys and values as [rows, one page]: a page is `page_size` tokens of one layer, and `Shape.rows` says which
+rows a block is, so that blocks of every group tile the same chunks. A second pool of the same kind, on the host, takes
+the blocks of preempted requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,45 +14,75 @@ import torch
 from noria.proto.execution import Copy
 from noria.services.executor.families import Architecture
 from noria.services.executor.shape import Shape
+from noria.services.executor.stores import make_store
+
+GATHER_BYTES: Final = 32 << 20
+"""Keys and values that attention gathers at once, at most: more slices are done one part after the other."""
 
 
 class Cache:
-    """Keys and values of the full-attention group. Memory is taken page by page as blocks are first used."""
+    """Keys and values of all groups. Memory is taken page by page as blocks are first used.
 
-    def __init__(self, architecture: Architecture, shape: Shape, dtype: torch.dtype) -> None:
-        width = architecture.kv_heads * architecture.head_dim
-        size = (architecture.layers, 2, shape.num_blocks, shape.page_size, width)
-        # calloc gives zeros without touching them, which torch.zeros does not; zeros so that no page is ever read that
-        # holds a stray NaN, which masked probability 0 would not silence.
-        item = torch.empty(0, dtype=dtype).element_size()
-        raw = np.zeros(int(np.prod(size)) * item, np.uint8)
-        self.bytes = raw.nbytes
-        self._pool = torch.from_numpy(raw).view(dtype).view(size)
-        self._gathered = self._pool.new_empty(2, 0, shape.page_size * width)
-        self._pages = [(layer[0].flatten(1), layer[1].flatten(1)) for layer in self._pool]
-        self._tokens = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self._pool]
+    places: for each layer its group and its rank there. items_max: chunks of keys gathered at once.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        shape: Shape,
+        places: Sequence[tuple[int, int]],
+        compute: torch.dtype,
+        store: torch.dtype,
+    ) -> None:
+        self._shape = shape
+        self._store = make_store(architecture, shape, compute, store)
+        pages = shape.pool_chunk_pages
+        self._pool = self._zeros(shape.num_blocks * pages)
+        self._host = self._zeros(shape.host_slots * pages)
+        self._layers = [self._store.layer(self._pool[:, rank * shape.num_blocks :]) for _, rank in places]
+        self.bytes, self.host_bytes = self._pool.nbytes, self._host.nbytes
+        item = torch.empty(0, dtype=compute).element_size()
+        self.items_max = items_max(architecture, shape, item)
+
+    def queries(self, queries: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, head size] as they meet the gathered keys."""
+        return self._store.queries(queries)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [tokens, kv heads * head size] at token places `slots` (block * page + offset)."""
-        to_keys, to_values = self._tokens[layer]
-        to_keys.index_copy_(0, slots, keys)
-        to_values.index_copy_(0, slots, values)
+        """Store keys and values [tokens, kv heads * head size] at token rows `slots` of the layer's group."""
+        self._layers[layer].write(slots, keys, values)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the listed pages, each [pages, page * kv heads * head size], valid until the next gather.
+        """The listed pages in the computing dtype, each [pages, page * kv heads * head size], until the next gather."""
+        return self._layers[layer].gather(pages)
 
-        Always into the same memory: fresh memory of this size comes from the kernel page by page, which at 32 sequences
-        took three fifths of a step.
-        """
-        count = len(pages)
-        if self._gathered.shape[1] < count:
-            self._gathered = self._pool.new_empty(2, count, self._pool.shape[3] * self._pool.shape[4])
-        keys, values = self._gathered[0, :count], self._gathered[1, :count]
-        torch.index_select(self._pages[layer][0], 0, pages, out=keys)
-        torch.index_select(self._pages[layer][1], 0, pages, out=values)
-        return keys, values
+    def move(self, swap_out: Sequence[Copy], copies: Sequence[Copy], swap_in: Sequence[Copy]) -> None:
+        """Copy whole blocks: device to host, on the device, host to device; each kind at once, sources read first."""
+        device, host = (self._pool, self._shape.num_blocks), (self._host, self._shape.host_slots)
+        for moves, (source, source_chunks), (target, target_chunks) in (
+            (swap_out, device, host),
+            (copies, device, device),
+            (swap_in, host, device),
+        ):
+            if moves:
+                from_rows = self._rows([(each.group, each.source) for each in moves], source_chunks)
+                to_rows = self._rows([(each.group, each.target) for each in moves], target_chunks)
+                target.index_copy_(1, to_rows, source.index_select(1, from_rows))
 
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Copy whole blocks, in order."""
-        for each in copies:
-            self._pool[:, :, each.target] = self._pool[:, :, each.source]
+    def _rows(self, blocks: Sequence[tuple[int, int]], chunks: int) -> torch.Tensor:
+        """The rows of all layers of (group, block) pairs in a pool of so many chunks."""
+        found = []
+        for group, block in blocks:
+            first = int(self._shape.rows(group, np.array(block), chunks))
+            found.append(torch.arange(self._shape.groups[group].layers) * chunks + first)
+        return torch.cat(found)
+
+    def _zeros(self, rows: int) -> torch.Tensor:
+        # calloc gives zeros without touching them, which torch.zeros does not; zeros so that no page is ever read that
+        # holds a stray NaN, which masked probability 0 would not silence.
+        return torch.from_numpy(np.zeros((2, rows, self._store.page_bytes), np.uint8))
+
+
+def items_max(architecture: Architecture, shape: Shape, item_bytes: int) -> int:
+    """Chunks of keys that GATHER_BYTES hold."""
+    return max(1, GATHER_BYTES // (2 * shape.pages_per_chunk * shape.page_size * architecture.key_width * item_bytes))

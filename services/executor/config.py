@@ -6,7 +6,10 @@ from noria.shared.config import Config, ModelSettings
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
-    """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning."""
+    """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning.
+
+    host_gib and host_share_max bound the pool of preempted requests' blocks.
+    """
 
     model: ModelSettings
     max_slots: int
@@ -15,6 +18,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     num_blocks: int | None
     max_memory_percent: float
     threads: int | None
+    kv_cache_dtype: str = "auto"
+    host_gib: float = 0.0
+    host_share_max: float = 0.8
 
 
 def executor_config(config: Config) -> ExecutorConfig:
@@ -27,4 +33,7 @@ def executor_config(config: Config) -> ExecutorConfig:
         num_blocks=config.cache.num_blocks,
         max_memory_percent=config.cache.max_memory_percent,
         threads=config.executor.threads,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        host_gib=config.cache.cpu_offload_space,
+        host_share_max=config.cache.cpu_offload_space_safety_threshold,
     )

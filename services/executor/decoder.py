@@ -6,22 +6,28 @@ import torch
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Floors, Linear
+from noria.services.executor.linear import Linear
+from noria.services.executor.mlp import Mlp, load_mlp
 from noria.services.executor.operations import Operations
 from noria.services.executor.step import Step
+from noria.services.executor.weights import Weights
 
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """One layer's weights; head_norms are those of queries and keys, where the family norms heads."""
+    """One layer's weights; head_norms are those of queries and keys, where the family norms heads.
+
+    after_attention and after_mlp norm what those give before it is added, where the family does.
+    """
 
     input_norm: torch.Tensor
     qkv: Linear
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
     out: Linear
+    after_attention: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
+    after_mlp: torch.Tensor | None
 
 
 class Decoder:
@@ -32,73 +38,67 @@ class Decoder:
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        self._rows_max = rows_max
-        self._floors = Floors()
+        weights = Weights(checkpoint, dtype, rows_max, norm_offset=architecture.norm_offset)
         size = (architecture.vocabulary, architecture.hidden)
-        self._embedding = checkpoint.tensor("model.embed_tokens.weight", size, dtype)
-        self._layers = [self._load(checkpoint, f"model.layers.{i}.") for i in range(architecture.layers)]
-        self._norm = checkpoint.tensor("model.norm.weight", (architecture.hidden,), dtype)
+        self._embedding = weights.table("model.embed_tokens.weight", size)
+        # Rounded as transformers rounds it: the checkpoint was trained so.
+        self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
+        self._layers = [_load(weights, architecture, f"model.layers.{i}.") for i in range(architecture.layers)]
+        self._norm = weights.norm("model.norm.weight", architecture.hidden)
         # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
         tied = architecture.tied or "lm_head.weight" not in checkpoint
         head = self._embedding if tied else checkpoint.tensor("lm_head.weight", size, dtype)
-        self._head = self._linear(head.float(), None, samples_max)
-
-    @property
-    def steady(self) -> bool:
-        """Whether every matrix product gives a row the same bits in any batch."""
-        return self._floors.steady
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
-        each = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in self._layers]
-        return self._embedding.nbytes + self._head.nbytes + sum(linear.nbytes for four in each for linear in four)
+        self._head = weights.linear(head.float(), None, samples_max)
+        self.steady, self.nbytes = weights.steady, weights.nbytes
 
     def logits(self, operations: Operations, step: Step) -> torch.Tensor | None:
         """Run a step; returns float32 logits [sampled rows, vocabulary], or None when nothing is sampled."""
         x = self._embedding.index_select(0, step.token_ids)
+        if self._embedding_scale != 1:
+            x *= self._embedding_scale
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             x, residual = operations.add_norm(x, residual, layer.input_norm)
             queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms, step)
             x = operations.linear(operations.attention(index, queries, step), layer.out)
+            if layer.after_attention is not None:
+                x = operations.norm(x, layer.after_attention)
             x, residual = operations.add_norm(x, residual, layer.mlp_norm)
-            x = operations.linear(operations.gated(operations.linear(x, layer.gate_up)), layer.down)
+            x = layer.mlp(x, operations)
+            if layer.after_mlp is not None:
+                x = operations.norm(x, layer.after_mlp)
         if step.sample_rows is None:
             return None
         assert residual is not None
         rows, rest = x.index_select(0, step.sample_rows), residual.index_select(0, step.sample_rows)
         normed, _ = operations.add_norm(rows, rest, self._norm)
-        return operations.linear(normed.float(), self._head)
+        logits = operations.linear(normed.float(), self._head)
+        cap = self.architecture.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _load(self, checkpoint: Checkpoint, prefix: str) -> Layer:
-        facts = self.architecture
-        query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = [(f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key))]
-        gate_up = [(f"{mlp}{name}_proj", facts.intermediate) for name in ("gate", "up")]
-        head_norms = None
-        if facts.head_norm:
-            size = (facts.head_dim,)
-            head_norms = (
-                checkpoint.tensor(attention + "q_norm.weight", size, self.dtype),
-                checkpoint.tensor(attention + "k_norm.weight", size, self.dtype),
-            )
-        norm = (facts.hidden,)
-        return Layer(
-            input_norm=checkpoint.tensor(prefix + "input_layernorm.weight", norm, self.dtype),
-            qkv=self._fused(checkpoint, qkv, facts.hidden, bias=facts.qkv_bias),
-            head_norms=head_norms,
-            out=self._fused(checkpoint, [(attention + "o_proj", facts.hidden)], query, bias=facts.out_bias),
-            mlp_norm=checkpoint.tensor(prefix + "post_attention_layernorm.weight", norm, self.dtype),
-            gate_up=self._fused(checkpoint, gate_up, facts.hidden, bias=facts.mlp_bias),
-            down=self._fused(checkpoint, [(mlp + "down_proj", facts.hidden)], facts.intermediate, bias=facts.mlp_bias),
+
+def _load(weights: Weights, facts: Architecture, prefix: str) -> Layer:
+    query, key = facts.heads * facts.head_dim, facts.key_width
+    attention = prefix + "self_attn."
+    qkv = [(f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key))]
+    head_norms = None
+    if facts.head_norm:
+        head_norms = (
+            weights.norm(attention + "q_norm.weight", facts.head_dim),
+            weights.norm(attention + "k_norm.weight", facts.head_dim),
         )
+    before_mlp = "pre_feedforward_layernorm" if facts.sandwich else "post_attention_layernorm"
 
-    def _fused(self, checkpoint: Checkpoint, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
-        weights = [checkpoint.tensor(f"{name}.weight", (outputs, inputs), self.dtype) for name, outputs in parts]
-        biases = [checkpoint.tensor(f"{name}.bias", (outputs,), self.dtype) for name, outputs in parts] if bias else []
-        return self._linear(torch.cat(weights), torch.cat(biases) if biases else None, self._rows_max)
+    def after(name: str) -> torch.Tensor | None:
+        return weights.norm(f"{prefix}{name}.weight", facts.hidden) if facts.sandwich else None
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, rows_max: int) -> Linear:
-        return Linear(weight, bias, self._floors.of(weight, rows_max))
+    return Layer(
+        input_norm=weights.norm(prefix + "input_layernorm.weight", facts.hidden),
+        qkv=weights.fused(qkv, facts.hidden, bias=facts.qkv_bias),
+        head_norms=head_norms,
+        out=weights.fused([(attention + "o_proj", facts.hidden)], query, bias=facts.out_bias),
+        after_attention=after("post_attention_layernorm"),
+        mlp_norm=weights.norm(f"{prefix}{before_mlp}.weight", facts.hidden),
+        mlp=load_mlp(weights, facts, prefix),
+        after_mlp=after("post_feedforward_layernorm"),
+    )

@@ -7,20 +7,30 @@ from typing import Final
 import msgspec
 import torch
 
-from noria.proto.execution import Geometry, Group
+from noria.proto.execution import Geometry
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.decoder import Decoder
-from noria.services.executor.families import Architecture, architecture
+from noria.services.executor.families import architecture
+from noria.services.executor.footprint import footprint
+from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampling import sample
-from noria.services.executor.shape import RESERVED_BLOCKS, Shape
-from noria.services.executor.sizing import cores, free_memory, num_blocks
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.sizing import Memory, sized
 from noria.services.executor.step import Rotations, to_step
+from noria.services.executor.stores import page_bytes
 from noria.shared.models import facts, resolve, served_names
 
+CACHE_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
@@ -30,23 +40,22 @@ class Loaded(msgspec.Struct, frozen=True):
     shape: Shape
     geometry: Geometry
     threads: int
-    weight_bytes: int
-    cache_bytes: int
-    free_bytes: int
+    memory: Memory
     load_s: float
     steady: bool
 
 
 class Engine:
-    """Model, cache and the slots' last tokens."""
+    """Model, cache and the slots' last tokens. cache_dtype: the model's own where None."""
 
-    def __init__(self, decoder: Decoder, shape: Shape) -> None:
+    def __init__(self, decoder: Decoder, shape: Shape, cache_dtype: torch.dtype | None = None) -> None:
         facts_of = decoder.architecture
+        places = layer_groups(facts_of.windows, shape.max_model_tokens)
         self.shape = shape
         self.decoder = decoder
-        self.cache = Cache(facts_of, shape, decoder.dtype)
-        self._operations = ReferenceOperations(facts_of, self.cache)
-        self._rotations = Rotations(facts_of.rope, facts_of.head_dim, shape.max_model_tokens)
+        self.cache = Cache(facts_of, shape, places, decoder.dtype, cache_dtype or decoder.dtype)
+        self._operations = ReferenceOperations(facts_of, self.cache, places)
+        self._rotations = [Rotations(rope, facts_of.head_dim, shape.max_model_tokens) for rope in facts_of.ropes]
         self._last_token = torch.zeros(shape.max_slots, dtype=torch.int64)
 
     def run(self, batch: Batch) -> tuple[int, ...]:
@@ -59,18 +68,22 @@ class Engine:
             self._last_token[torch.from_numpy(batch.sampler.slots)] = ids
         return tuple(ids.tolist())
 
-    def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Compute a batch up to its float32 logits [sampled rows, vocabulary]; None when it samples nothing."""
+    def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
+        """Compute a batch up to its float32 logits [sampled rows, vocabulary]; None when it samples nothing.
+
+        everywhere: of all query tokens, for measuring.
+        """
         with torch.inference_mode():
-            self.cache.copy(batch.copies)
+            self.cache.move(batch.swap_out, batch.copies, batch.swap_in)
             if not len(batch.token_ids):
                 return None
-            step = to_step(
-                batch, self._rotations, self.shape.page_size, self.decoder.architecture.query_group, self.decoder.dtype
-            )
+            facts_of = self.decoder.architecture
+            step = to_step(batch, self._rotations, self.shape, facts_of.query_group, self.decoder.dtype)
             if len(batch.carry_rows):
                 slots = torch.from_numpy(batch.carry_slots)
                 step.token_ids[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
+            if everywhere:
+                step.sample_rows = torch.arange(len(batch.token_ids))
             return self.decoder.logits(self._operations, step)
 
 
@@ -81,23 +94,26 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     torch.set_num_threads(threads)
     free = free_memory()
     folder = resolve(config.model)
-    model = facts(folder, config.model)
-    family = architecture(folder, model.max_model_tokens)
+    context = facts(folder, config.model).max_model_tokens
+    family = architecture(folder)
     dtype = pick_dtype(config.model.dtype)
+    cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
     decoder = Decoder(family, Checkpoint(folder), dtype, config.max_batch_tokens, config.max_slots)
-    item_bytes = torch.empty(0, dtype=dtype).element_size()
     shape = Shape(
         max_slots=config.max_slots,
         max_batch_tokens=config.max_batch_tokens,
-        max_model_tokens=model.max_model_tokens,
+        max_model_tokens=context,
         page_size=config.page_size,
-        num_blocks=num_blocks(config, family, model.max_model_tokens, item_bytes, free, decoder.nbytes),
+        num_blocks=RESERVED_CHUNKS,
         vocabulary=family.vocabulary,
+        groups=cache_groups(family.windows, context, config.max_batch_tokens, config.page_size),
     )
-    engine = Engine(decoder, shape)
-    geometry = _geometry(served_names(config.model)[0], family, shape, dtype)
-    elapsed = time.monotonic() - began
-    return engine, Loaded(shape, geometry, threads, decoder.nbytes, engine.cache.bytes, free, elapsed, decoder.steady)
+    chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
+    rest = footprint(family, shape, dtype.itemsize, converts=cache_dtype != dtype)
+    shape, memory = sized(config, shape, chunk_bytes, free, decoder.nbytes, rest)
+    engine = Engine(decoder, shape, cache_dtype)
+    geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)
+    return engine, Loaded(shape, geometry, threads, memory, time.monotonic() - began, decoder.steady)
 
 
 def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
@@ -108,12 +124,13 @@ def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def _geometry(name: str, family: Architecture, shape: Shape, dtype: torch.dtype) -> Geometry:
+def geometry_of(name: str, shape: Shape, dtype: torch.dtype, chunk_bytes: int) -> Geometry:
+    """What the scheduler is told."""
     return Geometry(
         model=name,
-        groups=(Group(0, family.layers),),
+        groups=shape.groups,
         num_blocks=shape.num_blocks,
-        reserved_blocks=RESERVED_BLOCKS,
+        reserved_blocks=RESERVED_CHUNKS,
         page_size=shape.page_size,
         max_slots=shape.max_slots,
         max_batch_tokens=shape.max_batch_tokens,
@@ -121,4 +138,6 @@ def _geometry(name: str, family: Architecture, shape: Shape, dtype: torch.dtype)
         vocabulary=shape.vocabulary,
         dtype=str(dtype).removeprefix("torch."),
         device="cpu",
+        host_slots=shape.host_slots,
+        bytes_per_chunk=chunk_bytes,
     )

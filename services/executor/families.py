@@ -3,47 +3,29 @@
 Decides which models can be served; a family or option that is not built yet is refused by name.
 """
 
-import math
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from noria.services.executor.published import Published, PublishedRope, sliding_layers
+from noria.services.executor.rope import Rope
 from noria.shared.errors import UserError
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 """`model_type` of what is served; SmolLM and SmolLM2 call themselves llama."""
 
-
-class Rope(msgspec.Struct, frozen=True):
-    """Rotary positions: inverse frequencies theta ** (-2i / head_dim), stretched as `kind` says (default, linear, llama3)."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-    original_tokens: int = 8192
-
-    def frequencies(self, head_dim: int) -> list[float]:
-        """The head_dim / 2 inverse frequencies. llama3: Llama 3.1's smooth stretch of the long wavelengths."""
-        plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-        if self.kind == "linear":
-            return [each / self.factor for each in plain]
-        return [self._stretched(each) for each in plain] if self.kind == "llama3" else plain
-
-    def _stretched(self, frequency: float) -> float:
-        wavelength = 2 * math.pi / frequency
-        if wavelength < self.original_tokens / self.high_factor:
-            return frequency
-        if wavelength > self.original_tokens / self.low_factor:
-            return frequency / self.factor
-        smooth = (self.original_tokens / wavelength - self.low_factor) / (self.high_factor - self.low_factor)
-        return (1 - smooth) * frequency / self.factor + smooth * frequency
+_ACTIVATIONS: Final = ("silu", "gelu_pytorch_tanh")
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """A decoder's parameters. tied: the head is the embedding; None when the checkpoint's tensors tell."""
+    """A decoder's parameters.
+
+    windows: by layer, how many tokens it sees, itself included; 0 is all. layer_ropes: index into ropes by layer.
+    scale multiplies scores of queries and keys; caps bound scores and logits by cap * tanh(x / cap). norm_offset: norms
+    multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. experts: 0 is a dense MLP.
+    tied: the head is the embedding; None when the checkpoint's tensors tell.
+    """
 
     family: str
     vocabulary: int
@@ -54,70 +36,60 @@ class Architecture(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
     epsilon: float
-    rope: Rope
+    windows: tuple[int, ...]
+    ropes: tuple[Rope, ...]
+    layer_ropes: tuple[int, ...]
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     head_norm: bool
     tied: bool | None
+    scale: float
+    activation: str = "silu"
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0
+    norm_offset: bool = False
+    sandwich: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
 
     @property
     def query_group(self) -> int:
         """Query heads that share a key-value head."""
         return self.heads // self.kv_heads
 
-    def cache_bytes_per_token(self, item_bytes: int) -> int:
-        """Keys and values of all layers for one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
+    @property
+    def key_width(self) -> int:
+        """Numbers in one token's keys, or values, of one layer."""
+        return self.kv_heads * self.head_dim
 
 
-class _RopePublished(msgspec.Struct):
-    rope_theta: float | None = None
-    rope_type: str | None = None
-    type: str | None = None
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
+class _Kind(msgspec.Struct):
+    model_type: str = "unknown"
 
 
-class _Published(msgspec.Struct):
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 2048
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool | None = None
-    rope_theta: float | None = None
-    rope_scaling: _RopePublished | None = None
-    rope_parameters: _RopePublished | None = None
-    sliding_window: int | None = None
-    use_sliding_window: bool = False
-    layer_types: list[str] | None = None
-
-
-def architecture(folder: Path, max_model_tokens: int) -> Architecture:
+def architecture(folder: Path) -> Architecture:
     """Read a model folder's architecture. Raises UserError naming what cannot be served."""
     path = folder / "config.json"
     try:
         kind = msgspec.json.decode(path.read_bytes(), type=_Kind).model_type
         if kind not in FAMILIES:
             raise UserError(f"{path}: model type {kind!r} is not served yet; served are: {', '.join(FAMILIES)}")
-        published = msgspec.json.decode(path.read_bytes(), type=_Published)
+        published = msgspec.json.decode(path.read_bytes(), type=Published)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise UserError(f"{path} does not describe a decoder: {error}") from error
-    _check(published, path, max_model_tokens)
-    bias = published.attention_bias
+    return _architecture(published, path)
+
+
+def _architecture(published: Published, path: Path) -> Architecture:
+    kind, gemma = published.model_type, published.model_type.startswith("gemma")
+    bias = published.attention_bias and kind in ("llama", "qwen3", "gemma2", "gemma3_text")
+    head_dim = published.head_dim or published.hidden_size // published.num_attention_heads
+    ropes = tuple(_rope(published, path, sliding=sliding) for sliding in (False, True))
+    sliding = sliding_layers(published)
     return Architecture(
         family=kind,
         vocabulary=published.vocab_size,
@@ -126,44 +98,62 @@ def architecture(folder: Path, max_model_tokens: int) -> Architecture:
         layers=published.num_hidden_layers,
         heads=published.num_attention_heads,
         kv_heads=published.num_key_value_heads or published.num_attention_heads,
-        head_dim=published.head_dim or published.hidden_size // published.num_attention_heads,
+        head_dim=head_dim,
         epsilon=published.rms_norm_eps,
-        rope=_rope(published, path),
-        qkv_bias=kind == "qwen2" or (kind in ("llama", "qwen3") and bias),
-        out_bias=kind in ("llama", "qwen3") and bias,
+        windows=_windows(published, sliding, path),
+        ropes=ropes,
+        layer_ropes=tuple(int(each and ropes[0] != ropes[1]) for each in sliding),
+        qkv_bias=kind == "qwen2" or bias,
+        out_bias=bias,
         mlp_bias=kind == "llama" and published.mlp_bias,
-        head_norm=kind == "qwen3",
-        tied=published.tie_word_embeddings,
+        head_norm=kind in ("qwen3", "gemma3_text"),
+        tied=True if published.tie_word_embeddings is None and gemma else published.tie_word_embeddings,
+        scale=(published.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
+        activation=_activation(published, path),
+        score_cap=published.attn_logit_softcapping if kind == "gemma2" else None,
+        logit_cap=published.final_logit_softcapping if gemma else None,
+        embedding_scale=published.hidden_size**0.5 if gemma else 1.0,
+        norm_offset=gemma,
+        sandwich=gemma,
+        experts=published.num_local_experts if kind == "mixtral" else 0,
+        experts_per_token=published.num_experts_per_tok if kind == "mixtral" else 0,
     )
 
 
-class _Kind(msgspec.Struct):
-    model_type: str = "unknown"
+def _activation(published: Published, path: Path) -> str:
+    gemma = published.model_type.startswith("gemma")
+    name = (published.hidden_activation or "gelu_pytorch_tanh") if gemma else published.hidden_act
+    if name not in _ACTIVATIONS:
+        raise UserError(f"{path}: activation {name!r} is not served yet; served are: {', '.join(_ACTIVATIONS)}")
+    return name
 
 
-def _check(published: _Published, path: Path, max_model_tokens: int) -> None:
-    if published.hidden_act != "silu":
-        raise UserError(f"{path}: activation {published.hidden_act!r} is not served yet; served is: silu")
-    sliding = (
-        "sliding_attention" in published.layer_types
-        if published.layer_types is not None
-        else published.model_type == "mistral" or published.use_sliding_window
-    )
+def _windows(published: Published, sliding: list[bool], path: Path) -> tuple[int, ...]:
+    if published.use_bidirectional_attention:
+        raise UserError(f"{path}: attention in both directions does not generate text and is not served")
+    if len(sliding) != published.num_hidden_layers:
+        raise UserError(f"{path}: {len(sliding)} layer types for {published.num_hidden_layers} layers")
     window = published.sliding_window
-    if sliding and window is not None and window < max_model_tokens:
-        raise UserError(
-            f"{path}: attention looks back {window} tokens only, which is not served yet; "
-            f"serve contexts that it covers whole with --max-model-tokens {window}"
-        )
+    if any(sliding) and (window is None or window < 1):
+        raise UserError(f"{path}: layers slide, but sliding_window is {window}")
+    return tuple(window if each and window else 0 for each in sliding)
 
 
-def _rope(published: _Published, path: Path) -> Rope:
-    given = published.rope_parameters or published.rope_scaling or _RopePublished()
+def _rope(published: Published, path: Path, *, sliding: bool) -> Rope:
+    given = published.rope_parameters or published.rope_scaling or PublishedRope()
+    theta = published.rope_theta
+    if published.model_type == "gemma3_text":
+        # One theta for each attention type; older configs name the local one apart, which no scaling stretches.
+        theta = published.rope_local_base_freq if sliding else published.rope_theta or 1e6
+        if published.rope_parameters is None and sliding:
+            given = PublishedRope()
+    given = (given.sliding_attention if sliding else given.full_attention) or given
     kind = given.rope_type or given.type or "default"
     if kind not in ("default", "linear", "llama3"):
         raise UserError(f"{path}: rotary positions of kind {kind!r} are not served yet")
+    default_theta = 1e6 if published.model_type == "mixtral" else 10000.0
     return Rope(
-        theta=given.rope_theta or published.rope_theta or 10000.0,
+        theta=given.rope_theta or theta or default_theta,
         kind=kind,
         factor=given.factor,
         low_factor=given.low_freq_factor,

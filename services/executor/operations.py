@@ -14,6 +14,9 @@ class Operations(Protocol):
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""
 
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm."""
+
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,4 +31,4 @@ class Operations(Protocol):
         """Causal attention over the paged cache, this step's keys included."""
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) * second half."""
+        """activation(first half) * second half."""

@@ -4,6 +4,8 @@ On a CPU with MKL and oneDNN each of them gives a query token the same bits whoe
 prompt was cut: see docs/decisions/0004.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -15,10 +17,11 @@ from noria.services.executor.step import Step
 
 
 class ReferenceOperations:
-    """`Operations` over one cache."""
+    """`Operations` over one cache. places: for each layer its group and its rank there."""
 
-    def __init__(self, architecture: Architecture, cache: Cache) -> None:
+    def __init__(self, architecture: Architecture, cache: Cache, places: Sequence[tuple[int, int]]) -> None:
         self._architecture = architecture
+        self._groups = [group for group, _ in places]
         self._cache = cache
         self._query_width = architecture.heads * architecture.head_dim
         self._key_width = architecture.kv_heads * architecture.head_dim
@@ -27,12 +30,19 @@ class ReferenceOperations:
         """Matrix product."""
         return weight(x)
 
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm, in float32 where the weight is."""
+        epsilon = self._architecture.epsilon
+        if weight.dtype == x.dtype:
+            return functional.rms_norm(x, weight.shape, weight, epsilon)
+        return functional.rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
+
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x to the residual stream; return (RMS-normed sum, sum)."""
         total = x if residual is None else residual + x
-        return self._norm(total, weight), total
+        return self.norm(total, weight), total
 
     def rotate_write(
         self, layer: int, qkv: torch.Tensor, head_norms: tuple[torch.Tensor, torch.Tensor] | None, step: Step
@@ -42,36 +52,36 @@ class ReferenceOperations:
         turning = qkv[:, : self._query_width + self._key_width].view(qkv.shape[0], -1, head_dim)
         if head_norms is not None:
             queries, keys = (
-                self._norm(part, weight)
+                self.norm(part, weight)
                 for part, weight in zip((turning[:, :heads], turning[:, heads:]), head_norms, strict=True)
             )
             turning = torch.cat((queries, keys), 1)
         turning = turning.float()
-        turned = torch.addcmul(turning * step.cosine, turning.roll(head_dim // 2, -1), step.sine).to(qkv.dtype)
+        cosine, sine = step.turns[self._architecture.layer_ropes[layer]]
+        turned = torch.addcmul(turning * cosine, turning.roll(head_dim // 2, -1), sine).to(qkv.dtype)
         # The cache holds finite numbers only: what a diseased request leaves in a page must not reach the next one.
-        keys = turned[:, heads:].flatten(1).nan_to_num()
-        values = qkv[:, self._query_width + self._key_width :].nan_to_num()
-        self._cache.write(layer, step.write_slots, keys, values)
-        return turned[:, :heads]
+        keys, values = turned[:, heads:].flatten(1), qkv[:, self._query_width + self._key_width :]
+        self._cache.write(layer, step.groups[self._groups[layer]].write_slots, keys, values)
+        return self._cache.queries(turned[:, :heads])
 
     def attention(self, layer: int, queries: torch.Tensor, step: Step) -> torch.Tensor:
         """Causal attention over the paged cache."""
-        if step.singles is not None and not step.spans:
-            found = singles_attention(self._cache, layer, queries, step.singles, self._architecture)
-            return torch.empty_like(found).index_copy_(0, step.singles.rows, found)
+        part = step.groups[self._groups[layer]]
+        if part.singles is not None and not part.spans:
+            found = singles_attention(self._cache, layer, queries, part.singles, self._architecture)
+            return torch.empty_like(found).index_copy_(0, part.singles.rows, found)
         out = queries.new_empty(queries.shape[0], self._query_width)
-        if step.singles is not None:
-            found = singles_attention(self._cache, layer, queries, step.singles, self._architecture)
-            out.index_copy_(0, step.singles.rows, found)
-        for span in step.spans:
+        if part.singles is not None:
+            found = singles_attention(self._cache, layer, queries, part.singles, self._architecture)
+            out.index_copy_(0, part.singles.rows, found)
+        for span in part.spans:
             rows = slice(span.row, span.row + span.length)
             out[rows] = span_attention(self._cache, layer, queries[rows], span, self._architecture)
         return out
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) * second half."""
+        """activation(first half) * second half."""
         gate, up = gate_up.chunk(2, -1)
-        return functional.silu(gate) * up
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._architecture.epsilon)
+        if self._architecture.activation == "silu":
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria.services.executor.batch import Integers, Sampler
+from noria.services.executor.batch import Sampler
 from noria.services.executor.philox import uniform
+from noria.services.executor.shape import Integers
 
 TEMPERATURE_MIN: Final = 0.01
 """Lower temperatures above 0 are raised to this, as elsewhere in the field, so that logits do not overflow."""

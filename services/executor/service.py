@@ -121,6 +121,7 @@ class ExecutorShell:
             "queued_plans": len(self._plans) + self._lane.held,
             "steps": self._steps,
             "threads": self._loaded.threads if self._loaded else 0,
+            "memory": msgspec.to_builtins(self._loaded.memory) if self._loaded else None,
             "geometry": msgspec.to_builtins(self._loaded.geometry) if self._loaded else None,
         }
 
@@ -134,18 +135,21 @@ class ExecutorShell:
     def _begin(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._slots = Slots(loaded.shape)
-        shape, geometry = loaded.shape, loaded.geometry
+        geometry, memory = loaded.geometry, loaded.memory
         self._log.info(
             "model loaded",
             model=geometry.model,
             dtype=geometry.dtype,
             threads=loaded.threads,
-            weights_mib=loaded.weight_bytes >> 20,
-            cache_mib=loaded.cache_bytes >> 20,
-            num_blocks=shape.num_blocks,
-            cache_tokens=(shape.num_blocks - geometry.reserved_blocks) * shape.page_size,
-            free_mib=loaded.free_bytes >> 20,
             seconds=round(loaded.load_s, 2),
+        )
+        self._log.info(
+            "memory",
+            free_mib=memory.free_bytes >> 20,
+            **{f"{share.name.replace(' ', '_')}_mib": share.bytes >> 20 for share in memory.shares},
+            num_blocks=geometry.num_blocks,
+            cache_tokens=memory.cache_tokens,
+            full_requests=memory.full_requests,
         )
         if not loaded.steady:
             self._log.warning("results depend on the batch", reason="a matrix product's order of summation varies")

@@ -1,108 +1,124 @@
-"""How many cache blocks fit: from the memory this container may still use, or as configured."""
+"""How many chunks the cache has: what is left of the memory that may be used, or as configured; and the host pool.
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final
+Says where each byte goes, in the order of the table at the start. Knows neither tensors nor the machine.
+"""
+
+import math
+from fractions import Fraction
+
+import msgspec
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.families import Architecture
-from noria.services.executor.shape import RESERVED_BLOCKS
+from noria.services.executor.footprint import Footprint
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.shared.errors import UserError
 
-_UNLIMITED: Final = 1 << 60
-_CGROUP: Final = Path("/sys/fs/cgroup")
+
+class Share(msgspec.Struct, frozen=True):
+    """One line of the table: what takes how many bytes."""
+
+    name: str
+    bytes: int
 
 
-def cores() -> int:
-    """Processor cores that this process may use: its affinity, and its cgroup's quota rounded down, at least 1."""
-    count = len(os.sched_getaffinity(0))
-    quota = _words(_CGROUP / "cpu.max")
-    if len(quota) == 2 and quota[0].isdigit():
-        count = min(count, max(1, int(quota[0]) // int(quota[1])))
-    quota_us, period_us = _number(_CGROUP / "cpu/cpu.cfs_quota_us"), _number(_CGROUP / "cpu/cpu.cfs_period_us")
-    if quota_us and period_us and quota_us > 0:
-        count = min(count, max(1, quota_us // period_us))
-    return count
+class Memory(msgspec.Struct, frozen=True):
+    """Where the memory goes. full_requests: requests of the whole context that the cache holds at once."""
+
+    free_bytes: int
+    shares: tuple[Share, ...]
+    cache_tokens: int
+    full_requests: int
 
 
-def free_memory() -> int:
-    """Bytes that may still be taken: the least of what the machine has and what the cgroup allows."""
-    available = _UNLIMITED
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    for limit, usage, statistics in (
-        (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat"),
-        (
-            _CGROUP / "memory/memory.limit_in_bytes",
-            _CGROUP / "memory/memory.usage_in_bytes",
-            _CGROUP / "memory/memory.stat",
-        ),
-    ):
-        allowed, used = _number(limit), _number(usage)
-        if allowed is not None and used is not None and allowed < _UNLIMITED:
-            available = min(available, allowed - used + _reclaimable(_lines(statistics)))
-    return available
+def sized(
+    config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, weights: int, rest: Footprint
+) -> tuple[Shape, Memory]:
+    """Complete a shape, whose num_blocks and host_slots do not count yet. free: bytes before the weights were loaded.
 
-
-def num_blocks(
-    config: ExecutorConfig, architecture: Architecture, max_model_tokens: int, item_bytes: int, free: int, weights: int
-) -> int:
-    """Blocks in the pool, reserved ones included. free: bytes before the weights were loaded.
-
-    Raises UserError, with the numbers, when no request of the declared context fits, or a pinned number does not.
+    Raises UserError, with the numbers, when no request of the declared context fits and num_blocks is not pinned, and
+    when the host pool asks for more than it may.
     """
-    block_bytes = architecture.cache_bytes_per_token(item_bytes) * config.page_size
-    pages = -(-max_model_tokens // config.page_size)
-    if config.num_blocks is not None:
-        if config.num_blocks <= RESERVED_BLOCKS:
-            raise UserError(f"cache.num_blocks is {config.num_blocks}, but {RESERVED_BLOCKS} are reserved; give more")
-        if config.num_blocks * block_bytes > free:
-            raise UserError(
-                f"{config.num_blocks} cache blocks need {config.num_blocks * block_bytes >> 20} MiB, but only "
-                f"{free >> 20} MiB are free; lower --num-blocks"
-            )
-        return config.num_blocks
-    budget = int(free * config.max_memory_percent) - weights - workspace_bytes(config, architecture)
-    fitting = max(0, budget) // block_bytes
-    needed = pages + RESERVED_BLOCKS
+    chunks = _pinned(config, shape, chunk_bytes, free) or _fitting(config, shape, chunk_bytes, free, weights, rest)
+    taken = weights + rest.total + chunks * chunk_bytes
+    host = _host_slots(config, chunk_bytes, free - taken)
+    shares = (
+        Share("weights", weights),
+        Share("activations", rest.activations),
+        Share("logits", rest.logits),
+        Share("input buffers", rest.buffers),
+        Share("bookkeeping", rest.bookkeeping),
+        Share("cache", chunks * chunk_bytes),
+        Share("host cache", host * chunk_bytes),
+    )
+    room = Fraction(chunks - RESERVED_CHUNKS) / _chunks_per_request(shape)
+    memory = Memory(free, shares, int(room * shape.max_model_tokens), int(room))
+    return msgspec.structs.replace(shape, num_blocks=chunks, host_slots=host), memory
+
+
+def request_pages(shape: Shape, tokens: int) -> tuple[int, ...]:
+    """By group, the most blocks that one request of so many tokens holds."""
+    pages = -(-tokens // shape.page_size)
+    return tuple(min(pages, group.ring_pages) if group.ring_pages else pages for group in shape.groups)
+
+
+def _pinned(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int) -> int | None:
+    if config.num_blocks is None:
+        return None
+    needed = RESERVED_CHUNKS + _chunks_alone(shape)
+    if config.num_blocks <= RESERVED_CHUNKS:
+        raise UserError(
+            f"cache.num_blocks is {config.num_blocks}, but {RESERVED_CHUNKS} are reserved; give at least {needed}"
+        )
+    if config.num_blocks * chunk_bytes > free:
+        raise UserError(
+            f"{config.num_blocks} cache blocks need {_mib(config.num_blocks * chunk_bytes)} MiB, but only {_mib(free)} MiB "
+            "are free; lower --num-blocks"
+        )
+    return config.num_blocks
+
+
+def _fitting(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, weights: int, rest: Footprint) -> int:
+    budget = int(free * config.max_memory_percent)
+    fitting = max(0, budget - weights - rest.total) // chunk_bytes
+    needed = RESERVED_CHUNKS + _chunks_alone(shape)
     if fitting < needed:
         raise UserError(
-            f"one request of {max_model_tokens} tokens needs {needed} cache blocks ({needed * block_bytes >> 20} MiB), but only "
-            f"{fitting} fit: {free >> 20} MiB are free, {config.max_memory_percent:.0%} of that may be used, and the weights "
-            f"take {weights >> 20} MiB; lower --max-model-tokens, raise --max-memory-percent, or pin --num-blocks"
+            f"one request of {shape.max_model_tokens} tokens needs {needed} cache blocks "
+            f"({_mib(needed * chunk_bytes)} MiB), but only {fitting} fit: {_mib(free)} MiB are free, "
+            f"{config.max_memory_percent:.0%} of that may be used ({_mib(budget)} MiB), the weights take {_mib(weights)} "
+            f"MiB, activations {_mib(rest.activations)} MiB, logits {_mib(rest.logits)} MiB, buffers and bookkeeping "
+            f"{_mib(rest.buffers + rest.bookkeeping)} MiB; lower --max-model-tokens, --max-batch-tokens or "
+            "--max-requests-per-batch, raise --max-memory-percent, choose --kv-cache-dtype int8, or pin --num-blocks"
         )
-    return min(fitting, config.max_slots * pages + RESERVED_BLOCKS)
+    useful = math.ceil(config.max_slots * _chunks_per_request(shape)) + RESERVED_CHUNKS + len(shape.groups)
+    return min(fitting, useful)
 
 
-def workspace_bytes(config: ExecutorConfig, architecture: Architecture) -> int:
-    """Rough bytes of a step: logits, and the widest activations of a full batch, in float32, a few copies each."""
-    logits = 4 * config.max_slots * architecture.vocabulary * 4
-    widest = 2 * architecture.intermediate + 4 * architecture.hidden
-    return logits + 4 * config.max_batch_tokens * widest * 4
+def _host_slots(config: ExecutorConfig, chunk_bytes: int, left: int) -> int:
+    wanted = int(config.host_gib * 2**30)
+    allowed = int(max(0, left) * config.host_share_max)
+    if wanted > allowed:
+        raise UserError(
+            f"cache.cpu_offload_space asks for {_mib(wanted)} MiB, but only {_mib(max(0, left))} MiB of host memory stay "
+            f"free beside the model and its cache, of which {config.host_share_max:.0%} ({_mib(allowed)} MiB) may be taken; "
+            "lower --cpu-offload-space or --max-memory-percent, or raise --cpu-offload-space-safety-threshold"
+        )
+    return wanted // chunk_bytes
 
 
-def _reclaimable(statistics: Iterable[str]) -> int:
-    for line in statistics:
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+def _chunks_alone(shape: Shape) -> int:
+    """Chunks that one request of the whole context takes when it is alone."""
+    pages = request_pages(shape, shape.max_model_tokens)
+    return sum(-(-count // group.blocks_per_chunk) for count, group in zip(pages, shape.groups, strict=True))
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+def _chunks_per_request(shape: Shape) -> Fraction:
+    """The same among many, who share chunks."""
+    pages = request_pages(shape, shape.max_model_tokens)
+    return sum(
+        (Fraction(count, group.blocks_per_chunk) for count, group in zip(pages, shape.groups, strict=True)), Fraction(0)
+    )
 
 
-def _words(path: Path) -> list[str]:
-    lines = _lines(path)
-    return lines[0].split() if lines else []
-
-
-def _number(path: Path) -> int | None:
-    words = _words(path)
-    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None
+def _mib(count: int) -> int:
+    return count >> 20

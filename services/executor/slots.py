@@ -1,4 +1,4 @@
-"""What the executor remembers between steps: each slot's tokens, block table and sampling, and the epoch.
+"""What the executor remembers between steps: each slot's tokens, block tables and sampling, and the epoch.
 
 Applies plans by the epoch and number rules and refuses what breaks them. Knows no tensors and no policy. Tokens that
 a step in flight will produce are counted as pending: their place is known before their value is.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria.proto.base import Sampling, Stream
-from noria.proto.execution import Fill, Grow, StepPlan
-from noria.services.executor.shape import RESERVED_BLOCKS, Shape
+from noria.proto.execution import Fill, Grow, Replace, StepPlan
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 
 
 class IllegalPlanError(ValueError):
@@ -30,8 +30,9 @@ class Occupant:
 class Slots:
     """All slots of one epoch as flat arrays.
 
-    tokens[slot, i] is the id at position i, tables[slot, i] the block of page i; `known` counts ids whose value is
-    here, `total` also those still pending, `prompt` those of the prompt, `blocks` the table's entries.
+    tokens[slot, i] is the id at position i; tables[group][slot, i] the block of page i, or of the pages that share the
+    ring's entry i; `known` counts ids whose value is here, `total` also those still pending, `prompt` those of the
+    prompt, blocks[group, slot] a table's entries.
     `sampled` says whether the device holds the slot's last token.
     """
 
@@ -43,11 +44,11 @@ class Slots:
         slots = shape.max_slots
         self.occupants: list[Occupant | None] = [None] * slots
         self.tokens = np.zeros((slots, shape.max_model_tokens + 1), np.int32)
-        self.tables = np.zeros((slots, shape.table_width), np.int32)
+        self.tables = [np.zeros((slots, shape.table_width(group)), np.int32) for group in range(len(shape.groups))]
         self.known = np.zeros(slots, np.int64)
         self.total = np.zeros(slots, np.int64)
         self.prompt = np.zeros(slots, np.int64)
-        self.blocks = np.zeros(slots, np.int64)
+        self.blocks = np.zeros((len(shape.groups), slots), np.int64)
         self.sampled = np.zeros(slots, np.bool_)
 
     def clear(self) -> None:
@@ -74,10 +75,7 @@ class Slots:
             self.epoch, self.number, self.alive = plan.epoch, 0, True
         if plan.number != self.number + 1:
             raise IllegalPlanError(f"plan {plan.number} of epoch {plan.epoch} follows plan {self.number}")
-        if plan.swap_out or plan.swap_in:
-            raise IllegalPlanError("the plan swaps, but this executor has no host slots")
-        for copy in plan.copies:
-            self._check_blocks(copy.group, (copy.source, copy.target))
+        self._check_copies(plan)
         self.number = plan.number
         for slot in plan.release:
             if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
@@ -87,6 +85,8 @@ class Slots:
             self._fill(fill)
         for grow in plan.grow:
             self._grow(grow)
+        for replace in plan.replace:
+            self._replace(replace)
 
     def record(self, slot: int, occupant: Occupant, token: int) -> None:
         """Note the value of a slot's oldest pending token, unless the slot has another occupant by now."""
@@ -100,8 +100,10 @@ class Slots:
             raise IllegalPlanError(f"slot {slot} is filled but not free")
         if not 0 < count <= self.shape.max_model_tokens or not fill.prompt_ids:
             raise IllegalPlanError(f"{count} tokens do not fit a context of {self.shape.max_model_tokens}")
-        if len(fill.blocks) != 1:
-            raise IllegalPlanError(f"{len(fill.blocks)} block tables, but the model has 1 group")
+        if len(fill.blocks) != len(self.shape.groups):
+            raise IllegalPlanError(
+                f"{len(fill.blocks)} block tables, but the model has {len(self.shape.groups)} groups"
+            )
         ids = np.array(fill.prompt_ids + fill.output_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.shape.vocabulary:
             raise IllegalPlanError(f"slot {slot} holds token ids outside the vocabulary")
@@ -111,23 +113,53 @@ class Slots:
         self.tokens[slot, :count] = ids
         self.known[slot] = self.total[slot] = count
         self.prompt[slot] = len(fill.prompt_ids)
-        self.blocks[slot] = 0
+        self.blocks[:, slot] = 0
         self.sampled[slot] = False
-        self._grow(Grow(slot, 0, fill.blocks[0]))
+        for group, blocks in enumerate(fill.blocks):
+            self._grow(Grow(slot, group, blocks))
 
     def _grow(self, grow: Grow) -> None:
         slot = grow.slot
         if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
             raise IllegalPlanError(f"slot {slot} grows but is not filled")
         self._check_blocks(grow.group, grow.blocks)
-        first = int(self.blocks[slot])
-        if first + len(grow.blocks) > self.shape.table_width:
+        table, first = self.tables[grow.group], int(self.blocks[grow.group, slot])
+        if first + len(grow.blocks) > table.shape[1]:
             raise IllegalPlanError(f"slot {slot} has more blocks than its context can use")
-        self.tables[slot, first : first + len(grow.blocks)] = grow.blocks
-        self.blocks[slot] += len(grow.blocks)
+        table[slot, first : first + len(grow.blocks)] = grow.blocks
+        self.blocks[grow.group, slot] += len(grow.blocks)
+
+    def _replace(self, replace: Replace) -> None:
+        slot = replace.slot
+        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
+            raise IllegalPlanError(f"slot {slot} has a block replaced but is not filled")
+        self._check_blocks(replace.group, (replace.block,))
+        if not 0 <= replace.index < self.blocks[replace.group, slot]:
+            raise IllegalPlanError(f"slot {slot} has no block {replace.index} to replace")
+        self.tables[replace.group][slot, replace.index] = replace.block
+
+    def _check_copies(self, plan: StepPlan) -> None:
+        for copy in plan.swap_out:
+            self._check_blocks(copy.group, (copy.source,))
+            self._check_host_block(copy.group, copy.target)
+        for copy in plan.copies:
+            self._check_blocks(copy.group, (copy.source, copy.target))
+        for copy in plan.swap_in:
+            self._check_host_block(copy.group, copy.source)
+            self._check_blocks(copy.group, (copy.target,))
 
     def _check_blocks(self, group: int, blocks: tuple[int, ...]) -> None:
-        if group != 0:
+        self._check_group(group)
+        tiles = self.shape.groups[group].blocks_per_chunk
+        least, end = RESERVED_CHUNKS * tiles, self.shape.num_blocks * tiles
+        if blocks and not (least <= min(blocks) and max(blocks) < end):
+            raise IllegalPlanError(f"a block of group {group} lies outside {least} … {end - 1}")
+
+    def _check_host_block(self, group: int, block: int) -> None:
+        self._check_group(group)
+        if not 0 <= block < self.shape.host_slots * self.shape.groups[group].blocks_per_chunk:
+            raise IllegalPlanError(f"host block {block} of group {group} does not exist")
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < len(self.shape.groups):
             raise IllegalPlanError(f"group {group} does not exist")
-        if any(not RESERVED_BLOCKS <= block < self.shape.num_blocks for block in blocks):
-            raise IllegalPlanError(f"a block lies outside {RESERVED_BLOCKS} … {self.shape.num_blocks - 1}")

@@ -1,12 +1,15 @@
 """A batch as tensors, with everything that all layers share made once: rotations, masks, chunk members."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from noria.services.executor.batch import Batch, SingleQueries, Span
-from noria.services.executor.families import Rope
+from noria.services.executor.batch import Batch
+from noria.services.executor.reads import Reads, SingleQueries, Span
+from noria.services.executor.rope import Rope
+from noria.services.executor.shape import Shape
 
 HIDDEN_SCORE: Final = -1e30
 """Added to the score of a key that must not be seen: finite, so that a wholly hidden chunk gives weight 0, not NaN."""
@@ -41,15 +44,21 @@ class SpanChunks:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
-    """One step's tensors: token_ids and write_slots [T], cosine and sine [T, 1, head size] in float32."""
+class GroupStep:
+    """One group's part of a step: write_slots [T], and what its layers read."""
 
-    token_ids: torch.Tensor
     write_slots: torch.Tensor
-    cosine: torch.Tensor
-    sine: torch.Tensor
     singles: Singles | None
     spans: list[SpanChunks]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step's tensors: token_ids [T]; by rope, cosine and sine [T, 1, head size] in float32; groups."""
+
+    token_ids: torch.Tensor
+    turns: list[tuple[torch.Tensor, torch.Tensor]]
+    groups: list[GroupStep]
     sample_rows: torch.Tensor | None
 
 
@@ -75,23 +84,33 @@ def padded_rows(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def to_step(batch: Batch, rotations: Rotations, page_size: int, query_group: int, dtype: torch.dtype) -> Step:
+def to_step(batch: Batch, rotations: Sequence[Rotations], shape: Shape, query_group: int, dtype: torch.dtype) -> Step:
     """Make a batch's tensors. Carried tokens' ids are still to be filled in."""
-    cosine, sine = rotations.of(torch.from_numpy(batch.positions))
+    positions = torch.from_numpy(batch.positions)
     return Step(
         token_ids=torch.from_numpy(batch.token_ids),
-        write_slots=torch.from_numpy(batch.write_slots),
-        cosine=cosine,
-        sine=sine,
-        singles=_singles(batch.singles, page_size, dtype) if batch.singles else None,
-        spans=[_span(span, page_size, query_group, dtype) for span in batch.spans],
+        turns=[each.of(positions) for each in rotations],
+        groups=[
+            _group(reads, shape.page_size, group.window, query_group, dtype)
+            for reads, group in zip(batch.reads, shape.groups, strict=True)
+        ],
         sample_rows=torch.from_numpy(batch.sampler.rows) if batch.sampler else None,
+    )
+
+
+def _group(reads: Reads, page_size: int, window: int, query_group: int, dtype: torch.dtype) -> GroupStep:
+    return GroupStep(
+        write_slots=torch.from_numpy(reads.write_slots),
+        singles=_singles(reads.singles, page_size, dtype) if reads.singles else None,
+        spans=[_span(span, page_size, window, query_group, dtype) for span in reads.spans],
     )
 
 
 def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Singles:
     keys = torch.arange(singles.pages.shape[1] * page_size)
-    hidden = keys >= torch.from_numpy(singles.lengths)[:, None]
+    hidden = keys >= torch.from_numpy(singles.ends)[:, None]
+    if singles.firsts.any():
+        hidden |= keys < torch.from_numpy(singles.firsts)[:, None]
     return Singles(
         rows=torch.from_numpy(singles.rows),
         counts=list(singles.counts),
@@ -101,17 +120,21 @@ def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Sing
     )
 
 
-def _span(span: Span, page_size: int, query_group: int, dtype: torch.dtype) -> SpanChunks:
+def _span(span: Span, page_size: int, window: int, query_group: int, dtype: torch.dtype) -> SpanChunks:
     chunk = span.pages.shape[1] * page_size
     # A row of the padded query block is (token, query head of the group): all rows of a token see the same keys.
     rows = torch.arange(padded_rows(span.length * query_group)) // query_group
-    sees = span.start + rows.clamp_(max=span.length - 1)
+    sees = (span.start + rows.clamp_(max=span.length - 1))[:, None]
+    unseen = span.start + span.length - 1 - window if window else -1
     nothing_hidden = torch.zeros(1, dtype=dtype).expand(1, 1, len(rows), chunk)
     chunks = []
-    for level, pages in enumerate(torch.from_numpy(span.pages)):
-        last = (level + 1) * chunk - 1
-        keys = torch.arange(level * chunk, last + 1)
-        mask = nothing_hidden if last <= span.start else _mask(keys > sees[:, None], dtype)[None, None]
+    for level, pages in enumerate(torch.from_numpy(span.pages), span.level):
+        first, last = level * chunk, (level + 1) * chunk - 1
+        mask = nothing_hidden
+        if last > span.start or first <= unseen:
+            keys = torch.arange(first, last + 1)
+            hidden = keys > sees
+            mask = _mask(hidden | (keys <= sees - window) if window else hidden, dtype)[None, None]
         chunks.append(Chunk(pages, mask))
     return SpanChunks(span.row, span.length, chunks)
 

@@ -17,4 +17,5 @@ def scheduler_settings(config: Config) -> Settings:
         queue_requests_max=chosen.queue_requests_max,
         queue_tokens_max=chosen.queue_tokens_max,
         stop_lookahead=chosen.stop_lookahead,
+        allow_block_sharing=config.cache.allow_block_sharing,
     )

@@ -110,11 +110,12 @@ class SchedulerService:
             "waiting": len(board.waiting),
             "running": board.running,
             "finished": board.finished,
-            "blocks_used": board.cache.pool.size - board.cache.pool.blank if board.cache else 0,
+            "blocks_used": board.memory.cache.used if board.memory else 0,
             "slots_used": board.slots.used,
             "in_flight": len(board.lane.steps),
             "epoch": board.lane.epoch,
             "capacity": msgspec.to_builtins(self._core.capacity()),
+            "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
             "counters": dataclasses.asdict(board.counters),
         }
 

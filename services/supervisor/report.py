@@ -12,11 +12,28 @@ from noria.shared.endpoints import public_mailbox
 from noria.shared.inspect import inspect
 
 
+class Share(msgspec.Struct, frozen=True):
+    """What takes how many bytes of memory."""
+
+    name: str
+    bytes: int
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Where the executor's memory goes, and how much of the cache that leaves."""
+
+    free_bytes: int
+    shares: tuple[Share, ...]
+    cache_tokens: int
+    full_requests: int
+
+
 class Facts(msgspec.Struct, frozen=True):
-    """What the executor's snapshot says of itself; `geometry` is None and `threads` 0 while it says nothing."""
+    """What the executor's snapshot says of itself; `geometry` and `memory` are None and `threads` 0 while it says nothing."""
 
     geometry: Geometry | None = None
     threads: int = 0
+    memory: Memory | None = None
 
 
 def ready(config: SupervisorConfig, pids: Mapping[Service, int], start_ms: int) -> None:
@@ -47,10 +64,23 @@ def _compute(facts: Facts) -> list[tuple[str, str]]:
     if geometry is None:
         return []
     threads = f", {facts.threads} {'thread' if facts.threads == 1 else 'threads'}" if facts.threads else ""
-    blocks = geometry.num_blocks - geometry.reserved_blocks
-    tokens = blocks * geometry.page_size
     return [
         ("compute", f"{geometry.dtype} on {geometry.device}{threads}"),
-        ("cache", f"{tokens} tokens in {blocks} blocks of {geometry.page_size}"),
+        *_memory(facts, geometry),
         ("context", f"{geometry.max_model_tokens} tokens"),
+    ]
+
+
+def _memory(facts: Facts, geometry: Geometry) -> list[tuple[str, str]]:
+    memory, chunks = facts.memory, geometry.num_blocks - geometry.reserved_blocks
+    if memory is None:
+        return [("cache", f"{chunks} blocks")]
+    taken = "requests" if memory.full_requests != 1 else "request"
+    return [
+        (
+            "cache",
+            f"{memory.cache_tokens} tokens in {chunks} blocks: {memory.full_requests} {taken} of the whole context",
+        ),
+        ("memory", f"{memory.free_bytes >> 20} MiB were free"),
+        *(("", f"{share.bytes / 2**20:9.1f} MiB  {share.name}") for share in memory.shares if share.bytes),
     ]

@@ -33,9 +33,13 @@ def test_the_official_client_streams_what_it_returns_whole(client: openai.OpenAI
         == "length"
     )
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
-    assert whole.usage is not None
+    usage = chunks[-1].usage
+    assert usage is not None and whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
     assert whole.usage.completion_tokens == 24
+    # The second time the prompt's full pages are in the cache.
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16
 
 
 def test_a_raw_stream_is_server_sent_events_that_end_in_done(smollm2: Stack) -> None:

@@ -1,25 +1,27 @@
 """An executor without a model that keeps a true map of its cache.
 
-Every cell (block, offset) remembers which token of which stream at which position was written there. The next token is
-a hash of the prefix as read from those cells, so that any fault in scheduling or in block tables raises here or shows
-as a wrong token. It also holds plans to the protocol: numbers, slots, and no block handed on while a step queued
-here still touches it.
+Every cell (group, block, offset) remembers the token that was written there, its position, and a hash of the whole
+prefix up to it: what keys and values depend on. A step reads every position that its attention would read, from the
+cells its tables name, so that any fault in scheduling, sharing, recycling or copying raises here or shows as a wrong
+token. It also holds plans to the protocol: numbers, slots, and no block handed on while a step queued here still
+touches it.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from msgspec.structs import astuple
+from fakes.ownership import Ownership
+from fakes.rules import ProtocolError, require
 
-from noria.proto.base import Sampling, Stream
-from noria.proto.execution import Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
+from noria.proto.base import Sampling
+from noria.proto.execution import Copy, Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
+
+__all__ = ["EOS", "VOCABULARY", "FakeExecutor", "ProtocolError", "alone", "geometry", "hybrid", "next_token"]
 
 VOCABULARY = 32
 EOS = 0
-
-
-class ProtocolError(AssertionError):
-    """The scheduler sent something that an executor could not have computed rightly."""
+_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def geometry(
@@ -30,11 +32,13 @@ def geometry(
     max_slots: int = 8,
     max_batch_tokens: int = 64,
     max_model_tokens: int = 256,
+    host_slots: int = 0,
+    kinds: tuple[Group, ...] | None = None,
 ) -> Geometry:
-    """A small executor's geometry; two blocks are reserved."""
+    """A small executor's geometry; two chunks are reserved. kinds: its groups, else so many of full attention."""
     return Geometry(
         model="fake",
-        groups=tuple(Group(0, 1) for _ in range(groups)),
+        groups=kinds or tuple(Group(0, 1) for _ in range(groups)),
         num_blocks=num_blocks,
         reserved_blocks=2,
         page_size=page_size,
@@ -44,15 +48,34 @@ def geometry(
         vocabulary=VOCABULARY,
         dtype="none",
         device="none",
+        host_slots=host_slots,
     )
 
 
-def next_token(prefix: list[int], outputs: int, sampling: Sampling) -> int:
+def hybrid(
+    window: int, page_size: int, max_batch_tokens: int, per_chunk: tuple[int, int] = (1, 1)
+) -> tuple[Group, ...]:
+    """A group of full attention and one that looks back a window, cut from a chunk into so many blocks."""
+    ring = -(-(window + max_batch_tokens) // page_size) + 1
+    return (Group(0, 1, per_chunk[0]), Group(window, per_chunk[0], per_chunk[1], ring))
+
+
+def _mix(state: int, token: int) -> int:
+    state = ((state ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x632BE5AB) & _MASK
+    return state ^ (state >> 29)
+
+
+def next_token(prefix: Iterable[int], outputs: int, sampling: Sampling) -> int:
     """The token that follows a prefix; end of sequence sometimes, but not before `min_tokens`."""
-    state = sampling.seed or 0
+    state = 0
     for token in prefix:
-        state = ((state ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x632BE5AB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 29
+        state = _mix(state, token)
+    return _draw(state, outputs, sampling)
+
+
+def _draw(state: int, outputs: int, sampling: Sampling) -> int:
+    """A token from the state of a prefix."""
+    state = _mix(state, sampling.seed or 0)
     if state % 23 == 0 and outputs >= sampling.min_tokens:
         return EOS
     return 1 + (state >> 8) % (VOCABULARY - 1)
@@ -61,18 +84,30 @@ def next_token(prefix: list[int], outputs: int, sampling: Sampling) -> int:
 def alone(prompt: tuple[int, ...], sampling: Sampling, end_ids: tuple[int, ...], limit: int) -> list[int]:
     """What a stream generates when it is computed alone."""
     output: list[int] = []
+    state = 0
+    for token in prompt:
+        state = _mix(state, token)
     while len(output) < limit:
-        output.append(next_token([*prompt, *output], len(output), sampling))
+        output.append(_draw(state, len(output), sampling))
+        state = _mix(state, output[-1])
         if output[-1] in end_ids and len(output) >= sampling.min_tokens:
             break
     return output
 
 
+_Cell = tuple[int, int, int]  # position, token, state of the prefix that it ends
+_Cells = dict[tuple[int, int, int], _Cell]
+
+
 @dataclass(slots=True)
 class _Slot:
+    """given: how many ids the slot was filled with. states[p] is the state of the true prefix of p tokens."""
+
     fill: Fill
     ids: list[int]
+    given: int
     tables: list[list[int]]
+    states: list[int] = field(default_factory=lambda: [0])
     carried: int | None = None
     outputs: int = 0
 
@@ -86,11 +121,14 @@ class FakeExecutor:
     number: int = 0
     queued: deque[StepPlan] = field(default_factory=deque)
     computed: int = 0
-    # What the last sent plan leaves in the slots, for checks on receipt; and what the lane has computed so far.
-    _sent: dict[int, tuple[Stream, list[int]]] = field(default_factory=dict)
-    _touched: dict[int, set[tuple[Stream, int]]] = field(default_factory=dict)
+    computed_tokens: int = 0
+    _owners: Ownership = field(init=False)
     _slots: dict[int, _Slot] = field(default_factory=dict)
-    _cells: dict[tuple[int, int], tuple[int, Stream, int, int]] = field(default_factory=dict)
+    _cells: _Cells = field(default_factory=dict)
+    _host: _Cells = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._owners = Ownership(self.geometry)
 
     @property
     def slots(self) -> int:
@@ -100,36 +138,40 @@ class FakeExecutor:
     def send(self, plan: StepPlan) -> None:
         """Queue a plan. Raises ProtocolError when it breaks the protocol."""
         if plan.number == 1:
-            self._require(plan.epoch > self.epoch, "an epoch is opened once")
-            self._require(not self.queued, "an epoch is opened while steps of another are queued")
+            require(plan.epoch > self.epoch, "an epoch is opened once")
+            require(not self.queued, "an epoch is opened while steps of another are queued")
             self.epoch, self.number = plan.epoch, 0
-            self._sent.clear()
+            self._owners = Ownership(self.geometry)
             self._slots.clear()
-            self._cells.clear()
-            self._touched.clear()
-        self._require(plan.epoch == self.epoch and plan.number == self.number + 1, "plans come in order")
+            self._host.clear()
+        require(plan.epoch == self.epoch and plan.number == self.number + 1, "plans come in order")
         self.number = plan.number
         self._check_budgets(plan)
-        self._track(plan)
+        self._owners.track(plan)
         self.queued.append(plan)
 
     def step(self, compute_us: int = 100) -> StepDone:
         """Compute the oldest queued plan."""
         plan = self.queued.popleft()
         for slot in plan.release:
-            self._require(slot in self._slots, "only a filled slot is released")
+            require(slot in self._slots, "only a filled slot is released")
             del self._slots[slot]
+        self._copy(plan.swap_out, self._cells, self._host)
+        self._copy(plan.copies, self._cells, self._cells)
+        self._copy(plan.swap_in, self._host, self._cells)
         for fill in plan.fill:
-            self._require(fill.slot not in self._slots, "only an empty slot is filled")
+            require(fill.slot not in self._slots, "only an empty slot is filled")
             ids = [*fill.prompt_ids, *fill.output_ids]
-            self._slots[fill.slot] = _Slot(
-                fill, ids, [list(table) for table in fill.blocks], None, len(fill.output_ids)
-            )
-        for slot, group, blocks in map(astuple, plan.grow):
-            self._slots[slot].tables[group].extend(blocks)
+            tables = [list(table) for table in fill.blocks]
+            self._slots[fill.slot] = _Slot(fill, ids, len(ids), tables, outputs=len(fill.output_ids))
+        for grow in plan.grow:
+            self._slots[grow.slot].tables[grow.group].extend(grow.blocks)
+        for each in plan.replace:
+            self._slots[each.slot].tables[each.group][each.index] = each.block
         sampled = [result for each in plan.slices if (result := self._compute(each)) is not None]
-        self._touched.pop(plan.number)
+        self._owners.done(plan.number)
         self.computed += 1
+        self.computed_tokens += sum(each.length for each in plan.slices)
         return StepDone(plan.epoch, plan.number, tuple(sampled), compute_us)
 
     def fail(self, failure: Failure, detail: str = "injected") -> StepFailed:
@@ -140,72 +182,59 @@ class FakeExecutor:
 
     def _check_budgets(self, plan: StepPlan) -> None:
         slots = [each.slot for each in plan.slices]
-        self._require(len(slots) == len(set(slots)), "one slice for a slot")
-        self._require(sum(each.length for each in plan.slices) <= self.geometry.max_batch_tokens, "token budget")
-        self._require(all(0 <= slot < self.geometry.max_slots for slot in slots), "slots within bounds")
+        require(len(slots) == len(set(slots)), "one slice for a slot")
+        require(sum(each.length for each in plan.slices) <= self.geometry.max_batch_tokens, "token budget")
+        require(all(0 <= slot < self.geometry.max_slots for slot in slots), "slots within bounds")
 
-    def _track(self, plan: StepPlan) -> None:
-        """Check at receipt that no block changes hands while a queued step touches it."""
-        for slot in plan.release:
-            self._sent.pop(slot, None)
-        handed: list[tuple[int, tuple[int, ...]]] = []
-        for fill in plan.fill:
-            self._sent[fill.slot] = (fill.stream, [])
-            handed += [(fill.slot, table) for table in fill.blocks]
-        handed += [(each.slot, each.blocks) for each in plan.grow]
-        busy = {block: stream for touched in self._touched.values() for stream, block in touched}
-        for slot, blocks in handed:
-            stream, held = self._sent[slot]
-            for block in blocks:
-                self._require(self.geometry.reserved_blocks <= block < self.geometry.num_blocks, "a block in the pool")
-                self._require(block not in busy, f"block {block} handed to {stream} while a step in flight uses it")
-            held.extend(blocks)
-        owned = [block for _, held in self._sent.values() for block in held]
-        self._require(len(owned) == len(set(owned)), "a block has one owner")
-        self._touched[plan.number] = {
-            (stream, block) for each in plan.slices for stream, held in [self._sent[each.slot]] for block in held
-        }
+    def _copy(self, copies: tuple[Copy, ...], sources: _Cells, targets: _Cells) -> None:
+        """All at once: every source is read before any target is written."""
+        read = [
+            (group, target, offset, sources.get((group, source, offset)))
+            for group, source, target in ((each.group, each.source, each.target) for each in copies)
+            for offset in range(self.geometry.page_size)
+        ]
+        for group, target, offset, cell in read:
+            if cell is None:
+                targets.pop((group, target, offset), None)
+            else:
+                targets[group, target, offset] = cell
 
     def _compute(self, piece: Slice) -> Sampled | None:
         slot = self._slots[piece.slot]
         end = piece.start + piece.length
         if piece.carry:
-            self._require(piece.length == 1 and slot.carried is not None, "carry needs a sampled token")
-            assert slot.carried is not None
-            tokens = [slot.carried]
+            require(piece.length == 1 and slot.carried is not None, "carry needs a sampled token")
+            require(piece.start == len(slot.ids) - 1, "a carried token stands last")
         else:
-            tokens = slot.ids[piece.start : end]
-            self._require(len(tokens) == piece.length, "the ids of a slice are known")
+            require(end <= slot.given, "the ids of a slice were given")
+        for token in slot.ids[len(slot.states) - 1 : end]:
+            slot.states.append(_mix(slot.states[-1], token))
         for group, table in enumerate(slot.tables):
-            self._require(len(table) * self.geometry.page_size >= end, "the table covers the slice")
-            for position, token in enumerate(tokens, piece.start):
-                self._cells[self._cell(table, position)] = (group, slot.fill.stream, position, token)
-        prefixes = [self._read(group, slot, end) for group in range(len(slot.tables))]
-        self._require(all(prefix == prefixes[0] for prefix in prefixes), "groups agree")
+            for position in range(piece.start, end):
+                cell = (position, slot.ids[position], slot.states[position + 1])
+                self._cells[self._at(group, table, position)] = cell
+        for group, kind in enumerate(self.geometry.groups):
+            self._read(group, slot, max(0, piece.start - kind.window + 1) if kind.window else 0, end)
         if not piece.sample:
             return None
-        token = next_token(prefixes[0], slot.outputs, slot.fill.sampling)
+        token = _draw(slot.states[end], slot.outputs, slot.fill.sampling)
+        require(end == len(slot.ids), "only what follows all known ids is sampled")
         slot.carried = token
+        slot.ids.append(token)
         slot.outputs += 1
         return Sampled(slot.fill.stream, slot.fill.attempt, slot.outputs - 1, (token,))
 
-    def _read(self, group: int, slot: _Slot, end: int) -> list[int]:
-        prefix = []
-        for position in range(end):
-            cell = self._cells.get(self._cell(slot.tables[group], position))
-            self._require(
-                cell is not None and cell[:3] == (group, slot.fill.stream, position),
-                f"position {position} of {slot.fill.stream} is in its block",
-            )
-            assert cell is not None
-            prefix.append(cell[3])
-        return prefix
+    def _read(self, group: int, slot: _Slot, start: int, end: int) -> None:
+        for position in range(start, end):
+            cell = self._cells.get(self._at(group, slot.tables[group], position))
+            right = (position, slot.ids[position], slot.states[position + 1])
+            require(cell == right, f"position {position} of {slot.fill.stream} is in its block")
 
-    def _cell(self, table: list[int], position: int) -> tuple[int, int]:
-        block, offset = divmod(position, self.geometry.page_size)
-        return table[block], offset
-
-    @staticmethod
-    def _require(condition: bool, rule: str) -> None:
-        if not condition:
-            raise ProtocolError(rule)
+    def _at(self, group: int, table: list[int], position: int) -> tuple[int, int, int]:
+        page, offset = divmod(position, self.geometry.page_size)
+        ring = self.geometry.groups[group].ring_pages
+        if ring:
+            require(len(table) <= ring, "a ring has no more pages than it may")
+            page %= ring
+        require(page < len(table), "the table covers the slice")
+        return group, table[page], offset

@@ -54,8 +54,8 @@ def expect(model: "object", prompts: list[tuple[int, ...]], new_tokens: int) -> 
     return found
 
 
-def decoder_of(folder: Path, dtype: torch.dtype, max_model_tokens: int = 2048) -> Decoder:
-    return Decoder(architecture(folder, max_model_tokens), Checkpoint(folder), dtype, 512, 32)
+def decoder_of(folder: Path, dtype: torch.dtype) -> Decoder:
+    return Decoder(architecture(folder), Checkpoint(folder), dtype, 512, 32)
 
 
 class Reference:

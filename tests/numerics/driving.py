@@ -7,13 +7,14 @@ import msgspec
 import torch
 
 from noria.proto.base import Ended, Sampling, Stream
-from noria.proto.execution import Geometry, Group, StepDone
+from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.decoder import Decoder
-from noria.services.executor.engine import Engine
-from noria.services.executor.shape import RESERVED_BLOCKS, Shape
+from noria.services.executor.engine import CACHE_DTYPES, Engine, geometry_of
+from noria.services.executor.groups import cache_groups
+from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
@@ -30,6 +31,9 @@ class Way(msgspec.Struct, frozen=True):
     num_blocks: int = 1024
     every: int = 0
     page_size: int = 16
+    host_slots: int = 0
+    cache_dtype: str = ""
+    safety_margin: float | None = None
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -55,8 +59,8 @@ class Watched(Engine):
 
     seen: dict[tuple[Stream, int], torch.Tensor]
 
-    def logits(self, batch: Batch) -> torch.Tensor | None:
-        found = super().logits(batch)
+    def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
+        found = super().logits(batch, everywhere=everywhere)
         if found is not None:
             for product, row in zip(batch.products, found, strict=True):
                 self.seen[product.occupant.stream, product.start] = row.clone()
@@ -76,31 +80,22 @@ class Driver:
             page_size=way.page_size,
             num_blocks=way.num_blocks,
             vocabulary=facts.vocabulary,
+            groups=cache_groups(facts.windows, max_model_tokens, way.max_batch_tokens, way.page_size),
+            host_slots=way.host_slots,
         )
-        self.engine = Watched(decoder, shape)
+        self.engine = Watched(decoder, shape, CACHE_DTYPES.get(way.cache_dtype))
         self.engine.seen = {}
         self.slots = Slots(shape)
         self.core = Scheduler(
             Settings(
-                max_batch_tokens=way.max_batch_tokens, max_requests_per_batch=32, steps_in_flight=way.steps_in_flight
+                max_batch_tokens=way.max_batch_tokens,
+                max_requests_per_batch=32,
+                steps_in_flight=way.steps_in_flight,
+                safety_margin=way.safety_margin,
             )
         )
         self.now_ns = 0
-        self._apply(
-            Geometry(
-                model="m",
-                groups=(Group(0, facts.layers),),
-                num_blocks=shape.num_blocks,
-                reserved_blocks=RESERVED_BLOCKS,
-                page_size=shape.page_size,
-                max_slots=shape.max_slots,
-                max_batch_tokens=shape.max_batch_tokens,
-                max_model_tokens=shape.max_model_tokens,
-                vocabulary=shape.vocabulary,
-                dtype="float32",
-                device="cpu",
-            )
-        )
+        self._apply(geometry_of("m", shape, decoder.dtype, 1))
 
     def run(self, asked: list[Asked]) -> list[Answer]:
         """Submit as the way says, step until all have ended, and check that nothing is left."""

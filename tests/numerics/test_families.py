@@ -32,6 +32,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+TYPES = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+CAPS = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
 FAMILIES = [
     pytest.param("Llama", {"tie_word_embeddings": True}, id="llama, tied"),
     pytest.param("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6}, id="llama, biases"),
@@ -42,6 +44,14 @@ FAMILIES = [
     pytest.param("Mistral", {"sliding_window": None}, id="mistral"),
     pytest.param("Qwen2", {"num_key_value_heads": 1}, id="qwen2"),
     pytest.param("Qwen3", {"tie_word_embeddings": True}, id="qwen3"),
+    pytest.param("Mistral", {"sliding_window": 24}, id="mistral, sliding"),
+    pytest.param(
+        "Qwen2", {"sliding_window": 50, "use_sliding_window": True, "max_window_layers": 1}, id="qwen2, hybrid"
+    ),
+    pytest.param("Gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 24, **CAPS}, id="gemma 2"),
+    pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, id="gemma 3"),
+    pytest.param("Mixtral", {"num_local_experts": 5, "sliding_window": None}, id="mixtral"),
+    pytest.param("Mixtral", {"num_local_experts": 3, "sliding_window": 40}, id="mixtral, sliding"),
 ]
 
 
@@ -50,7 +60,8 @@ def build(name: str, options: dict[str, Any], folder: Path) -> Any:
 
     torch.manual_seed(5)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **options})
-    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    config._attn_implementation = "eager"  # the only one that bounds scores in Gemma 2
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases are zero and norms one at first, which would hide a mistake
@@ -62,7 +73,7 @@ def build(name: str, options: dict[str, Any], folder: Path) -> Any:
 @pytest.mark.parametrize(("name", "options"), FAMILIES)
 def test_a_tiny_model_of_the_family_equals_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = build(name, options, tmp_path)
-    decoder = decoder_of(tmp_path, torch.float32, 1024)
+    decoder = decoder_of(tmp_path, torch.float32)
     generator = torch.Generator().manual_seed(3)
     prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (1, 40, 300)]
     expected = expect(model, prompts, 6)
@@ -76,6 +87,61 @@ def test_a_tiny_model_of_the_family_equals_transformers(name: str, options: dict
             assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-4
 
 
+PRESSED = [
+    pytest.param("Mistral", {"sliding_window": 24}, 11, id="sliding"),
+    pytest.param("Gemma2", {"sliding_window": 24, **CAPS}, 30, id="capped"),
+    pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, 17, id="hybrid"),
+    pytest.param("Qwen3", {}, 28, id="full"),
+    pytest.param("Mixtral", {"num_local_experts": 5}, 28, id="experts"),
+]
+
+
+@pytest.mark.parametrize("host_slots", [0, 40], ids=["reset", "swapped"])
+@pytest.mark.parametrize(("name", "options", "chunks"), PRESSED)
+def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
+    name: str, options: dict[str, Any], chunks: int, host_slots: int, tmp_path: Path
+) -> None:
+    model = build(name, options, tmp_path)
+    generator = torch.Generator().manual_seed(4)
+    lengths = (30, 180, 45, 31, 12, 240)
+    prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in lengths]
+    expected = expect(model, prompts, 40)
+    asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=40)) for prompt in prompts]
+    way = Way(max_batch_tokens=37, num_blocks=chunks, host_slots=host_slots)
+    driver = Driver(decoder_of(tmp_path, torch.float32), way, 1024)
+    answers = driver.run(asked)
+    counters = driver.core.board.counters
+    assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough: nothing was tested"
+    for answer, want in zip(answers, expected, strict=True):
+        certain = want.certain()
+        assert answer.ids[:certain] == want.ids[:certain]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("Gemma2", {"sliding_window": 24, **CAPS}, id="capped, hybrid"),
+        pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, id="hybrid"),
+        pytest.param("Mixtral", {"num_local_experts": 5, "sliding_window": 40}, id="experts"),
+    ],
+)
+@pytest.mark.parametrize("cache_dtype", ["", "int8", "float16"])
+def test_a_step_has_the_same_bits_alone_and_together(
+    name: str, options: dict[str, Any], cache_dtype: str, tmp_path: Path
+) -> None:
+    build(name, options, tmp_path)
+    decoder = decoder_of(tmp_path, torch.float32)
+    assert decoder.steady
+    generator = torch.Generator().manual_seed(4)
+    prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (2, 33, 280, 290)]
+    asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=12)) for prompt in prompts]
+    alone = Driver(decoder, Way(every=-1, cache_dtype=cache_dtype), 1024).run(asked)
+    together = Driver(decoder, Way(max_batch_tokens=19, every=1, cache_dtype=cache_dtype), 1024).run(asked)
+    for one, other in zip(alone, together, strict=True):
+        assert one.ids == other.ids
+        assert all(torch.equal(one.logits[position], other.logits[position]) for position in range(len(one.ids)))
+
+
 def test_a_sharded_checkpoint_is_read(tmp_path: Path) -> None:
     from numerics.driving import Way
 
@@ -84,8 +150,7 @@ def test_a_sharded_checkpoint_is_read(tmp_path: Path) -> None:
     assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
     asked = [Asked((5, 6, 7), Sampling(temperature=0.0, max_tokens=3))]
     whole, shards = (
-        Driver(decoder_of(tmp_path / name, torch.float32, 1024), Way(), 1024).run(asked)[0]
-        for name in ("whole", "shards")
+        Driver(decoder_of(tmp_path / name, torch.float32), Way(), 1024).run(asked)[0] for name in ("whole", "shards")
     )
     assert whole.ids == shards.ids
     assert torch.equal(whole.logits[2], shards.logits[2])

@@ -1,40 +1,23 @@
-"""Everything the scheduler owns, and the moves that keep it consistent: admit, drain, reset, finish, forget.
+"""Everything the scheduler owns, and the moves that keep it consistent: admit, drain, preempt, finish, forget.
 
 Decides nothing: the planner and the scheduler call the moves.
 """
 
-from dataclasses import dataclass
 from typing import assert_never
 
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry
 from noria.proto.scheduling import Reclaimed
 from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.events import Moved, Reply, Stage
-from noria.services.scheduler.core.lane import Lane, Retired, Step
+from noria.services.scheduler.core.lane import Lane, Step
+from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.policy import Policy
 from noria.services.scheduler.core.request import Request, State
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.core.slots import Slots
 from noria.services.scheduler.core.waiting import WaitingQueue
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the start. wasted_tokens: query tokens computed for slices that were discarded."""
-
-    steps: int = 0
-    tokens: int = 0
-    output_tokens: int = 0
-    resets: int = 0
-    reset_tokens: int = 0
-    discarded_slices: int = 0
-    wasted_tokens: int = 0
-    failed_steps: int = 0
-    reclaims: int = 0
-    reclaim_us_total: int = 0
-    reclaim_us_max: int = 0
-    reclaim_steps_max: int = 0
 
 
 class Board:
@@ -51,7 +34,7 @@ class Board:
         self.finished = 0
         self.lane = Lane()
         self.geometry: Geometry | None = None
-        self.cache: Cache | None = None
+        self.memory: Memory | None = None
         self.slots = Slots(0)
         self.counters = Counters()
         self.news: list[Reply] = []
@@ -61,11 +44,20 @@ class Board:
         """How many requests hold or await results of a slot."""
         return len(self.prefilling) + len(self.decoding) + len(self.draining)
 
+    @property
+    def cache(self) -> Cache | None:
+        """The present executor's cache."""
+        return self.memory.cache if self.memory is not None else None
+
     def install(self, geometry: Geometry | None) -> None:
         """Take a new executor's cache and slots, or none; nothing may be running."""
         assert not self.running
         self.geometry = geometry
-        self.cache = Cache(geometry) if geometry else None
+        self.memory = None
+        for request in self.requests.values():
+            request.prefix = None
+        if geometry is not None:
+            self.memory = Memory(geometry, self.lane, self.waiting, sharing=self.settings.allow_block_sharing)
         count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
         self.slots = Slots(count)
 
@@ -81,17 +73,15 @@ class Board:
         self.waiting.add(request, self.policy.rank(request))
         self.moved(request, Stage.QUEUED, now_ns, decision)
 
-    def admit(self, request: Request, now_ns: int) -> None:
-        """Give a waiting request a slot; its known ids will be sent with the present plan."""
-        assert self.cache is not None
+    def admit(self, request: Request, pages: int, now_ns: int) -> None:
+        """Give a waiting request a slot, and the published pages found for it; its ids are sent with this plan."""
+        assert self.memory is not None
         self.waiting.remove(request)
         request.state = State.PREFILLING
         request.slot = self.slots.take()
-        request.tables = self.cache.empty()
-        request.length = request.room = 0
+        self._count_hits(request, pages * self.memory.cache.page_tokens)
+        self.memory.enter(request, pages)
         request.filled = request.known
-        request.promised = self.cache.missing(request.tables, request.known)
-        self.cache.promised += request.promised
         if request.started_ns is None:
             request.started_ns = now_ns
         self.prefilling[request] = None
@@ -110,15 +100,26 @@ class Board:
         request.state = State.DRAINING
         self.draining[request] = None
 
-    def reset(self, request: Request, now_ns: int) -> None:
-        """Preempt: its cache goes, its tokens stay, also those still to come from steps in flight."""
-        self.counters.resets += 1
-        self.counters.reset_tokens += request.length
-        request.reset_mark = request.planned
+    def preempt(self, request: Request, now_ns: int) -> None:
+        """Take slot and cache; its tokens stay, also those still to come from steps in flight.
+
+        Its cache goes to the host if it fits there, else it is given up and computed again.
+        """
+        assert self.memory is not None and request.held is not None
+        counters = self.counters
+        swapped = self.memory.store(request)
+        if swapped:
+            counters.swaps_out += 1
+            counters.swapped_blocks += request.held.blocks
+        else:
+            counters.resets += 1
+            counters.reset_tokens += request.length
+            request.computed = max(request.computed, request.length)
+        request.preempted_at = request.planned
         self._leave(request)
         self._vacate(request)
         request.length = 0
-        self.wait(request, now_ns, "reset")
+        self.wait(request, now_ns, "swap" if swapped else "reset")
 
     def finish(self, request: Request, end: End, now_ns: int, detail: str = "") -> None:
         """Propose its end; it holds nothing any more except its ids."""
@@ -146,26 +147,28 @@ class Board:
         else:
             self._reclaimed(request, 0, 0, 0)
 
-    def free(self, retired: list[Retired], now_ns: int) -> None:
-        """The last step that touched these blocks is over."""
-        assert self.cache is not None
-        for request, tables in retired:
-            self.cache.release(tables)
+    def free(self, step: Step, now_ns: int) -> None:
+        """The last step that touched what others had given back is over."""
+        if self.memory is None or not (step.retired or step.spare):
+            return
+        for request, holding in self.memory.free(step):
             if request.withdrawn_ns is not None:
                 steps = self.lane.done - request.withdrawn_step
                 delay_us = (now_ns - request.withdrawn_ns) // 1000
-                self._reclaimed(request, sum(map(len, tables)), steps, delay_us)
+                self._reclaimed(request, holding.blocks, steps, delay_us)
 
     def reopen(self, now_ns: int) -> list[Step]:
-        """Begin a new epoch: nothing is in any slot or block, whoever was active waits again; returns the lost steps."""
+        """Begin a new epoch: nothing is in any slot, whoever was active or swapped out waits to be computed again.
+
+        Published pages stay, for their content was complete before. Returns the lost steps.
+        """
         lost = self.lane.reopen()
         for step in lost:
             for entry in step.entries:
                 entry.request.in_flight = 0
-            if self.cache is not None:
-                self.free(step.retired, now_ns)
-            step.retired.clear()
+            self.free(step, now_ns)
         for request in (*self.prefilling, *self.decoding, *self.draining):
+            request.computed = max(request.computed, request.length)
             if request.state is not State.DRAINING:
                 self._vacate(request)
             self._leave(request)
@@ -174,6 +177,12 @@ class Board:
         for request in self.waiting:
             request.planned = len(request.output)
             request.in_flight = 0
+            if request.stored is not None:
+                request.computed = max(request.computed, request.stored.length)
+                request.stored = None
+            self.waiting.wake(request)
+        if self.memory is not None:
+            self.memory.reopen()
         self.slots.clear()
         return lost
 
@@ -192,22 +201,30 @@ class Board:
                 assert_never(request.state)
 
     def _vacate(self, request: Request) -> None:
-        """Take slot and blocks from a request that runs; blocks that steps in flight touch are freed after them."""
-        assert self.cache is not None
+        """Take slot and cache from a request that runs; blocks that steps in flight touch are freed after them."""
+        assert self.memory is not None
         self.slots.give_back(request.slot)
-        self.cache.promised -= request.promised
-        if request.in_flight:
-            self.lane.retire(request, request.tables)
-        else:
-            self.cache.release(request.tables)
         request.slot = -1
-        request.promised = request.room = 0
-        request.tables = ()
+        self.memory.leave(request)
+
+    def _count_hits(self, request: Request, found: int) -> None:
+        counters = self.counters
+        if request.stored is not None:
+            counters.swaps_in += 1
+            return
+        if request.started_ns is not None:
+            counters.recovered_tokens += found
+            return
+        request.cached_tokens = min(found, request.prompt_tokens)
+        counters.prompt_tokens += request.prompt_tokens
+        counters.hit_tokens += request.cached_tokens
 
     def _withdraw_from_state(self, request: Request) -> None:
         match request.state:
             case State.WAITING:
                 self.waiting.remove(request)
+                if self.memory is not None:
+                    self.memory.drop(request)
             case State.PREFILLING | State.DECODING:
                 self._leave(request)
                 self._vacate(request)

@@ -1,122 +1,211 @@
-"""The paged cache's block numbers: a pool of chunks, and allocators that cut them into blocks for one group each.
+"""The paged cache's block numbers: one allocator for each group over one pool, and the pages that streams share.
 
-Knows lengths and blocks, not requests. A chunk is one block of either kind today; groups share the pool.
+Every question and allocation is all or nothing over the groups. Amounts that are compared over groups are in units: a
+chunk is as many units as the least common multiple of the groups' blocks in a chunk, a block the part of it that it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from math import lcm
 from typing import Final
 
 from noria.proto.execution import Geometry
-
-Tables = tuple[list[int], ...]
-
-
-class CachePool:
-    """Chunks `reserved` to `total - 1`; the first ones are padding targets and never given out."""
-
-    def __init__(self, total: int, reserved: int) -> None:
-        self._reserved = reserved
-        self._total = total
-        # Last freed, first given: its memory is warm, and a fault in reuse shows early.
-        self._blank = list(range(total - 1, reserved - 1, -1))
-        self.size: Final = total - reserved
-
-    @property
-    def blank(self) -> int:
-        """How many chunks hold nothing."""
-        return len(self._blank)
-
-    def take(self, count: int) -> list[int]:
-        """Give out so many chunks; the caller has made sure that they are there."""
-        assert count <= len(self._blank)
-        if count == 1:
-            return [self._blank.pop()]
-        taken = self._blank[-count:]
-        del self._blank[-count:]
-        return taken
-
-    def give_back(self, chunks: Sequence[int]) -> None:
-        """Take chunks back; they are blank from now on."""
-        self._blank.extend(chunks)
-
-    def check(self, used: Sequence[int]) -> None:
-        """No chunk has two owners, none is lost, none is reserved."""
-        every = [*self._blank, *used]
-        assert len(every) == len(set(every)) == self.size, "a chunk has two owners or none"
-        assert all(self._reserved <= chunk < self._total for chunk in every)
-
-
-class FullAttentionAllocator:
-    """Blocks of a group whose layers look at every earlier token: a table covers all positions."""
-
-    def __init__(self, pool: CachePool, page_size: int) -> None:
-        self._pool = pool
-        self._page_size = page_size
-
-    def missing(self, table: Sequence[int], length: int) -> int:
-        """How many chunks the table lacks to hold `length` positions."""
-        return max(0, -(-length // self._page_size) - len(table))
-
-    def extend(self, table: list[int], length: int) -> tuple[int, ...]:
-        """Append what is missing for `length` positions and return it; the pool must have it."""
-        count = self.missing(table, length)
-        if not count:
-            return ()
-        blocks = self._pool.take(count)
-        table.extend(blocks)
-        return tuple(blocks)
-
-    def room(self, table: Sequence[int]) -> int:
-        """How many positions the table can hold."""
-        return len(table) * self._page_size
-
-    def release(self, table: Sequence[int]) -> None:
-        """Give back every block of the table."""
-        self._pool.give_back(table)
-
-    def largest(self, chunks: int) -> int:
-        """How many positions one request could hold with so many chunks."""
-        return chunks * self._page_size
+from noria.services.scheduler.core.allocators import UNLIMITED, Allocator, FullAttentionAllocator, allocator_for
+from noria.services.scheduler.core.holding import BlockCount, Holding, Needs, Published
+from noria.services.scheduler.core.pages import Page, Prefix
+from noria.services.scheduler.core.pool import CachePool
+from noria.services.scheduler.core.prefixes import PrefixIndex
 
 
 class Cache:
-    """All allocators over one pool: every question and allocation is all or nothing over the groups."""
+    """All allocators over one pool. `index` is None where pages are not shared."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
+        self.page_tokens: Final = geometry.page_size
         self.pool: Final = CachePool(geometry.num_blocks, geometry.reserved_blocks)
-        self.allocators: Final = tuple(FullAttentionAllocator(self.pool, geometry.page_size) for _ in geometry.groups)
+        self.allocators: Final[tuple[Allocator, ...]] = tuple(
+            allocator_for(group, self.pool, geometry.page_size) for group in geometry.groups
+        )
+        every = all(isinstance(each, FullAttentionAllocator) for each in self.allocators)
+        self.index: Final = PrefixIndex() if sharing and every else None
+        self._chunk_units: Final = lcm(*(each.per_chunk for each in self.allocators))
+        self._units: Final = tuple(self._chunk_units // each.per_chunk for each in self.allocators)
+        self._page_units: Final = sum(self._units)
+        self.page: Final = (1,) * len(self.allocators)
+        self.size: Final = self.pool.size * self._chunk_units
         self.promised = 0
-
-    def empty(self) -> Tables:
-        """The tables of a request that holds nothing."""
-        return tuple([] for _ in self.allocators)
-
-    def missing(self, tables: Tables, length: int) -> int:
-        """How many chunks the tables together lack to hold `length` positions."""
-        return sum(each.missing(table, length) for each, table in zip(self.allocators, tables, strict=True))
-
-    def extend(self, tables: Tables, length: int) -> tuple[tuple[int, ...], ...] | None:
-        """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
-        if self.missing(tables, length) > self.pool.blank:
-            return None
-        return tuple(each.extend(table, length) for each, table in zip(self.allocators, tables, strict=True))
-
-    def room(self, tables: Tables) -> int:
-        """How many positions the tables can hold."""
-        return min(each.room(table) for each, table in zip(self.allocators, tables, strict=True))
-
-    def reachable(self, tables: Tables) -> int:
-        """How many positions the tables can hold with the pool's blank chunks shared evenly among the groups."""
-        share = self.pool.blank // len(self.allocators)
-        return min(each.room(table) + each.largest(share) for each, table in zip(self.allocators, tables, strict=True))
-
-    def release(self, tables: Tables) -> None:
-        """Give back everything."""
-        for each, table in zip(self.allocators, tables, strict=True):
-            each.release(table)
+        self.largest_tokens: Final = self._largest(geometry.max_model_tokens)
 
     @property
-    def largest_tokens(self) -> int:
-        """The longest request that the cache could ever hold."""
-        share = self.pool.size // len(self.allocators)
-        return min(each.largest(share) for each in self.allocators)
+    def available(self) -> int:
+        """Units that can be given out: blank, spare, or cached and without a user."""
+        spare = sum(each.spare * units for each, units in zip(self.allocators, self._units, strict=True))
+        cached = self.index.cached * self._page_units if self.index else 0
+        return self.pool.blank * self._chunk_units + spare + cached
+
+    @property
+    def used(self) -> int:
+        """Blocks in holdings, or in no holding any more but touched by a step in flight."""
+        cached = self.index.cached * len(self.allocators) if self.index else 0
+        return sum(each.used for each in self.allocators) - cached
+
+    def find(self, prefix: Prefix) -> Sequence[Page]:
+        """The published pages that a stream may begin with."""
+        return self.index.find(prefix) if self.index else ()
+
+    def open(self, prefix: Prefix, pages: Sequence[Page]) -> Holding:
+        """Begin a holding with these published pages."""
+        if self.index is not None:
+            self.index.use(pages)
+        tables = tuple([page.blocks[group] for page in pages] for group in range(len(self.allocators)))
+        due = (len(pages) + 1) * self.page_tokens if self.index is not None else UNLIMITED
+        return Holding(tables, list(pages), prefix, due)
+
+    def needs(self, held: Sequence[int], length: int) -> Needs:
+        """How many blocks each group lacks to hold `length` positions when its table has so many entries."""
+        return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
+
+    def lacks(self, holding: Holding, length: int) -> Needs:
+        """How many blocks each of a holding's tables lacks to hold `length` positions."""
+        return self.needs([len(table) for table in holding.tables], length)
+
+    def units(self, blocks: Iterable[int]) -> int:
+        """So many blocks of each group, in units."""
+        return sum(count * units for count, units in zip(blocks, self._units, strict=True))
+
+    def fits(self, needs: Needs, keep: int = 0) -> bool:
+        """Whether all of it can be given out, cached pages given up for it, all but `keep` of them."""
+        cached = self.index.cached - keep if self.index else 0
+        chunks = sum(each.chunks(max(0, need - cached)) for each, need in zip(self.allocators, needs, strict=True))
+        return chunks <= self.pool.blank
+
+    def extend(self, holding: Holding, length: int) -> tuple[tuple[int, ...], ...] | None:
+        """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
+        needs = self.lacks(holding, length)
+        if not self.fits(needs):
+            return None
+        while not self._in_hand(needs):
+            self._evict()
+        added = tuple(tuple(each.take(need)) for each, need in zip(self.allocators, needs, strict=True))
+        for table, blocks in zip(holding.tables, added, strict=True):
+            table.extend(blocks)
+        return added
+
+    def room(self, holding: Holding) -> int:
+        """How many positions the tables can hold."""
+        return min(each.room(table) for each, table in zip(self.allocators, holding.tables, strict=True))
+
+    def reachable(self, holding: Holding, length: int) -> int:
+        """How many positions, `length` at most, the tables can hold with what can be given out."""
+        low, high = self.room(holding) // self.page_tokens, -(-length // self.page_tokens)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(self.lacks(holding, middle * self.page_tokens)):
+                low = middle
+            else:
+                high = middle - 1
+        return min(length, low * self.page_tokens)
+
+    def gain(self, holding: Holding) -> int:
+        """Units that can be given out when a holding ends: all that nobody else uses."""
+        units = self.units(map(len, holding.tables))
+        if self.index is None:
+            return units
+        return units - (len(holding.pages) - self.index.sole(holding.pages)) * self._page_units
+
+    def release(self, holding: Holding) -> None:
+        """End a holding: published pages stay cached, all other blocks are free."""
+        published = len(holding.pages)
+        for each, table in zip(self.allocators, holding.tables, strict=True):
+            for block in table[published:]:
+                each.give_back(block)
+        if self.index is not None:
+            self.index.leave(holding.pages)
+
+    def publish(self, holding: Holding, end: int) -> Published:
+        """Positions up to `end` are computed: publish every page that is full and of known ids.
+
+        Where another stream has published the same content, its blocks take the place of the holding's own.
+        """
+        result, index, tables = Published(), self.index, holding.tables
+        assert index is not None
+        for number in range(len(holding.pages), min(end, holding.prefix.known) // self.page_tokens):
+            own = tuple(table[number] for table in tables)
+            page = index.publish(holding.prefix, number, holding.pages[-1] if holding.pages else None, own)
+            if page is None:
+                holding.due = UNLIMITED
+                return result
+            holding.pages.append(page)
+            if page.blocks != own:
+                for table, block in zip(tables, page.blocks, strict=True):
+                    table[number] = block
+                result.replaced.append(number)
+                result.spare.append(own)
+        holding.due = (len(holding.pages) + 1) * self.page_tokens
+        return result
+
+    def give_back(self, blocks: tuple[int, ...]) -> None:
+        """Take back a page that a published one replaced."""
+        for each, block in zip(self.allocators, blocks, strict=True):
+            each.give_back(block)
+
+    def gather(self, holding: Holding) -> list[dict[int, int]]:
+        """Of the only holding there is, move blocks together so that chunks become free: old to new by group."""
+        moved = []
+        for each, table in zip(self.allocators, holding.tables, strict=True):
+            renamed = each.gather(table) if each.per_chunk > 1 else {}
+            table[:] = [renamed.get(block, block) for block in table]
+            moved.append(renamed)
+        return moved
+
+    def evictions(self) -> int:
+        """How many cached pages were given up since this was last asked."""
+        if self.index is None:
+            return 0
+        count, self.index.evictions = self.index.evictions, 0
+        return count
+
+    def counts(self) -> list[BlockCount]:
+        """Blocks by state, for each group."""
+        cached, shared = (self.index.cached, self.index.shared) if self.index else (0, 0)
+        return [
+            BlockCount(self.pool.blank * each.per_chunk + each.spare, each.used - cached - shared, shared, cached)
+            for each in self.allocators
+        ]
+
+    def check(self, holdings: Sequence[Holding], spare: Sequence[tuple[int, ...]]) -> None:
+        """Every block is blank, cached, or owned once; users are counted right; every chunk has one group."""
+        published: list[Page] = []
+        if self.index is not None:
+            published = self.index.check([holding.pages for holding in holdings])
+        for holding in holdings:
+            for group, table in enumerate(holding.tables):
+                assert [page.blocks[group] for page in holding.pages] == table[: len(holding.pages)]
+        chunks: list[int] = []
+        for group, each in enumerate(self.allocators):
+            own = chain.from_iterable(holding.tables[group][len(holding.pages) :] for holding in holdings)
+            used = [*own, *(page.blocks[group] for page in published), *(blocks[group] for blocks in spare)]
+            chunks += each.check(used)
+        self.pool.check(chunks)
+
+    def _in_hand(self, needs: Needs) -> bool:
+        chunks = sum(each.chunks(need) for each, need in zip(self.allocators, needs, strict=True))
+        return chunks <= self.pool.blank
+
+    def _evict(self) -> None:
+        assert self.index is not None
+        self.give_back(self.index.evict().blocks)
+
+    def _largest(self, most: int) -> int:
+        """The longest request, up to `most`, that the pool could hold alone."""
+        low, high = 0, most
+        empty = [0] * len(self.allocators)
+        while low < high:
+            middle = (low + high + 1) // 2
+            needs = self.needs(empty, middle)
+            chunks = sum(-(-need // each.per_chunk) for each, need in zip(self.allocators, needs, strict=True))
+            if chunks <= self.pool.size:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -35,12 +35,12 @@ class Credit:
     def capacity(self) -> Capacity:
         """The present credit of the one class there is."""
         board = self._board
-        settings, waiting, geometry, cache = board.settings, board.waiting, board.geometry, board.cache
+        settings, waiting, geometry, memory = board.settings, board.waiting, board.geometry, board.memory
         requests = max(0, settings.queue_requests_max - len(waiting))
         tokens = max(0, settings.queue_tokens_max - waiting.tokens)
         largest = 0
-        if geometry is not None and cache is not None:
-            largest = min(cache.largest_tokens, geometry.max_model_tokens)
+        if memory is not None:
+            largest = memory.cache.largest_tokens
         return Capacity(
             submitted=self.submitted,
             classes=(ClassCapacity(DEFAULT_CLASS, requests, tokens, self._start_ms()),),

@@ -117,4 +117,5 @@ class Intake:
 
 def token_run(request: Request, start: int, ids: tuple[int, ...]) -> TokenRun:
     """A run of a request's output, with its end if it has one."""
-    return TokenRun(request.stream, request.attempt, start, ids, request.end or 0, request.detail, 0, request.queue_us)
+    end, cached = request.end or 0, request.cached_tokens
+    return TokenRun(request.stream, request.attempt, start, ids, end, request.detail, cached, request.queue_us)

@@ -17,17 +17,24 @@ def check(board: Board) -> None:
     board.slots.check([request.slot for request in running])
     assert len(board.lane.steps) <= board.settings.steps_in_flight
     assert board.lane.numbers == list(range(board.lane.number - len(board.lane.steps) + 1, board.lane.number + 1))
-    retired = [table for step in board.lane.steps for each in step.retired for table in each.tables]
-    assert board.lane.soon_free == sum(map(len, retired))
-    if board.cache is None:
+    retired = [each.holding for step in board.lane.steps for each in step.retired]
+    spare = [blocks for step in board.lane.steps for blocks in step.spare]
+    assert board.lane.soon_free == sum(step.gain for step in board.lane.steps)
+    memory = board.memory
+    if memory is None:
         assert not running and not retired and not in_flight
         return
-    held = [table for request in running for table in request.tables]
-    board.cache.pool.check(list(chain.from_iterable([*held, *retired])))
-    assert board.cache.promised == sum(request.promised for request in running)
+    held = [request.held for request in running if request.held is not None]
+    assert len(held) == len(running)
+    memory.cache.check([*held, *retired], spare)
+    memory.twins.check([*held, *retired])
+    memory.host.check([request.stored for request in board.waiting if request.stored is not None])
+    assert memory.cache.promised == sum(request.promised for request in running)
     for request in running:
-        assert request.room == board.cache.room(request.tables)
+        assert request.held is not None
+        assert request.room == memory.cache.room(request.held)
         assert request.length <= request.room
+        assert len(request.held.pages) * memory.cache.page_tokens <= request.length
 
 
 def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
@@ -42,7 +49,8 @@ def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
             assert request.planned < request.limit
             assert request.length <= request.prompt_tokens + request.planned
         else:
-            assert request.slot == -1 and not request.tables and not request.promised
+            assert request.slot == -1 and request.held is None and not request.promised
+        assert request.stored is None or request.state is State.WAITING
         if request.state is State.DECODING:
             assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
         if request.state is State.PREFILLING:

@@ -4,34 +4,45 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from noria.services.scheduler.core.cache import Tables
+from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.request import Request
 
 
 class Entry(NamedTuple):
-    """A slice in flight: `tokens` query tokens of a request; `output` is the output position it samples, or -1."""
+    """A slice in flight: `tokens` query tokens of a request up to position `end`, whose cache is in `holding`.
+
+    output: the output position that it samples, or -1.
+    """
 
     request: Request
     output: int
     tokens: int
+    end: int
+    holding: Holding
 
 
 class Retired(NamedTuple):
-    """Blocks that a request no longer owns but a step in flight still touches."""
+    """What a request no longer holds but a step in flight still touches."""
 
     request: Request
-    tables: Tables
+    holding: Holding
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step in flight. cache_tokens: positions read, its own included. retired: blocks to free when it is done."""
+    """One step in flight. cache_tokens: positions read, its own included.
+
+    retired, spare: holdings, and pages that published ones replaced, to free when it is done. gain: units that this
+    will make available.
+    """
 
     number: int
     entries: list[Entry]
     tokens: int
     cache_tokens: int
     retired: list[Retired] = field(default_factory=list)
+    spare: list[tuple[int, ...]] = field(default_factory=list)
+    gain: int = 0
 
 
 class Lane:
@@ -55,18 +66,25 @@ class Lane:
         self.number = step.number
         self.steps.append(step)
 
-    def retire(self, request: Request, tables: Tables) -> None:
-        """Keep a request's blocks until the last step that touches them is done."""
-        step = self.steps[request.last_step - self.steps[0].number]
-        assert step.number == request.last_step
-        step.retired.append(Retired(request, tables))
-        self.soon_free += sum(map(len, tables))
+    def retire(self, request: Request, holding: Holding, gain: int) -> None:
+        """Keep what a request held until the last step that touches it is done."""
+        step = self._step(request.last_step)
+        step.retired.append(Retired(request, holding))
+        step.gain += gain
+        self.soon_free += gain
+
+    def spare(self, number: int, pages: list[tuple[int, ...]], page_units: int) -> None:
+        """Keep pages that nobody owns until the step is done that reads them last."""
+        step = self._step(number)
+        step.spare += pages
+        step.gain += len(pages) * page_units
+        self.soon_free += len(pages) * page_units
 
     def finish(self) -> Step:
-        """The oldest step in flight is done; its retired blocks are the caller's to free."""
+        """The oldest step in flight is done; what it retired is the caller's to free."""
         step = self.steps.popleft()
         self.done += 1
-        self.soon_free -= sum(len(table) for each in step.retired for table in each.tables)
+        self.soon_free -= step.gain
         return step
 
     def reopen(self) -> list[Step]:
@@ -77,3 +95,8 @@ class Lane:
         self.epoch += 1
         self.number = 0
         return lost
+
+    def _step(self, number: int) -> Step:
+        step = self.steps[number - self.steps[0].number]
+        assert step.number == number
+        return step

@@ -39,8 +39,8 @@ class Fifo:
     margin: ClassVar[float] = 0.15
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """By age."""
-        return request.seniority
+        """By age; those who come back from the host go before those who must be computed."""
+        return (request.stored is None, *request.seniority)
 
     def victims(self, running: Iterable[Request]) -> list[Request]:
         """Newest first."""

@@ -5,6 +5,9 @@ from enum import IntEnum
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Submission
+from noria.services.scheduler.core.holding import Holding
+from noria.services.scheduler.core.pages import Prefix
+from noria.services.scheduler.core.swaps import Stored
 
 
 class State(IntEnum):
@@ -29,10 +32,13 @@ class Request:
     seniority: orders requests by age, least first, and is never changed.
     limit: output tokens after which it ends by length. planned: output tokens known or awaited from steps in flight.
     length: positions computed or planned. filled: positions whose ids the executor was given when the slot was filled;
-    later ones it carries itself. room: positions that `tables` (one block table per group) can hold.
-    promised: blocks of the known tokens that admission counted on and that are not allocated yet.
+    later ones it carries itself. held: its cache while it has a slot; room: positions that its tables can hold.
+    prefix: its ids in pages. stored: its cache on the host while it waits, if it was swapped out.
+    promised: units of the cache for known tokens that admission counted on and that are not allocated yet.
+    computed: positions that had been computed when its cache was lost. cached_tokens: prompt tokens that were in the
+    cache when it was first admitted.
     in_flight: steps in flight with a slice of it, `last_step` the newest of them.
-    seen: output tokens the detokenizer has looked at. reset_mark: `planned` at the last reset, -1 before any.
+    seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
     failures: failed steps it was in since its last token. withdrawn_ns: when it was withdrawn while steps held it.
     """
 
@@ -54,11 +60,15 @@ class Request:
     length: int = 0
     filled: int = 0
     room: int = 0
-    tables: tuple[list[int], ...] = ()
+    held: Holding | None = None
+    prefix: Prefix | None = None
+    stored: Stored | None = None
     promised: int = 0
+    computed: int = 0
+    cached_tokens: int = 0
     in_flight: int = 0
     last_step: int = 0
-    reset_mark: int = -1
+    preempted_at: int = -1
     failures: int = 0
     started_ns: int | None = None
     decoding_shown: bool = False
@@ -79,18 +89,13 @@ class Request:
 
     @property
     def immune(self) -> bool:
-        """Whether it has been reset and not made a token since."""
-        return self.reset_mark >= 0 and len(self.output) <= self.reset_mark
+        """Whether it has been preempted and not made a token since."""
+        return self.preempted_at >= 0 and len(self.output) <= self.preempted_at
 
     @property
     def queue_us(self) -> int:
         """Microseconds from receipt to its first step; 0 before."""
         return 0 if self.started_ns is None else (self.started_ns - self.received_ns) // 1000
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks it holds over all groups."""
-        return sum(map(len, self.tables))
 
 
 def make_request(submission: Submission, now_ns: int, number: int) -> Request:

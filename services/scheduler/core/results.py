@@ -45,7 +45,7 @@ class Results:
         self._credit.model.observe(step.tokens, step.cache_tokens, len(step.entries), body.compute_us)
         self._recover()
         self._collect(step, body.sampled, now_ns)
-        self._board.free(step.retired, now_ns)
+        self._board.free(step, now_ns)
 
     def failed(self, now_ns: int, body: StepFailed) -> None:
         """A step was not computed, nor any later one: everything is planned again in a new epoch.
@@ -78,7 +78,8 @@ class Results:
     def executor_joined(self, now_ns: int, geometry: Geometry) -> None:
         """An executor is ready: open an epoch on its empty cache."""
         capacity = (geometry.num_blocks - geometry.reserved_blocks) // max(1, len(geometry.groups))
-        limits = (geometry.page_size, geometry.max_slots, geometry.max_batch_tokens, geometry.max_model_tokens)
+        limits = [geometry.page_size, geometry.max_slots, geometry.max_batch_tokens, geometry.max_model_tokens]
+        limits += [group.blocks_per_chunk for group in geometry.groups]
         if not geometry.groups or capacity < 1 or min(limits) < 1 or geometry.reserved_blocks < 0:
             raise IllegalEventError(f"an executor that can hold nothing: {geometry}")
         self._begin(now_ns, geometry)
@@ -116,13 +117,15 @@ class Results:
 
     def _collect(self, step: Step, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
-        board, counters, news = self._board, self._board.counters, self._board.news
+        board, counters, news, memory = self._board, self._board.counters, self._board.news, self._board.memory
         finished, gone, waiting = State.FINISHED, State.GONE, State.WAITING
         results = iter(sampled)
         for entry in step.entries:
-            request, output, tokens = entry
+            request, output, tokens, end, holding = entry
             request.in_flight -= 1
             state = request.state
+            if end >= holding.due and memory is not None:
+                counters.merged_pages += memory.publish(holding, request, end)
             ids = next(results).ids if output >= 0 else ()
             if state is finished or state is gone:
                 counters.discarded_slices += 1
@@ -138,11 +141,11 @@ class Results:
             if not request.decoding_shown:
                 request.decoding_shown = True
                 board.moved(request, Stage.DECODING, now_ns)
-            end = natural_end(request)
-            if end is not None:
-                board.finish(request, end, now_ns)
-            queue_us = request.queue_us
-            news.append(TokenRun(request.stream, request.attempt, output, ids, end or 0, "", 0, queue_us))
+            reason = natural_end(request)
+            if reason is not None:
+                board.finish(request, reason, now_ns)
+            cached, queue_us = request.cached_tokens, request.queue_us
+            news.append(TokenRun(request.stream, request.attempt, output, ids, reason or 0, "", cached, queue_us))
 
 
 def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
@@ -150,6 +153,6 @@ def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
     expected: list[Entry] = [entry for entry in step.entries if entry.output >= 0]
     if len(expected) != len(sampled):
         raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")
-    for (request, output, _), got in zip(expected, sampled, strict=True):
+    for (request, output, *_), got in zip(expected, sampled, strict=True):
         if request.stream != got.stream or request.attempt != got.attempt or output != got.start or len(got.ids) != 1:
             raise IllegalEventError(f"step {step.number} samples {request.stream} at {output}, its result {got.stream}")

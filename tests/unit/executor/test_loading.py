@@ -11,8 +11,13 @@ from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
+from noria.services.executor.footprint import Footprint
+from noria.services.executor.groups import cache_groups, layer_groups
 from noria.services.executor.linear import Floors, Linear, computed_rows
-from noria.services.executor.sizing import cores, free_memory, num_blocks
+from noria.services.executor.machine import cores, free_memory
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.sizing import Memory, request_pages, sized
+from noria.services.executor.stores import page_bytes
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 
@@ -30,13 +35,20 @@ PUBLISHED = {
 
 def read(folder: Path, **changes: Any) -> Architecture:
     (folder / "config.json").write_text(json.dumps({**PUBLISHED, **changes}))
-    return architecture(folder, 512)
+    return architecture(folder)
 
 
 def test_an_older_config_without_rope_parameters_is_read(tmp_path: Path) -> None:
     found = read(tmp_path, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0})
-    assert (found.rope.theta, found.rope.kind, found.rope.factor) == (5e5, "linear", 4.0)
+    assert [(rope.theta, rope.kind, rope.factor) for rope in found.ropes] == [(5e5, "linear", 4.0)] * 2
     assert (found.head_dim, found.query_group) == (16, 2)
+
+
+def test_an_older_gemma_config_has_another_theta_for_layers_that_slide(tmp_path: Path) -> None:
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    found = read(tmp_path, model_type="gemma3_text", sliding_window=64, sliding_window_pattern=2, **old)
+    assert [(rope.theta, rope.factor) for rope in found.ropes] == [(5e5, 8.0), (3e4, 1.0)]
+    assert (found.windows, found.layer_ropes) == ((64, 0), (1, 0))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +57,8 @@ def test_an_older_config_without_rope_parameters_is_read(tmp_path: Path) -> None
         ({"model_type": "gpt2"}, "'gpt2'"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
-        ({"model_type": "mistral", "sliding_window": 128}, "--max-model-tokens 128"),
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "--max-model-tokens 64"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "both directions"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "1 layer types for 2 layers"),
         ({"num_hidden_layers": "two"}, "does not describe"),
     ],
 )
@@ -67,23 +79,75 @@ def settings(**changes: Any) -> ExecutorConfig:
     return ExecutorConfig(model=ModelSettings(), **{**values, **changes})
 
 
-def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use(tmp_path: Path) -> None:
-    family = read(tmp_path)
-    block_bytes = 2 * 2 * 2 * 16 * 4 * 16
-    assert num_blocks(settings(), family, 512, 4, 10**10, 0) == 4 * 32 + 2
-    some = num_blocks(settings(), family, 512, 4, 2 * (1_000_000 + 60 * block_bytes), 0)
-    assert 34 <= some < 130
-    assert num_blocks(settings(num_blocks=7), family, 512, 4, 7 * block_bytes, 0) == 7
+NOTHING = Footprint(0, 0, 0, 0)
 
 
-def test_too_little_memory_for_one_request_is_an_error_with_numbers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* lower --max-model-tokens"):
-        num_blocks(settings(), read(tmp_path), 512, 4, 1_000_000, 0)
+def shape_of(windows: tuple[int, ...] = (0, 0), context: int = 512, batch: int = 64) -> Shape:
+    return Shape(4, batch, context, 16, RESERVED_CHUNKS, 100, cache_groups(windows, context, batch, 16))
 
 
-def test_more_pinned_blocks_than_memory_are_an_error_with_numbers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"100000000 cache blocks need 781250 MiB, .* lower --num-blocks"):
-        num_blocks(settings(num_blocks=100_000_000), read(tmp_path), 512, 4, 1_000_000, 0)
+def fit(free: int, *, rest: Footprint = NOTHING, shape: Shape | None = None, **changes: Any) -> tuple[Shape, Memory]:
+    """Chunks of 1000 bytes, weights of 5000."""
+    return sized(settings(**changes), shape or shape_of(), 1000, free, 5000, rest)
+
+
+def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> None:
+    assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
+    assert fit(2 * 65_000)[0].num_blocks == 60
+    assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 500))[0].num_blocks == 50
+    assert fit(7000, num_blocks=7)[0].num_blocks == 7
+
+
+def test_the_table_names_every_byte_and_what_it_holds() -> None:
+    _, memory = fit(2 * 105_000, rest=Footprint(7000, 2000, 500, 500))
+    assert sum(share.bytes for share in memory.shares) == 105_000
+    assert {share.name: share.bytes for share in memory.shares}["cache"] == 90_000
+    assert (memory.full_requests, memory.cache_tokens) == (2, 88 * 16)
+
+
+def test_too_little_memory_for_one_request_is_an_error_with_numbers() -> None:
+    with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* only 33 fit.* lower --max-model-tokens"):
+        fit(2 * 38_999)
+    assert fit(2 * 39_000)[0].num_blocks == 34
+
+
+def test_a_host_pool_takes_its_share_of_what_stays_free_and_no_more() -> None:
+    left = 2**20
+    shape, memory = fit(45_000 + left, num_blocks=40, host_gib=0.5 / 1024)
+    assert shape.host_slots == 2**19 // 1000
+    assert memory.shares[-1].bytes == shape.host_slots * 1000
+    with pytest.raises(UserError, match=r"asks for 0 MiB.* --cpu-offload-space"):
+        fit(45_000 + left, num_blocks=40, host_gib=0.9 / 1024)
+
+
+def test_layers_that_see_as_far_form_a_group_whose_blocks_tile_the_chunk() -> None:
+    windows = (512, 512, 0, 512, 0, 512)
+    assert layer_groups(windows, 4096) == ((1, 0), (1, 1), (0, 0), (1, 2), (0, 1), (1, 3))
+    full, sliding = cache_groups(windows, 4096, 100, 16)
+    assert (full.window, full.layers, full.blocks_per_chunk, full.ring_pages) == (0, 2, 2, 0)
+    assert (sliding.window, sliding.layers, sliding.blocks_per_chunk, sliding.ring_pages) == (512, 4, 1, 40)
+    assert cache_groups(windows, 512, 100, 16) == cache_groups((0,) * 6, 512, 100, 16)
+
+
+def test_a_sliding_layer_keeps_its_window_and_the_largest_slice_of_32k_tokens() -> None:
+    shape = shape_of((512, 512), 32768, 256)
+    (pages,) = request_pages(shape, 32768)
+    assert pages * 16 == 512 + 256 + 16
+    assert fit(2 * 10**9, shape=shape)[1].full_requests >= 4
+
+
+@pytest.mark.parametrize(("name", "share"), [("smollm2", 0.55), ("gemma3", 0.55)])
+def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str, share: float) -> None:
+    sizes = {"smollm2": (576, 9, 3), "gemma3": (1024, 4, 1)}[name]
+    family = read(
+        tmp_path, **dict(zip(("hidden_size", "num_attention_heads", "num_key_value_heads"), sizes, strict=True))
+    )
+    assert page_bytes(family, 16, torch.int8) <= share * page_bytes(family, 16, torch.bfloat16)
+
+
+def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
+    with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but only 1 MiB .* lower --num-blocks"):
+        fit(2**20, num_blocks=100_000_000)
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from noria.proto.base import Sampling, Stream
-from noria.proto.execution import Copy, Fill, Grow, Sampled, Slice, StepPlan
+from noria.proto.execution import Copy, Fill, Group, Grow, Replace, Sampled, Slice, StepPlan
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import IllegalPlanError, Slots
@@ -39,11 +39,11 @@ def test_slices_lie_one_after_the_other_with_their_cache_places() -> None:
     )
     assert batch.token_ids.tolist() == [14, 15, 16, 17, 0, 1, 2, 3, 4]
     assert batch.positions.tolist() == [14, 15, 16, 17, 0, 1, 2, 3, 4]
-    assert batch.write_slots.tolist() == [2 * 16 + 14, 2 * 16 + 15, 3 * 16, 3 * 16 + 1, *range(144, 149)]
-    assert [(span.row, span.length, span.start) for span in batch.spans] == [(0, 4, 14), (4, 5, 0)]
+    assert batch.reads[0].write_slots.tolist() == [2 * 16 + 14, 2 * 16 + 15, 3 * 16, 3 * 16 + 1, *range(144, 149)]
+    assert [(span.row, span.length, span.start) for span in batch.reads[0].spans] == [(0, 4, 14), (4, 5, 0)]
     assert batch.sampler is not None and batch.sampler.rows.tolist() == [8]
     assert batch.sampler.positions.tolist() == [5]
-    assert batch.singles is None
+    assert batch.reads[0].singles is None
 
 
 def test_a_decode_carries_the_token_of_a_step_in_flight() -> None:
@@ -63,11 +63,11 @@ def test_single_slices_are_cut_into_chunks_longest_first() -> None:
         fill(1, 600, 38, first=50),
         slices=(Slice(0, 99, 1, False, True), Slice(1, 599, 1, False, True)),
     )
-    singles = batch.singles
+    singles = batch.reads[0].singles
     assert singles is not None
     assert singles.rows.tolist() == [1, 0]
     assert singles.counts == (2, 1, 1)
-    assert singles.lengths.tolist() == [256, 100, 256, 88]
+    assert singles.ends.tolist() == [256, 100, 256, 88]
     assert singles.pages[1].tolist() == [*range(2, 9), *[0] * 9]
     assert singles.pages[3].tolist() == [*range(82, 88), *[0] * 10]
     del slots
@@ -76,8 +76,8 @@ def test_single_slices_are_cut_into_chunks_longest_first() -> None:
 def test_pages_of_a_former_occupant_are_not_read() -> None:
     slots, _ = opened(fill(0, 300, 19, first=100))
     batch = prepare(slots, StepPlan(1, 2, (Slice(0, 0, 1, False, False),), release=(0,), fill=(fill(0, 2, 1),)))
-    assert batch.singles is not None
-    assert batch.singles.pages.tolist() == [[2, *[0] * 15]]
+    assert batch.reads[0].singles is not None
+    assert batch.reads[0].singles.pages.tolist() == [[2, *[0] * 15]]
 
 
 def test_end_ids_are_masked_until_min_tokens_are_out() -> None:
@@ -128,7 +128,11 @@ ILLEGAL = [
     ("sampling before the last token", {"slices": (Slice(0, 0, 2, False, True),)}),
     ("nothing to carry", {"slices": (Slice(0, 2, 1, True, True),)}),
     ("too many tokens", {"fill": (fill(1, 700, 44),), "slices": (Slice(1, 0, 601, False, False),)}),
-    ("swap", {"swap_out": (Copy(0, 2, 0),)}),
+    ("swap without a host pool", {"swap_out": (Copy(0, 2, 0),)}),
+    ("swap from a host block that is not there", {"swap_in": (Copy(0, 0, 2),)}),
+    ("a replaced entry that is not there", {"replace": (Replace(0, 0, 1, 5),)}),
+    ("a replacement by a reserved block", {"replace": (Replace(0, 0, 0, 1),)}),
+    ("a replacement in an empty slot", {"replace": (Replace(1, 0, 0, 5),)}),
     ("copy onto a reserved block", {"copies": (Copy(0, 2, 0),)}),
 ]
 
@@ -155,3 +159,82 @@ def test_arrays_of_a_step_do_not_change_when_the_next_is_prepared() -> None:
     before = batch.token_ids.copy()
     prepare(slots, StepPlan(1, 2, (), release=(0,), fill=(msgspec.structs.replace(fill(0, 3, 1), prompt_ids=(9, 9)),)))
     assert np.array_equal(batch.token_ids, before)
+
+
+# Two full layers and one that sees 20 tokens; a chunk is one full block, or two sliding ones.
+HYBRID = Shape(
+    max_slots=2,
+    max_batch_tokens=30,
+    max_model_tokens=600,
+    page_size=8,
+    num_blocks=40,
+    vocabulary=50,
+    groups=(Group(0, 2, 1, 0), Group(20, 1, 2, 8)),
+    host_slots=3,
+)
+
+
+def hybrid(*slices: Slice, prompt: int, **changes: Any) -> Batch:
+    ids = tuple(i % 50 for i in range(prompt))
+    full = tuple(range(2, 2 + -(-prompt // 8)))
+    ring = tuple(range(40, 40 + min(8, len(full))))
+    filled = Fill(0, Stream(1, 0), 0, ids, (), Sampling(), (), (full, ring))
+    return prepare(Slots(HYBRID), StepPlan(1, 1, slices, fill=(filled,), **changes))
+
+
+def row(sliding_block: int) -> int:
+    """The row of a sliding block: those of one part of all 40 chunks lie together."""
+    return sliding_block // 2 + sliding_block % 2 * 40
+
+
+def test_a_sliding_group_writes_into_its_ring() -> None:
+    batch = hybrid(Slice(0, 62, 4, False, False), prompt=90)
+    full, sliding = batch.reads
+    assert full.write_slots.tolist() == [(2 + 7) * 8 + 6, (2 + 7) * 8 + 7, (2 + 8) * 8, (2 + 8) * 8 + 1]
+    assert sliding.write_slots.tolist() == [row(47) * 8 + 6, row(47) * 8 + 7, row(40) * 8, row(40) * 8 + 1]
+
+
+def test_a_single_query_reads_the_pages_of_its_window_only() -> None:
+    batch = hybrid(Slice(0, 269, 1, False, False), prompt=280)
+    full, sliding = (each.singles for each in batch.reads)
+    assert full is not None and sliding is not None
+    assert full.counts == (1, 1)
+    # It sees 250 … 269: pages 31 (the last of the first chunk of keys) to 33, in the ring's places 7, 0 and 1.
+    assert sliding.counts == (1, 1)
+    assert sliding.pages.tolist() == [[0] * 31 + [row(47)], [row(40), row(41)] + [0] * 30]
+    assert (sliding.firsts.tolist(), sliding.ends.tolist()) == ([250, 0], [256, 14])
+
+
+def test_a_span_reads_the_pages_of_all_its_windows() -> None:
+    (span,) = hybrid(Slice(0, 280, 10, False, False), prompt=300).reads[1].spans
+    # Its tokens see 261 … 289: pages 32 to 36.
+    assert (span.level, span.pages.tolist()) == (1, [[*(row(block) for block in range(40, 45)), *[0] * 27]])
+
+
+def test_tables_that_end_before_the_ring_does_are_too_short() -> None:
+    with pytest.raises(IllegalPlanError, match="beyond its blocks"):
+        prepare(
+            Slots(HYBRID),
+            StepPlan(
+                1,
+                1,
+                (Slice(0, 0, 30, False, False),),
+                fill=(Fill(0, Stream(1, 0), 0, tuple(range(30)), (), Sampling(), (), ((2, 3, 4, 5), (4, 5, 6))),),
+            ),
+        )
+
+
+def test_blocks_of_a_group_are_counted_in_its_own_size() -> None:
+    swaps = {"swap_out": (Copy(1, 79, 5),), "swap_in": (Copy(0, 2, 39),)}
+    batch = hybrid(prompt=10, **swaps)
+    assert (batch.swap_out, batch.swap_in) == (swaps["swap_out"], swaps["swap_in"])
+    for wrong in (Copy(1, 80, 5), Copy(1, 3, 5), Copy(1, 79, 6), Copy(0, 5, 3)):
+        with pytest.raises(IllegalPlanError):
+            hybrid(prompt=10, swap_out=(wrong,))
+
+
+def test_a_replaced_block_is_read_from_then_on() -> None:
+    batch = hybrid(Slice(0, 9, 1, False, False), prompt=10, replace=(Replace(0, 0, 0, 30), Replace(0, 1, 1, 9)))
+    assert batch.reads[0].singles is not None
+    assert batch.reads[0].singles.pages[0, :2].tolist() == [30, 3]
+    assert batch.reads[1].write_slots.tolist() == [row(9) * 8 + 1]

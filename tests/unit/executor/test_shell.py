@@ -13,13 +13,14 @@ from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
 from noria.services.executor.service import ExecutorShell
 from noria.services.executor.shape import Shape
+from noria.services.executor.sizing import Memory, Share
 from noria.shared.actor import Shell
 from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
 
 SHAPE = Shape(max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=40, vocabulary=50)
 GEOMETRY = Geometry("m", (Group(0, 1),), 40, 2, 16, 4, 64, 200, 50, "float32", "cpu")
-LOADED = Loaded(SHAPE, GEOMETRY, 1, 1, 1, 1, 0.1, True)
+LOADED = Loaded(SHAPE, GEOMETRY, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
 
 
 @dataclass(eq=False)

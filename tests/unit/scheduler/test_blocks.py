@@ -5,14 +5,16 @@ from fakes.desk import Desk, generated, stream, submission
 from fakes.executor import geometry
 
 from noria.proto.output import Gap, Progress
-from noria.services.scheduler.core.cache import Cache, CachePool
+from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.events import Stage
+from noria.services.scheduler.core.pages import Prefix
+from noria.services.scheduler.core.pool import CachePool
 from noria.services.scheduler.core.settings import Settings
 
 
 def blank(desk: Desk) -> int:
     assert desk.core.board.cache is not None
-    return desk.core.board.cache.pool.blank
+    return desk.core.board.cache.available
 
 
 def small(blocks: int, *, page_size: int = 1, groups: int = 1) -> Desk:
@@ -170,12 +172,12 @@ def test_the_largest_request_has_an_even_share_of_blocks_in_every_group(groups: 
 
 def test_an_allocation_is_all_or_nothing() -> None:
     cache = Cache(geometry(num_blocks=7, page_size=2, groups=2))
-    tables = cache.empty()
-    assert cache.extend(tables, 5) is None
-    assert tables == ([], [])
-    assert cache.extend(tables, 4) is not None
-    assert (cache.room(tables), cache.pool.blank) == (4, 1)
-    cache.release(tables)
+    holding = cache.open(Prefix(b"", (1, 2, 3), [], 2), [])
+    assert cache.extend(holding, 5) is None
+    assert holding.tables == ([], [])
+    assert cache.extend(holding, 4) is not None
+    assert (cache.room(holding), cache.pool.blank) == (4, 1)
+    cache.release(holding)
     assert cache.pool.blank == 5
 
 

@@ -48,7 +48,7 @@ def test_names_that_were_configured_are_served_instead(tmp_path: Path) -> None:
     [
         ("smollm2", "noria models pull smollm2"),
         ("org/model", "noria models pull org/model"),
-        ("smolm2", "an alias (smollm2)"),
+        ("smolm2", "an alias (smollm2, gemma3-270m)"),
         ("/nowhere/at/all", "no model folder /nowhere/at/all"),
         ("./nowhere", "no model folder ./nowhere"),
         ("nowhere.gguf", "no GGUF file nowhere.gguf"),

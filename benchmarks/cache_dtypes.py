@@ -1,0 +1,136 @@
+"""What a coarser cache costs: `python benchmarks/cache_dtypes.py [--only DTYPE] [FOLDER [TEXT ...]]`.
+
+For each precision of the cache against float32, with a float32 model: how often the likeliest next token is the same when
+both read the same text (teacher forced), how far logits are off, and after how many tokens free greedy runs part.
+FOLDER is a model folder (the pulled smollm2 where absent); the text is the repository's own prose.
+"""
+
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from noria.proto.base import Sampling, Stream
+from noria.proto.execution import Fill, Slice, StepPlan
+from noria.services.executor.batch import prepare, results
+from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.decoder import Decoder
+from noria.services.executor.engine import CACHE_DTYPES, Engine
+from noria.services.executor.families import architecture
+from noria.services.executor.groups import cache_groups
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.slots import Slots
+from noria.services.executor.stores import page_bytes
+from noria.shared.config import load
+from noria.shared.models import resolve
+
+SEQUENCE, STEP, SEQUENCES = 1024, 256, 6
+PROMPT, FREE, RUNS = 128, 64, 16
+PAGE = 16
+GREEDY = Sampling(temperature=0.0, max_tokens=FREE)
+
+
+def shape_of(decoder: Decoder, slots: int) -> Shape:
+    """A pool that holds SEQUENCE tokens for each slot."""
+    facts = decoder.architecture
+    groups = cache_groups(facts.windows, SEQUENCE + 1, STEP, PAGE)
+    chunks = RESERVED_CHUNKS + len(groups) * slots * (SEQUENCE // PAGE + 1)
+    return Shape(slots, STEP, SEQUENCE + 1, PAGE, chunks, facts.vocabulary, groups)
+
+
+def fill(shape: Shape, slot: int, ids: list[int]) -> Fill:
+    """A slot with all the blocks that SEQUENCE tokens need, from chunks of its own."""
+    pages = SEQUENCE // PAGE + 1
+    tables = []
+    for number, group in enumerate(shape.groups):
+        first = (RESERVED_CHUNKS + (number * shape.max_slots + slot) * pages) * group.blocks_per_chunk
+        count = min(pages, group.ring_pages) if group.ring_pages else pages
+        tables.append(tuple(range(first, first + count)))
+    return Fill(slot, Stream(slot, 0), 0, tuple(ids), (), GREEDY, (), tuple(tables))
+
+
+def forced(engine: Engine, sequence: list[int]) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of every position of a text."""
+    slots, found = Slots(engine.shape), []
+    for number, start in enumerate(range(0, SEQUENCE, STEP), 1):
+        first = (fill(engine.shape, 0, sequence),) if number == 1 else ()
+        batch = prepare(slots, StepPlan(1, number, (Slice(0, start, STEP, False, False),), fill=first))
+        logits = engine.logits(batch, everywhere=True)
+        assert logits is not None
+        found.append(logits)
+    return torch.cat(found)
+
+
+def free(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy continuations of FREE tokens, all together."""
+    slots, number = Slots(engine.shape), 0
+    found: list[list[int]] = [[] for _ in prompts]
+    for slot, prompt in enumerate(prompts):
+        number += 1
+        plan = StepPlan(1, number, (Slice(slot, 0, PROMPT, False, True),), fill=(fill(engine.shape, slot, prompt),))
+        _take(engine, slots, plan, found)
+    for step in range(FREE - 1):
+        number += 1
+        slices = tuple(Slice(slot, PROMPT + step, 1, True, True) for slot in range(len(prompts)))
+        _take(engine, slots, StepPlan(1, number, slices), found)
+    return found
+
+
+def _take(engine: Engine, slots: Slots, plan: StepPlan, found: list[list[int]]) -> None:
+    batch = prepare(slots, plan)
+    for sampled in results(slots, batch, engine.run(batch)):
+        found[sampled.stream.request].extend(sampled.ids)
+
+
+def main(arguments: list[str]) -> None:
+    """Print one line for each precision, each as soon as it is known."""
+    only = arguments[1] if arguments[:1] == ["--only"] else ""
+    arguments = arguments[2:] if only else arguments
+    folder = Path(arguments[0]) if arguments else resolve(load(None).model)
+    root = Path(__file__).parent.parent
+    texts = [Path(each) for each in arguments[1:]] or [
+        *(root / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE")),
+        *sorted((root / "docs/decisions").glob("*.md")),
+    ]
+    text = "\n".join(each.read_text() for each in texts)
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    count = min(SEQUENCES, len(ids) // SEQUENCE)
+    sequences = [ids[i * SEQUENCE : (i + 1) * SEQUENCE] for i in range(count)]
+    stride = (count * SEQUENCE - PROMPT) // RUNS
+    prompts = [ids[i * stride : i * stride + PROMPT] for i in range(RUNS)]
+    facts = architecture(folder)
+    decoder = Decoder(facts, Checkpoint(folder), torch.float32, STEP, STEP)
+    bf16 = page_bytes(facts, PAGE, torch.bfloat16)
+    exact = Engine(decoder, shape_of(decoder, RUNS))
+    exact_runs = free(exact, prompts)
+    print(f"{count * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens", flush=True)
+    for name, dtype in CACHE_DTYPES.items():
+        if name == "float32" or (only and name != only):
+            continue
+        # One decoder serves all: only the cache differs.
+        coarse = Engine(decoder, shape_of(decoder, RUNS), dtype)
+        same, squares, largest = 0, 0.0, 0.0
+        for sequence in sequences:
+            wanted, found = forced(exact, sequence), forced(coarse, sequence)
+            same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+            off = found.sub_(wanted)
+            squares += float(off.pow(2).mean()) / count
+            largest = max(largest, float(off.abs().max()))
+        parted = [_first_difference(*each) for each in zip(exact_runs, free(coarse, prompts), strict=True)]
+        print(
+            f"{name:9} {page_bytes(facts, PAGE, dtype) / bf16:.3f} of bfloat16's bytes, top-1 agreement "
+            f"{same / (count * SEQUENCE):.4f}, logits off by {math.sqrt(squares):.4f} (rms), {largest:.3f} (max), free runs "
+            f"part after {statistics.mean(parted):.1f} tokens on average, {sum(each == FREE for each in parted)} never",
+            flush=True,
+        )
+
+
+def _first_difference(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

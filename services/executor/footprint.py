@@ -1,0 +1,60 @@
+"""What a step takes beside weights and cache: upper bounds from the shapes, in bytes."""
+
+import msgspec
+
+from noria.services.executor.cache import GATHER_BYTES
+from noria.services.executor.families import Architecture
+from noria.services.executor.shape import Shape
+from noria.services.executor.step import padded_rows
+
+_LOGIT_COPIES = 5
+"""Logits, shifted scores, cumulative mass in float64, and what sorting takes."""
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """Bytes of activations, logits, the two sets of input arrays, and what is kept per slot and position."""
+
+    activations: int
+    logits: int
+    buffers: int
+    bookkeeping: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.activations + self.logits + self.buffers + self.bookkeeping
+
+
+def footprint(architecture: Architecture, shape: Shape, item_bytes: int, *, converts: bool) -> Footprint:
+    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes."""
+    return Footprint(
+        activations=_activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1),
+        logits=_LOGIT_COPIES * shape.max_slots * architecture.vocabulary * 4,
+        buffers=2 * _buffers(shape),
+        bookkeeping=_bookkeeping(architecture, shape),
+    )
+
+
+def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
+    queries, keys = architecture.heads * architecture.head_dim, architecture.key_width
+    chunk = shape.pages_per_chunk * shape.page_size
+    levels = -(-shape.max_model_tokens // chunk)
+    # Residual stream, the product before and after; the MLP's halves; rotation in float32, twice.
+    token = item * (4 * architecture.hidden + 2 * queries + 2 * keys + 3 * architecture.intermediate)
+    token += 8 * (queries + keys)
+    # Attention keeps each chunk's output and weight until they are joined; masks of the chunks seen in part.
+    token += levels * (queries * item + architecture.heads * 4) + 8 * queries
+    token += 3 * architecture.query_group * chunk * item
+    single = levels * (padded_rows(architecture.query_group) * keys * item + chunk * item)
+    return shape.max_batch_tokens * token + shape.max_slots * single
+
+
+def _buffers(shape: Shape) -> int:
+    pages = sum(shape.table_width(group) for group in range(len(shape.groups)))
+    return 8 * (shape.max_batch_tokens * (2 + len(shape.groups)) + shape.max_slots * (pages + 16))
+
+
+def _bookkeeping(architecture: Architecture, shape: Shape) -> int:
+    pages = sum(shape.table_width(group) for group in range(len(shape.groups)))
+    rotations = 2 * 4 * shape.max_model_tokens * architecture.head_dim * len(architecture.ropes)
+    return shape.max_slots * 4 * (shape.max_model_tokens + 1 + pages) + rotations

@@ -1,0 +1,100 @@
+"""A step's plan in the making, with what is left of its budgets."""
+
+from dataclasses import dataclass, field
+
+from noria.proto.execution import Fill, Grow, Slice
+from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.holding import Needs
+from noria.services.scheduler.core.lane import Entry
+from noria.services.scheduler.core.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """What the step will hold so far. stalled: who lacks how many blocks of each group."""
+
+    number: int
+    now_ns: int
+    cache: Cache
+    tokens_left: int
+    cache_left: int
+    slices: list[Slice] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    grows: list[Grow] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
+    drained: list[Request] = field(default_factory=list)
+    stalled: dict[Request, Needs] = field(default_factory=dict)
+    recomputed: int = 0
+
+    def make_room(self, request: Request, length: int) -> bool:
+        """Allocate for `length` positions of a request, or note that it stalls."""
+        cache, holding = self.cache, request.held
+        assert holding is not None
+        added = cache.extend(holding, length)
+        if added is None:
+            self.stalled[request] = cache.lacks(holding, length)
+            return False
+        kept = min(request.promised, cache.units(map(len, added)))
+        request.promised -= kept
+        cache.promised -= kept
+        self.grows += [Grow(request.slot, group, blocks) for group, blocks in enumerate(added) if blocks]
+        request.room = cache.room(holding)
+        return True
+
+    def chunk(self, request: Request, *, ahead: bool) -> None:
+        """As much of a prompt, or of tokens to be recomputed, as budgets and blocks allow.
+
+        ahead: its next token must wait, so that its last known id is not computed yet.
+        """
+        start = request.length
+        take = min(request.filled - start, self.tokens_left)
+        if self.slices:
+            take = min(take, self.cache_left - start)
+        if ahead and start + take == request.filled:
+            take -= 1
+        if take <= 0:
+            return
+        if start + take > request.room and not self.make_room(request, start + take):
+            assert request.held is not None
+            reachable = self.cache.reachable(request.held, start + take)
+            if reachable <= start or not self.make_room(request, reachable):
+                return
+            take = reachable - start
+            self.stalled.pop(request, None)
+        self._add(request, start, take)
+
+    def fill(self, request: Request) -> None:
+        """Put a request that was just admitted into its slot, with all that it knows and holds."""
+        assert request.held is not None
+        submission = request.submission
+        self.fills.append(
+            Fill(
+                slot=request.slot,
+                stream=request.stream,
+                attempt=request.attempt,
+                prompt_ids=submission.prompt_ids,
+                output_ids=tuple(request.output),
+                sampling=submission.sampling,
+                end_ids=submission.end_ids,
+                blocks=tuple(map(tuple, request.held.tables)),
+            )
+        )
+
+    def _add(self, request: Request, start: int, take: int) -> None:
+        assert request.held is not None
+        end = start + take
+        sample = end == request.filled
+        self.slices.append(Slice(request.slot, start, take, False, sample))
+        self.entries.append(Entry(request, request.planned if sample else -1, take, end, request.held))
+        self.recomputed += max(0, min(end, request.computed) - start)
+        request.length = end
+        request.in_flight += 1
+        request.last_step = self.number
+        self.tokens_left -= take
+        self.cache_left -= end
+        if sample:
+            request.planned += 1
+            self.prefilled.append(request)
+            if request.planned == request.limit:
+                self.drained.append(request)
