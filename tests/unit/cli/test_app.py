@@ -179,4 +179,6 @@ def test_in_the_base_install_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['click'] = None; from noria.cli import main; raise SystemExit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "noria: this command needs the full install: pip install '.[server]' in noria's source folder\n"
+    assert (
+        done.stderr == "noria: this command needs the full install: pip install '.[server]' in noria's source folder\n"
+    )
