@@ -45,7 +45,7 @@ def test_greedy_tokens_equal_transformers_beyond_the_window_in_every_batch(folde
         (everyone, Way(every=-1)),
         (everyone, Way(max_batch_tokens=200, every=2)),
         # Each of the three needs one page more for its window before it ends, and the pool has only one.
-        ((3, 4, 5), Way(max_batch_tokens=128, num_blocks=119, host_slots=100, safety_margin=0.0)),
+        ((3, 4, 5), Way(num_blocks=119, host_slots=100, safety_margin=0.0)),
     )
     for chosen, way in ways:
         driver = Driver(decoder, way)
