@@ -70,9 +70,9 @@ def _flag(option: Option) -> Callable[[_Command], _Command]:
     help_text = f"{option.help}{_default(option)}"
     origin = get_origin(option.type)
     if option.type is bool:
-        return click.option(
-            *option.flags, name, is_flag=True, default=None, expose_value=False, callback=keep, help=help_text
-        )
+        # What is on by default needs a flag that turns it off.
+        names = [f"{flag}/--no-{flag.removeprefix('--')}" if option.default else flag for flag in option.flags]
+        return click.option(*names, name, is_flag=True, default=None, expose_value=False, callback=keep, help=help_text)
     choices = [str(choice) for choice in get_args(option.type)] if origin is Literal else None
     return click.option(
         *option.flags,

@@ -65,7 +65,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of a request: the prompt once, the output of all choices."""
+    """Tokens of a request: the prompt once, the output of all choices.
+
+    cached_tokens: prompt tokens that every choice found in the cache, so that none is counted which a choice of the
+    same request computed for the others.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -102,5 +106,5 @@ class Completion(msgspec.Struct, frozen=True):
         return Usage(
             prompt_tokens=max([prompt_tokens, *(each.prompt_tokens for each in finishes)]),
             output_tokens=sum(each.output_tokens for each in finishes),
-            cached_tokens=max(each.cached_tokens for each in finishes),
+            cached_tokens=min(each.cached_tokens for each in finishes),
         )

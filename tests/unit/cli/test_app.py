@@ -64,6 +64,12 @@ def test_every_declared_flag_is_a_flag_of_up_and_of_each_service() -> None:
         assert accepted >= declared
 
 
+def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--no-allow-block-sharing", "--no-enable-prefix-caching"):
+        assert run(["config", "--json", flag]) == 0
+        assert json.loads(capsys.readouterr().out)["config"]["cache"]["allow_block_sharing"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from noria.client.assembly import Assembly
-from noria.client.results import Finish
+from noria.client.results import Choice, Completion, Finish
 from noria.proto.frontdoor import Delta
 
 PARTS = ["He", "llo", "", " 🌍", "👩‍👩‍👧", "", "!", " bye"]
@@ -62,3 +62,9 @@ def test_text_with_a_hole_before_it_is_not_taken_though_its_ids_fit() -> None:
     assert assembly.take(Delta("r", 0, 0, 0, (1,), 0, "a"))
     assert not assembly.take(Delta("r", 0, 0, 1, (2,), 3, "d"))
     assert (assembly.ids, assembly.characters) == ([1], 1)
+
+
+def test_a_cold_prompt_of_several_choices_counts_nothing_as_cached() -> None:
+    finishes = [Finish("stop", prompt_tokens=50, output_tokens=1, cached_tokens=cached) for cached in (0, 48)]
+    cold = Completion("r", None, tuple(Choice(index, "a", (1,), each) for index, each in enumerate(finishes)))
+    assert cold.usage.cached_tokens == 0
