@@ -261,7 +261,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Traces by OTLP over HTTP."""
+    """Traces and metrics by OTLP over HTTP."""
 
     otlp_endpoint: Annotated[
         str,

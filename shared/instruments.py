@@ -1,6 +1,26 @@
 """Every span and metric name of the product, once, with unit and description."""
 
+import enum
+from dataclasses import dataclass
 from typing import Final
+
+
+class Kind(enum.Enum):
+    """How a metric's numbers are to be read: COUNTER only grows while a process lives, GAUGE is a present state."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; units as in UCUM, things that are counted in braces."""
+
+    name: str
+    unit: str
+    description: str
+    kind: Kind
+
 
 SPAN_HTTP: Final = "http"  # the gateway names it after method and route
 SPAN_ADMIT: Final = "admit"
@@ -24,3 +44,44 @@ ATTRIBUTE_RESPONSE_MODEL: Final = "gen_ai.response.model"
 ATTRIBUTE_OPERATION: Final = "gen_ai.operation.name"
 ATTRIBUTE_PROVIDER: Final = "gen_ai.provider.name"
 ATTRIBUTE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+
+ATTRIBUTE_GROUP: Final = "noria.group"  # an attention group's place in `Geometry.groups`
+ATTRIBUTE_STATE: Final = "noria.state"
+ATTRIBUTE_DIRECTION: Final = "noria.direction"
+
+REQUESTS: Final = Metric("noria.requests", "{request}", "Requests in the scheduler, by state.", Kind.GAUGE)
+CACHE_BLOCKS: Final = Metric("noria.cache.blocks", "{block}", "Cache blocks, by group and state.", Kind.GAUGE)
+CACHE_PROMPT_TOKENS: Final = Metric(
+    "noria.cache.prompt_tokens", "{token}", "Prompt tokens, each counted once when first admitted.", Kind.COUNTER
+)
+CACHE_HIT_TOKENS: Final = Metric(
+    "noria.cache.hit_tokens", "{token}", "Those of the prompt tokens that were found in the cache.", Kind.COUNTER
+)
+CACHE_RECOVERED_TOKENS: Final = Metric(
+    "noria.cache.recovered_tokens", "{token}", "Tokens found in the cache again after a preemption.", Kind.COUNTER
+)
+CACHE_RECOMPUTED_TOKENS: Final = Metric(
+    "noria.cache.recomputed_tokens", "{token}", "Tokens computed again after a preemption.", Kind.COUNTER
+)
+CACHE_EVICTIONS: Final = Metric("noria.cache.evictions", "{page}", "Cached pages given up for others.", Kind.COUNTER)
+CACHE_RESETS: Final = Metric(
+    "noria.cache.resets", "{request}", "Requests preempted whose cache was given up.", Kind.COUNTER
+)
+CACHE_SWAPS: Final = Metric(
+    "noria.cache.swaps", "{request}", "Requests moved to the host pool and back, by direction.", Kind.COUNTER
+)
+CACHE_SWAPPED_BLOCKS: Final = Metric(
+    "noria.cache.swapped_blocks", "{block}", "Blocks of requests moved to the host pool.", Kind.COUNTER
+)
+SCHEDULER_METRICS: Final = (
+    REQUESTS,
+    CACHE_BLOCKS,
+    CACHE_PROMPT_TOKENS,
+    CACHE_HIT_TOKENS,
+    CACHE_RECOVERED_TOKENS,
+    CACHE_RECOMPUTED_TOKENS,
+    CACHE_EVICTIONS,
+    CACHE_RESETS,
+    CACHE_SWAPS,
+    CACHE_SWAPPED_BLOCKS,
+)

@@ -1,14 +1,17 @@
-"""Spans of one process, exported by OTLP when an endpoint is configured and costing nothing otherwise.
+"""Spans and metrics of one process, exported by OTLP when an endpoint is configured and costing nothing otherwise.
 
 Trace context travels as W3C `traceparent` in message headers and in the bodies that open a stream.
 """
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
+from noria.shared.instruments import Metric
+from noria.shared.metrics import MetricExporter, Value
 
 _EXPORT_S: Final = 2
 Attribute = str | int | float | bool | tuple[str, ...]
@@ -48,11 +51,12 @@ class Span:
 
 
 class Telemetry:
-    """The tracer of a process. Without an endpoint, spans only pass their parent's context on."""
+    """Tracer and metrics of a process. Without an endpoint, spans only pass their context on and values go nowhere."""
 
     def __init__(self, service: Service, incarnation: int, settings: TelemetrySettings) -> None:
         self._provider = None
         self._tracer = None
+        self._metrics: MetricExporter | None = None
         if not settings.otlp_endpoint:
             return
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -61,7 +65,8 @@ class Telemetry:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-        resource = Resource.create(
+        self._endpoint = settings.otlp_endpoint.rstrip("/")
+        self._resource = Resource.create(
             {
                 "service.name": f"noria-{service.value}",
                 "service.namespace": "noria",
@@ -69,17 +74,16 @@ class Telemetry:
             }
         )
         self._provider = TracerProvider(
-            resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio))
+            resource=self._resource, sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio))
         )
-        endpoint = settings.otlp_endpoint.rstrip("/") + "/v1/traces"
         # The time covers all tries of one batch: a collector that is away must not hold up the end of a process.
-        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        exporter = OTLPSpanExporter(endpoint=f"{self._endpoint}/v1/traces", timeout=_EXPORT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("noria")
 
     @property
     def enabled(self) -> bool:
-        """Whether spans are recorded at all."""
+        """Whether spans and metrics are recorded at all."""
         return self._tracer is not None
 
     def span(
@@ -110,7 +114,24 @@ class Telemetry:
         flags = int(context.trace_flags)
         return Span(span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}")
 
+    def declare(self, metrics: Sequence[Metric]) -> None:
+        """Say once, at the start, which metrics this process will publish."""
+        assert self._metrics is None, "metrics are declared once"
+        if self.enabled:
+            self._metrics = MetricExporter(f"{self._endpoint}/v1/metrics", _EXPORT_S, self._resource, metrics)
+
+    def publish(self, values: tuple[Value, ...]) -> None:
+        """Hand over what all declared metrics stand at; a metric that is left out is not reported."""
+        if self._metrics is not None:
+            self._metrics.publish(values)
+
     def close(self) -> None:
         """Export what is left, within `_EXPORT_S` or so; it is lost when nobody takes it in that time."""
-        if self._provider is not None:
-            self._provider.shutdown()
+        if self._provider is None:
+            return
+        # Side by side, so that a collector that is away costs its time once.
+        spans = threading.Thread(target=self._provider.shutdown)
+        spans.start()
+        if self._metrics is not None:
+            self._metrics.close()
+        spans.join()

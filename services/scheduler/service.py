@@ -15,6 +15,7 @@ from noria.proto.scheduling import Capacity, Reclaimed, Reclaims, Submit, Withdr
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.metrics import BoardMetrics
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
 from noria.shared.log import logger
@@ -31,6 +32,7 @@ class SchedulerService:
         self._actor = actor
         self._core = Scheduler(settings)
         self._spans = StageSpans(telemetry)
+        self._metrics = BoardMetrics(telemetry, self._core.board)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
         self._runs: list[TokenRun] = []
@@ -79,6 +81,7 @@ class SchedulerService:
 
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
+        self._metrics.advance(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._applied = True
@@ -125,8 +128,9 @@ class SchedulerService:
         self._state = State.DRAINING
 
     def close(self) -> None:
-        """End open spans."""
+        """End open spans, and publish the last counts."""
         self._spans.close()
+        self._metrics.close()
 
     def _apply(self, body: Body) -> None:
         now_ns = time.monotonic_ns()
