@@ -85,7 +85,7 @@ def _fitting(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, 
         raise UserError(
             f"one request of {shape.max_model_tokens} tokens needs {needed} cache blocks "
             f"({_mib(needed * chunk_bytes)} MiB), but only {fitting} fit: {_mib(free)} MiB are free, "
-            f"{config.max_memory_percent:.0%} of that may be used ({_mib(budget)} MiB), the weights take {_mib(weights)} "
+            f"{config.max_memory_percent * 100:g}% of that may be used ({_mib(budget)} MiB), the weights take {_mib(weights)} "
             f"MiB, activations {_mib(rest.activations)} MiB, logits {_mib(rest.logits)} MiB, buffers and bookkeeping "
             f"{_mib(rest.buffers + rest.bookkeeping)} MiB; lower --max-model-tokens, --max-batch-tokens or "
             "--max-requests-per-batch, raise --max-memory-percent, choose --kv-cache-dtype int8, or pin --num-blocks"
@@ -100,7 +100,7 @@ def _host_slots(config: ExecutorConfig, chunk_bytes: int, left: int) -> int:
     if wanted > allowed:
         raise UserError(
             f"cache.cpu_offload_space asks for {_mib(wanted)} MiB, but only {_mib(max(0, left))} MiB of host memory stay "
-            f"free beside the model and its cache, of which {config.host_share_max:.0%} ({_mib(allowed)} MiB) may be taken; "
+            f"free beside the model and its cache, of which {config.host_share_max * 100:g}% ({_mib(allowed)} MiB) may be taken; "
             "lower --cpu-offload-space or --max-memory-percent, or raise --cpu-offload-space-safety-threshold"
         )
     return wanted // chunk_bytes

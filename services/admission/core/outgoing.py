@@ -199,6 +199,7 @@ def _submission(request: Request, choice: Choice, now_ns: int) -> Submission:
         has_stop_strings=bool(choice.sampling.stop),
         output_ids=tuple(choice.ids),
         tenant=request.key.tenant,
+        salt=request.key.tenant.encode(),
         traffic_class=request.traffic_class,
         ttl_first_ms=_left_ms(first_ns, now_ns),
         ttl_ms=_left_ms(request.deadline_ns, now_ns),

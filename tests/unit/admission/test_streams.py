@@ -10,7 +10,7 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, H
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
 from noria.services.admission.core.events import Joined, Lost
-from noria.services.admission.core.ledger import Text
+from noria.services.admission.core.ledger import Key, Text
 
 STREAM = Stream(100, 0)
 
@@ -42,6 +42,18 @@ def test_a_stream_is_delivered_in_order_and_finished_with_usage_and_timings() ->
     assert bench.turn.scheduler == [Ended((STREAM,))]
     assert bench.turn.detokenizer == [Ended((STREAM,))]
     assert bench.idle()
+
+
+def test_a_tenant_is_a_salt_of_its_own() -> None:
+    bench = Bench()
+    bench.hear(ALICE, token_request())
+    post = bench.core.books.scheduler
+    ((request, choice),) = post.submissions.values()
+    request.key = Key("acme", request.key.id)
+    (submit,) = post.take(bench.now_ns)
+    assert isinstance(submit, Submit)
+    assert [(each.tenant, each.salt) for each in submit.submissions] == [("acme", b"acme")]
+    assert choice.stream == STREAM
 
 
 def test_what_is_known_is_dropped_and_the_new_part_kept() -> None:

@@ -108,6 +108,8 @@ def test_the_table_names_every_byte_and_what_it_holds() -> None:
 def test_too_little_memory_for_one_request_is_an_error_with_numbers() -> None:
     with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* only 33 fit.* lower --max-model-tokens"):
         fit(2 * 38_999)
+    with pytest.raises(UserError, match=r"0\.1% of that may be used"):
+        fit(10**6, max_memory_percent=0.001)
     assert fit(2 * 39_000)[0].num_blocks == 34
 
 
