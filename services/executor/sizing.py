@@ -38,7 +38,9 @@ def sized(
     Raises UserError, with the numbers, when no request of the declared context fits and num_blocks is not pinned, and
     when the host pool asks for more than it may.
     """
-    chunks = _pinned(config, shape, chunk_bytes, free) or _fitting(config, shape, chunk_bytes, free, weights, rest)
+    chunks = _pinned(config, shape, chunk_bytes, free - weights) or _fitting(
+        config, shape, chunk_bytes, free, weights, rest
+    )
     taken = weights + rest.total + chunks * chunk_bytes
     host = _host_slots(config, chunk_bytes, free - taken)
     shares = (
@@ -61,7 +63,7 @@ def request_pages(shape: Shape, tokens: int) -> tuple[int, ...]:
     return tuple(min(pages, group.ring_pages) if group.ring_pages else pages for group in shape.groups)
 
 
-def _pinned(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int) -> int | None:
+def _pinned(config: ExecutorConfig, shape: Shape, chunk_bytes: int, left: int) -> int | None:
     if config.num_blocks is None:
         return None
     needed = RESERVED_CHUNKS + _chunks_alone(shape)
@@ -69,10 +71,10 @@ def _pinned(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int) -
         raise UserError(
             f"cache.num_blocks is {config.num_blocks}, but {RESERVED_CHUNKS} are reserved; give at least {needed}"
         )
-    if config.num_blocks * chunk_bytes > free:
+    if config.num_blocks * chunk_bytes > left:
         raise UserError(
-            f"{config.num_blocks} cache blocks need {_mib(config.num_blocks * chunk_bytes)} MiB, but only {_mib(free)} MiB "
-            "are free; lower --num-blocks"
+            f"{config.num_blocks} cache blocks need {_mib(config.num_blocks * chunk_bytes)} MiB, but only "
+            f"{_mib(max(0, left))} MiB are free beside the weights; lower --num-blocks"
         )
     return config.num_blocks
 

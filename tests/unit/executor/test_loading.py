@@ -95,7 +95,7 @@ def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> No
     assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
     assert fit(2 * 65_000)[0].num_blocks == 60
     assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 500))[0].num_blocks == 50
-    assert fit(7000, num_blocks=7)[0].num_blocks == 7
+    assert fit(12_000, num_blocks=7)[0].num_blocks == 7
 
 
 def test_the_table_names_every_byte_and_what_it_holds() -> None:
@@ -149,7 +149,9 @@ def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str,
 
 def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
     with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but only 1 MiB .* lower --num-blocks"):
-        fit(2**20, num_blocks=100_000_000)
+        fit(2**20 + 5000, num_blocks=100_000_000)
+    with pytest.raises(UserError, match=r"free beside the weights"):
+        fit(11_999, num_blocks=7)
 
 
 def test_this_machine_has_cores_and_memory() -> None:
