@@ -76,7 +76,8 @@ class Stack:
             if self.process.poll() is not None:
                 raise AssertionError(f"the stack ended with {self.process.returncode}:\n{self.log()[-4000:]}")
             with contextlib.suppress(OSError):
-                return self.get("/ready")[0] == 200
+                # Requests are served a moment before the supervisor has heard from everybody.
+                return self.get("/ready")[0] == 200 and (self.state()["supervisor"] or {}).get("state") == "ready"
             return False
 
         try:
