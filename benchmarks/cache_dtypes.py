@@ -24,7 +24,7 @@ from noria.services.executor.groups import cache_groups
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
-from noria.shared.config import load
+from noria.shared.config_sources import load
 from noria.shared.models import resolve
 
 SEQUENCE, STEP, SEQUENCES = 1024, 256, 6

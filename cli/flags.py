@@ -9,7 +9,8 @@ from typing import Final, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from noria.shared.config import Config, Option, load, options, parse
+from noria.shared.config import Config
+from noria.shared.config_sources import Option, load, options, parse
 
 _FLAGS: Final = "noria.flags"
 _FILE: Final = "noria.file"

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import msgspec
 
-from noria.shared.config import VARIABLE_PREFIX, Config, dump
+from noria.shared.config import Config
+from noria.shared.config_sources import VARIABLE_PREFIX, dump
 
 
 def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:

@@ -14,7 +14,8 @@ import zmq
 
 from noria.proto.base import Service
 from noria.shared.actor import Actor, Shell
-from noria.shared.config import Config, load
+from noria.shared.config import Config
+from noria.shared.config_sources import load
 from noria.shared.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock

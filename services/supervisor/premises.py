@@ -7,7 +7,7 @@ from typing import Final
 from noria.proto.base import Service
 from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core.stack import START_ORDER
-from noria.shared.config import write
+from noria.shared.config_sources import write
 from noria.shared.endpoints import prepare_runtime_dir
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock, living_holder

@@ -6,7 +6,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from noria.shared.config import load
+from noria.shared.config_sources import load
 from noria.shared.models import resolve
 from noria.shared.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from numerics.comparison import TEXT, decoder_of, expect
 from numerics.driving import Asked, Driver, Way
 
 from noria.proto.base import Sampling
-from noria.shared.config import load
+from noria.shared.config_sources import load
 from noria.shared.errors import UserError
 from noria.shared.models import resolve
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from noria.cli.app import noria, run
 from noria.cli.handover import environment, hand_over, to_toml
 from noria.proto.base import Service
-from noria.shared.config import Config, load, options
+from noria.shared.config import Config
+from noria.shared.config_sources import load, options
 
 EVERYTHING = {
     "model.name": 'a "quoted" \\ name\x7f\n',
@@ -142,7 +143,7 @@ def test_a_list_may_be_given_by_repeating_its_flag(capsys: pytest.CaptureFixture
 def test_a_configuration_handed_over_is_the_same_on_the_other_side() -> None:
     config = load(None, EVERYTHING, {})
     descriptor = hand_over(config)
-    code = "import sys; from noria.shared.config import load; print(hash(repr(load(sys.argv[1]))))"
+    code = "import sys; from noria.shared.config_sources import load; print(hash(repr(load(sys.argv[1]))))"
     command = [sys.executable, "-c", code, f"/dev/fd/{descriptor}"]
     here = subprocess.run(
         command, pass_fds=(descriptor,), capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from noria.shared.config import Config, dump, load, options, origins, write
+from noria.shared.config import Config
+from noria.shared.config_sources import dump, load, options, origins, write
 from noria.shared.errors import UserError
 
 

@@ -1,0 +1,204 @@
+"""Where the configuration comes from: one TOML file, `NORIA_…` variables and flags, read once.
+
+Later sources win: defaults, file, variables, flags. Unknown keys are refused with the nearest known name. What options
+there are is declared in `config`.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from noria.shared.config import Config
+from noria.shared.errors import UserError
+
+VARIABLE_PREFIX: Final = "NORIA_"
+CONFIG_VARIABLE: Final = "NORIA_CONFIG"
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One option as declared: where it lives, its type, flags, help and default."""
+
+    section: str
+    key: str
+    type: Any
+    flags: tuple[str, ...]
+    help: str
+    default: Any
+
+    @property
+    def path(self) -> str:
+        """The dotted name used in errors."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"{VARIABLE_PREFIX}{self.section}_{self.key}".upper()
+
+
+def options() -> Iterator[Option]:
+    """Yield every option in declaration order."""
+    for section in msgspec.structs.fields(Config):
+        hints = get_type_hints(section.type, include_extras=True)
+        for field in msgspec.structs.fields(section.type):
+            annotated = hints[field.name]
+            meta = next(extra for extra in annotated.__metadata__ if isinstance(extra, Meta))
+            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+            yield Option(
+                section=section.name,
+                key=field.name,
+                type=get_args(annotated)[0],
+                flags=tuple((meta.extra or {}).get("flags", ())),
+                help=meta.description or "",
+                default=default,
+            )
+
+
+def load(
+    path: str | os.PathLike[str] | None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Read the configuration once.
+
+    path: a TOML file, or None for the one that NORIA_CONFIG names, if any. flags: values by dotted option path.
+    Raises UserError naming the source and the key of what is wrong.
+    """
+    layers = _layers(path, flags, environment)
+    merged: dict[str, dict[str, Any]] = {}
+    for _, content in layers:
+        _merge(merged, content)
+    return _convert(merged, layers)
+
+
+def origins(
+    path: str | os.PathLike[str] | None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Say for each option that is not at its default which source set it, by dotted path: a file, variable or flag."""
+    return {where: source for source, content in _layers(path, flags, environment) for where in _paths(content)}
+
+
+_Layer = tuple[str, Mapping[str, Mapping[str, Any]]]
+
+
+def _layers(
+    path: str | os.PathLike[str] | None, flags: Mapping[str, Any] | None, environment: Mapping[str, str] | None
+) -> list[_Layer]:
+    """Read every source, the weakest first."""
+    environment = os.environ if environment is None else environment
+    layers: list[_Layer] = []
+    source = path or environment.get(CONFIG_VARIABLE)
+    if source:
+        layers.append((str(source), _read_file(Path(source))))
+    for option, value in _read_environment(environment):
+        layers.append((option.variable, {option.section: {option.key: value}}))
+    declared = {option.path: option for option in options()}
+    for name, value in (flags or {}).items():
+        option = declared[name]
+        layers.append((option.flags[0] if option.flags else name, {option.section: {option.key: value}}))
+    return layers
+
+
+def _paths(content: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for section, values in content.items():
+        for key in values:
+            yield f"{section}.{key}"
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """Return the effective configuration as plain values."""
+    plain = msgspec.to_builtins(config)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def write(config: Config, path: Path) -> None:
+    """Write the effective configuration for child processes, readable by the owner alone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(config))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    try:
+        content = msgspec.json.decode(data) if path.suffix == ".json" else tomllib.loads(data.decode())
+    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold sections")
+    _check_names(content, str(path))
+    return content
+
+
+def _check_names(content: Mapping[str, Any], source: str) -> None:
+    known: dict[str, list[str]] = {}
+    for option in options():
+        known.setdefault(option.section, []).append(option.key)
+    for section, values in content.items():
+        if section not in known:
+            raise UserError(f"{source}: unknown section [{section}]{_nearest(section, known)}")
+        if not isinstance(values, dict):
+            raise UserError(f"{source}: {section} must be a section, written [{section}]")
+        for key in values:
+            if key not in known[section]:
+                raise UserError(f"{source}: unknown key {section}.{key}{_nearest(key, known[section])}")
+
+
+def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any]]:
+    declared = {option.variable: option for option in options()}
+    for name, text in environment.items():
+        if not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        option = declared.get(name)
+        if option is None:
+            raise UserError(f"unknown environment variable {name}{_nearest(name, declared)}")
+        yield option, parse(option, text, f"environment variable {name}")
+
+
+def parse(option: Option, text: str, source: str) -> Any:
+    """Turn text from a variable or flag into the option's type. Raises UserError naming the source."""
+    kind = option.type
+    try:
+        if get_origin(kind) is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if get_origin(kind) is dict:
+            return dict(part.strip().split("=", 1) for part in text.split(",") if part.strip())
+        if type(None) in get_args(kind) and text.lower() in ("", "none", "auto"):
+            return None
+        return msgspec.convert(text, kind, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UserError(f"{source}: {option.path}: {error}") from error
+
+
+def _merge(into: dict[str, dict[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> None:
+    for section, values in new.items():
+        into.setdefault(section, {}).update(values)
+
+
+def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
+    try:
+        return msgspec.convert(content, Config)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        where = text.rpartition(" - at `$.")[2].rstrip("`") if " - at `$." in text else ""
+        reason = text.partition(" - at ")[0]
+        key = where.partition("[")[0]
+        source = next((name for name, layer in reversed(layers) if key in _paths(layer)), "configuration")
+        raise UserError(f"{source}: {where + ': ' if where else ''}{reason}") from error
+
+
+def _nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(list(known)[:20])}"
