@@ -70,7 +70,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def executor(settings: RuntimeSettings, model: Path, trouble: Trouble) -> Iterator[None]:
-    config = ExecutorConfig(ModelSettings(name=str(model), dtype="float32"), 8, 64, 16, 64, 0.5, 1)
+    settings_of_model = ModelSettings(name=str(model), dtype="float32", max_model_tokens=256)
+    config = ExecutorConfig(settings_of_model, 8, 64, 16, 64, 0.5, 1)
 
     def make() -> tuple[Engine, Loaded]:
         engine, loaded = load(config)

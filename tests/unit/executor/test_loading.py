@@ -1,6 +1,7 @@
 """What is refused before a model is loaded: families, options, and memory that does not suffice."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> No
     assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
     assert fit(2 * 65_000)[0].num_blocks == 60
     assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 500))[0].num_blocks == 50
-    assert fit(12_000, num_blocks=7)[0].num_blocks == 7
+    assert fit(12_000, shape=shape_of(context=80), num_blocks=7)[0].num_blocks == 7
 
 
 def test_the_table_names_every_byte_and_what_it_holds() -> None:
@@ -106,11 +107,46 @@ def test_the_table_names_every_byte_and_what_it_holds() -> None:
 
 
 def test_too_little_memory_for_one_request_is_an_error_with_numbers() -> None:
-    with pytest.raises(UserError, match=r"512 tokens needs 34 cache blocks .* only 33 fit.* lower --max-model-tokens"):
+    with pytest.raises(UserError, match=r"512 tokens, needs 34 cache blocks .* there are 33, which hold 496 tokens"):
         fit(2 * 38_999)
-    with pytest.raises(UserError, match=r"0\.1% of that may be used"):
+    with pytest.raises(UserError, match=r"--max-memory-percent 0\.001 may be used"):
         fit(10**6, max_memory_percent=0.001)
     assert fit(2 * 39_000)[0].num_blocks == 34
+
+
+@pytest.mark.parametrize("windows", [(0, 0), (64, 64), (64, 0, 64)])
+@pytest.mark.parametrize("blocks", [3, 9])
+def test_pinned_blocks_that_hold_no_whole_request_are_an_error_that_says_what_would_do(
+    windows: tuple[int, ...], blocks: int
+) -> None:
+    def start(context: int, num_blocks: int) -> int:
+        return fit(10**9, shape=shape_of(windows, context), num_blocks=num_blocks)[0].num_blocks
+
+    with pytest.raises(UserError, match=r"raise --num-blocks to at least \d+$") as refused:
+        start(4096, blocks)
+    needed = int(str(refused.value).rpartition(" ")[2])
+    assert start(4096, needed) == needed
+    with pytest.raises(UserError):
+        start(4096, needed - 1)
+
+
+def test_the_advice_of_too_small_a_cache_is_enough_and_no_more_than_that() -> None:
+    def advice(free: int, context: int, **changes: Any) -> dict[str, float]:
+        with pytest.raises(UserError) as refused:
+            fit(free, shape=shape_of(context=context), **changes)
+        found = re.findall(r"(--[a-z-]+) to at (?:least|most) ([\d.]+)", str(refused.value))
+        return {option: float(value) for option, value in found}
+
+    pinned = advice(10**9, 512, num_blocks=20)
+    assert pinned == {"--max-model-tokens": 18 * 16, "--num-blocks": 34}
+    assert fit(10**9, shape=shape_of(context=18 * 16), num_blocks=20)
+    sized_by_memory = advice(70_000, 512)
+    assert sized_by_memory == {"--max-model-tokens": 28 * 16, "--max-memory-percent": 0.56}
+    assert fit(70_000, shape=shape_of(context=28 * 16))
+    assert fit(70_000, max_memory_percent=0.56)
+    with pytest.raises(UserError, match=r"give it 1 MiB more memory"):
+        fit(30_000)
+    assert "--max-memory-percent" not in advice(30_000, 512), "all of the memory would not suffice"
 
 
 def test_a_host_pool_takes_its_share_of_what_stays_free_and_no_more() -> None:
@@ -148,10 +184,12 @@ def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str,
 
 
 def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
-    with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but only 1 MiB .* lower --num-blocks"):
+    with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but 1 MiB are free, .* at most 1048 "):
         fit(2**20 + 5000, num_blocks=100_000_000)
-    with pytest.raises(UserError, match=r"free beside the weights"):
-        fit(11_999, num_blocks=7)
+    rest = Footprint(7000, 2000, 500, 500)
+    with pytest.raises(UserError, match=r"weights take .* logits .* lower --num-blocks to at most 33 "):
+        fit(48_999, rest=rest, num_blocks=34)
+    assert fit(49_000, rest=rest, num_blocks=34)
 
 
 def test_this_machine_has_cores_and_memory() -> None:
