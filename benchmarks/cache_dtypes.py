@@ -10,6 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 from tokenizers import Tokenizer
 
@@ -31,6 +32,45 @@ SEQUENCE, STEP, SEQUENCES = 1024, 256, 6
 PROMPT, FREE, RUNS = 128, 64, 16
 PAGE = 16
 GREEDY = Sampling(temperature=0.0, max_tokens=FREE)
+ROOT = Path(__file__).parent.parent
+
+
+class Apart(msgspec.Struct, frozen=True):
+    """How far two caches' logits of the same text are apart: share of tokens with the same likeliest one, rms, largest."""
+
+    tokens: int
+    agreement: float
+    rms: float
+    largest: float
+
+
+def prose(folder: Path, texts: list[Path]) -> list[int]:
+    """Token ids of the texts, or of the repository's own prose."""
+    texts = texts or [
+        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE")),
+        *sorted((ROOT / "docs/decisions").glob("*.md")),
+    ]
+    text = "\n".join(each.read_text() for each in texts)
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def sequences_of(ids: list[int]) -> list[list[int]]:
+    """The first SEQUENCES pieces of SEQUENCE tokens."""
+    count = min(SEQUENCES, len(ids) // SEQUENCE)
+    return [ids[i * SEQUENCE : (i + 1) * SEQUENCE] for i in range(count)]
+
+
+def compare(exact: Engine, coarse: Engine, sequences: list[list[int]]) -> Apart:
+    """Read the same text with both (teacher forced)."""
+    same, squares, largest = 0, 0.0, 0.0
+    for sequence in sequences:
+        wanted, found = forced(exact, sequence), forced(coarse, sequence)
+        same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+        off = found.sub_(wanted)
+        squares += float(off.pow(2).mean()) / len(sequences)
+        largest = max(largest, float(off.abs().max()))
+    tokens = len(sequences) * SEQUENCE
+    return Apart(tokens, same / tokens, math.sqrt(squares), largest)
 
 
 def shape_of(decoder: Decoder, slots: int) -> Shape:
@@ -90,39 +130,26 @@ def main(arguments: list[str]) -> None:
     only = arguments[1] if arguments[:1] == ["--only"] else ""
     arguments = arguments[2:] if only else arguments
     folder = Path(arguments[0]) if arguments else resolve(load(None).model)
-    root = Path(__file__).parent.parent
-    texts = [Path(each) for each in arguments[1:]] or [
-        *(root / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE")),
-        *sorted((root / "docs/decisions").glob("*.md")),
-    ]
-    text = "\n".join(each.read_text() for each in texts)
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    count = min(SEQUENCES, len(ids) // SEQUENCE)
-    sequences = [ids[i * SEQUENCE : (i + 1) * SEQUENCE] for i in range(count)]
-    stride = (count * SEQUENCE - PROMPT) // RUNS
+    ids = prose(folder, [Path(each) for each in arguments[1:]])
+    sequences = sequences_of(ids)
+    stride = (len(sequences) * SEQUENCE - PROMPT) // RUNS
     prompts = [ids[i * stride : i * stride + PROMPT] for i in range(RUNS)]
     facts = architecture(folder)
     decoder = Decoder(facts, Checkpoint(folder), torch.float32, STEP, STEP)
     bf16 = page_bytes(facts, PAGE, torch.bfloat16)
     exact = Engine(decoder, shape_of(decoder, RUNS))
     exact_runs = free(exact, prompts)
-    print(f"{count * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens", flush=True)
+    print(f"{len(sequences) * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens", flush=True)
     for name, dtype in CACHE_DTYPES.items():
         if name == "float32" or (only and name != only):
             continue
         # One decoder serves all: only the cache differs.
         coarse = Engine(decoder, shape_of(decoder, RUNS), dtype)
-        same, squares, largest = 0, 0.0, 0.0
-        for sequence in sequences:
-            wanted, found = forced(exact, sequence), forced(coarse, sequence)
-            same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
-            off = found.sub_(wanted)
-            squares += float(off.pow(2).mean()) / count
-            largest = max(largest, float(off.abs().max()))
+        apart = compare(exact, coarse, sequences)
         parted = [_first_difference(*each) for each in zip(exact_runs, free(coarse, prompts), strict=True)]
         print(
             f"{name:9} {page_bytes(facts, PAGE, dtype) / bf16:.3f} of bfloat16's bytes, top-1 agreement "
-            f"{same / (count * SEQUENCE):.4f}, logits off by {math.sqrt(squares):.4f} (rms), {largest:.3f} (max), free runs "
+            f"{apart.agreement:.4f}, logits off by {apart.rms:.4f} (rms), {apart.largest:.3f} (max), free runs "
             f"part after {statistics.mean(parted):.1f} tokens on average, {sum(each == FREE for each in parted)} never",
             flush=True,
         )

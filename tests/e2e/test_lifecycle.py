@@ -127,6 +127,18 @@ def test_a_port_in_use_stops_the_start_and_is_named(tiny_model: Path) -> None:
             running.discard()
 
 
+def test_a_cache_too_small_for_one_request_ends_the_start_with_the_numbers(tiny_model: Path) -> None:
+    running = Stack(str(tiny_model), "--num-blocks", "20")
+    try:
+        assert running.process.wait(60) == 2
+        log = running.log()
+        assert "hold 288 tokens: lower --max-model-tokens to at most 288 or raise --num-blocks to at least 130\n" in log
+        assert "Traceback" not in log
+        assert log.count("noria executor: ") == 1, "it was started again"
+    finally:
+        running.discard()
+
+
 def test_a_runtime_folder_whose_sockets_would_have_too_long_paths_is_refused(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     done = subprocess.run([str(NORIA), "up", "--runtime-dir", str(long)], capture_output=True, text=True, timeout=60)

@@ -1,5 +1,9 @@
 """SmolLM2's tokens do not depend on what the cache went through: hits, evictions, resets and swaps, at any chunk size."""
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
 import msgspec
 import pytest
 import torch
@@ -8,11 +12,13 @@ from numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.base import Sampling
 from noria.services.executor.decoder import Decoder
+from noria.services.executor.engine import Engine
 
 pytestmark = pytest.mark.model
 
 GREEDY = Sampling(temperature=0.0, max_tokens=NEW_TOKENS)
 FEW = [i for i, length in enumerate(LENGTHS) if length in (33, 65, 129)]
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cache_dtypes.py"
 MANY = [i for i, length in enumerate(LENGTHS) if length >= 33]
 
 
@@ -98,3 +104,23 @@ def test_every_history_gives_the_same_tokens_at_any_chunk_size(
         )
         driver = Driver(decoder, way)
         same_bits(driver.run(asked(prompts, chosen + chosen)), [*alone, *alone])
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cache_dtypes", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_int8_cache_finds_the_same_likeliest_token_nearly_always(
+    float32: Decoder, real_folder: Path, benchmark: ModuleType
+) -> None:
+    exact, coarse = (Engine(float32, benchmark.shape_of(float32, 1), dtype) for dtype in (None, torch.int8))
+    apart = benchmark.compare(exact, coarse, benchmark.sequences_of(benchmark.prose(real_folder, [])))
+    assert apart.tokens >= 5000
+    assert 0.98 <= apart.agreement < 1, "of 1, nothing was quantised"
