@@ -16,7 +16,7 @@ from noria.services.executor.decoder import Decoder
 from noria.services.executor.families import architecture
 from noria.services.executor.footprint import footprint
 from noria.services.executor.groups import cache_groups, layer_groups
-from noria.services.executor.machine import cores, free_memory
+from noria.services.executor.machine import cores, free_memory, return_freed
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampling import sample
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
@@ -99,6 +99,7 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     dtype = pick_dtype(config.model.dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
     decoder = Decoder(family, Checkpoint(folder), dtype, config.max_batch_tokens, config.max_slots)
+    return_freed()
     shape = Shape(
         max_slots=config.max_slots,
         max_batch_tokens=config.max_batch_tokens,

@@ -4,25 +4,32 @@ import msgspec
 
 from noria.services.executor.cache import GATHER_BYTES
 from noria.services.executor.families import Architecture
+from noria.services.executor.linear import computed_rows
 from noria.services.executor.shape import Shape
 from noria.services.executor.step import padded_rows
 
 _LOGIT_COPIES = 5
 """Logits, shifted scores, cumulative mass in float64, and what sorting takes."""
 
+_KERNEL_BYTES = 600_000
+"""What oneDNN keeps for each number of rows and shape of weights, measured."""
+_SHAPES = 4
+"""Of a layer's weights: into attention and out of it, into the MLP and out of it."""
+
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of activations, logits, the two sets of input arrays, and what is kept per slot and position."""
+    """Bytes of activations, logits, the two sets of input arrays, what is kept per slot and position, and compiled kernels."""
 
     activations: int
     logits: int
     buffers: int
     bookkeeping: int
+    kernels: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.activations + self.logits + self.buffers + self.bookkeeping
+        return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 
 def footprint(architecture: Architecture, shape: Shape, item_bytes: int, *, converts: bool) -> Footprint:
@@ -32,6 +39,7 @@ def footprint(architecture: Architecture, shape: Shape, item_bytes: int, *, conv
         logits=_LOGIT_COPIES * shape.max_slots * architecture.vocabulary * 4,
         buffers=2 * _buffers(shape),
         bookkeeping=_bookkeeping(architecture, shape),
+        kernels=_KERNEL_BYTES * (_SHAPES * _sizes(shape.max_batch_tokens) + _sizes(shape.max_slots)),
     )
 
 
@@ -47,6 +55,10 @@ def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
     token += 3 * architecture.query_group * chunk * item
     single = levels * (padded_rows(architecture.query_group) * keys * item + chunk * item)
     return shape.max_batch_tokens * token + shape.max_slots * single
+
+
+def _sizes(rows_max: int) -> int:
+    return len({computed_rows(rows, 1) for rows in range(1, rows_max + 1)})
 
 
 def _buffers(shape: Shape) -> int:

@@ -57,6 +57,7 @@ def sized(
         Share("logits", rest.logits),
         Share("input buffers", rest.buffers),
         Share("bookkeeping", rest.bookkeeping),
+        Share("kernels", rest.kernels),
         Share("cache", chunks * chunk_bytes),
         Share("host cache", host * chunk_bytes),
     )
@@ -108,7 +109,8 @@ def _too_small(
 def _account(free: int, weights: int, rest: Footprint) -> str:
     return (
         f"{_mib(free)} MiB are free, of which the weights take {_mib(weights)} MiB, activations {_mib(rest.activations)} MiB, "
-        f"logits {_mib(rest.logits)} MiB, buffers and bookkeeping {_mib(rest.buffers + rest.bookkeeping)} MiB"
+        f"logits {_mib(rest.logits)} MiB, buffers, bookkeeping and kernels "
+        f"{_mib(rest.buffers + rest.bookkeeping + rest.kernels)} MiB"
     )
 
 

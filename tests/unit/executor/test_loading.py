@@ -80,7 +80,7 @@ def settings(**changes: Any) -> ExecutorConfig:
     return ExecutorConfig(model=ModelSettings(), **{**values, **changes})
 
 
-NOTHING = Footprint(0, 0, 0, 0)
+NOTHING = Footprint(0, 0, 0, 0, 0)
 
 
 def shape_of(windows: tuple[int, ...] = (0, 0), context: int = 512, batch: int = 64) -> Shape:
@@ -95,12 +95,12 @@ def fit(free: int, *, rest: Footprint = NOTHING, shape: Shape | None = None, **c
 def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> None:
     assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
     assert fit(2 * 65_000)[0].num_blocks == 60
-    assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 500))[0].num_blocks == 50
+    assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 200, 300))[0].num_blocks == 50
     assert fit(12_000, shape=shape_of(context=80), num_blocks=7)[0].num_blocks == 7
 
 
 def test_the_table_names_every_byte_and_what_it_holds() -> None:
-    _, memory = fit(2 * 105_000, rest=Footprint(7000, 2000, 500, 500))
+    _, memory = fit(2 * 105_000, rest=Footprint(7000, 2000, 500, 200, 300))
     assert sum(share.bytes for share in memory.shares) == 105_000
     assert {share.name: share.bytes for share in memory.shares}["cache"] == 90_000
     assert (memory.full_requests, memory.cache_tokens) == (2, 88 * 16)
@@ -186,7 +186,7 @@ def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str,
 def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
     with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but 1 MiB are free, .* at most 1048 "):
         fit(2**20 + 5000, num_blocks=100_000_000)
-    rest = Footprint(7000, 2000, 500, 500)
+    rest = Footprint(7000, 2000, 500, 200, 300)
     with pytest.raises(UserError, match=r"weights take .* logits .* lower --num-blocks to at most 33 "):
         fit(48_999, rest=rest, num_blocks=34)
     assert fit(49_000, rest=rest, num_blocks=34)
