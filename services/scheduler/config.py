@@ -8,7 +8,7 @@ def scheduler_settings(config: Config) -> Settings:
     """The core's settings; every value was checked when the configuration was read."""
     chosen = config.scheduler
     return Settings(
-        policy=chosen.policy,
+        policy=config.policy,
         max_batch_tokens=chosen.max_batch_tokens,
         max_requests_per_batch=chosen.max_requests_per_batch,
         max_cache_tokens=chosen.max_cache_tokens,
