@@ -68,6 +68,26 @@ class Reclaims(msgspec.Struct, array_like=True, frozen=True, gc=False):
     entries: tuple[Reclaimed, ...]
 
 
+class Spent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a stream cost in all, told once when it is forgotten and no step touches it any more.
+
+    computed_tokens: query tokens computed for it, again after preemptions included. wasted_tokens: those of them that
+    were computed after its end and thrown away. block_us: cache blocks held, times microseconds; a shared block counts
+    for each stream that holds it.
+    """
+
+    stream: Stream
+    computed_tokens: int
+    wasted_tokens: int
+    block_us: int
+
+
+class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All `Spent` of one turn."""
+
+    entries: tuple[Spent, ...]
+
+
 class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The step-time model: microseconds per step, per query token, per cached token read, per request."""
 
@@ -102,4 +122,4 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)
-SCHEDULER_TO_ADMISSION = (Capacity, Reclaims)
+SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Expenses)

@@ -11,7 +11,7 @@ from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
-from noria.proto.scheduling import Capacity, Reclaimed, Reclaims, Submit, Withdraw
+from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
@@ -37,6 +37,7 @@ class SchedulerService:
         self._state = State.READY
         self._runs: list[TokenRun] = []
         self._reclaimed: list[Reclaimed] = []
+        self._spent: list[Spent] = []
         self._owed: dict[Stream, int] = {}
         self._told: Capacity | None = None
         self._applied = False
@@ -92,6 +93,9 @@ class SchedulerService:
         if self._reclaimed:
             self._actor.send(self, Service.ADMISSION, Reclaims(tuple(self._reclaimed)))
             self._reclaimed.clear()
+        if self._spent:
+            self._actor.send(self, Service.ADMISSION, Expenses(tuple(self._spent)))
+            self._spent.clear()
         capacity = self._core.capacity()
         if capacity != self._told and self._actor.send(self, Service.ADMISSION, capacity):
             self._told = capacity
@@ -141,6 +145,8 @@ class SchedulerService:
                     self._runs.append(reply)
                 case Reclaimed():
                     self._reclaimed.append(reply)
+                case Spent():
+                    self._spent.append(reply)
                 case Moved():
                     self._spans.move(reply, now_ns)
                 case _:

@@ -123,6 +123,7 @@ class Results:
         for entry in step.entries:
             request, output, tokens, end, holding = entry
             request.in_flight -= 1
+            request.spent += tokens
             state = request.state
             if end >= holding.due and memory is not None:
                 counters.merged_pages += memory.publish(holding, request, end)
@@ -130,6 +131,9 @@ class Results:
             if state is finished or state is gone:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
+                request.wasted += tokens
+                if state is gone and not request.in_flight:
+                    board.spent(request)
                 continue
             if not ids:
                 continue

@@ -12,7 +12,7 @@ from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Withdraw
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import AdmissionJoined, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.events import AdmissionJoined, Event, ExecutorLost, Reply, TimePassed
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.invariants import check
 from noria.services.scheduler.core.planner import Planner
@@ -40,6 +40,7 @@ class Scheduler:
         Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
         """
         now_ns, body = event
+        self.board.now_ns = now_ns
         match body:
             case StepDone():
                 self._results.done(now_ns, body)
@@ -63,6 +64,8 @@ class Scheduler:
             case AdmissionJoined():
                 self._credit.submitted = 0
                 self._intake.admission_joined()
+            case TimePassed():
+                self._intake.expire(now_ns)
             case Copied() | Inventory():
                 pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
             case _:
@@ -73,11 +76,18 @@ class Scheduler:
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Plan the next step, or None when none can or need be sent now; call again until None."""
+        self.board.now_ns = now_ns
+        self._intake.expire(now_ns)
         started = len(self.board.waiting)
         plan = self._planner.plan(now_ns)
         if plan is not None:
             self._credit.planned(now_ns, len(plan.fill), waiting_before=started)
         return plan
+
+    @property
+    def due_ns(self) -> int | None:
+        """When a `TimePassed` is wanted, if nothing else happens before."""
+        return self.board.deadlines.next_ns
 
     def traceparent(self, plan: StepPlan) -> str:
         """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.
