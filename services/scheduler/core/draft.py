@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Grow, Slice
 from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.decisions import Passed, Reason
 from noria.services.scheduler.core.holding import Needs
 from noria.services.scheduler.core.lane import Entry
 from noria.services.scheduler.core.request import Request
@@ -11,7 +13,10 @@ from noria.services.scheduler.core.request import Request
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """What the step will hold so far. stalled: who lacks how many blocks of each group."""
+    """What the step will hold so far. stalled: who lacks how many blocks of each group.
+
+    decodes, chunks, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
+    """
 
     number: int
     now_ns: int
@@ -26,6 +31,10 @@ class Draft:
     drained: list[Request] = field(default_factory=list)
     stalled: dict[Request, Needs] = field(default_factory=dict)
     recomputed: int = 0
+    decodes: int = 0
+    chunks: list[tuple[Stream, int]] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+    gates: dict[str, Reason] = field(default_factory=dict)
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""
@@ -64,6 +73,15 @@ class Draft:
             self.stalled.pop(request, None)
         self._add(request, start, take)
 
+    def pass_over(self, request: Request, reason: Reason) -> None:
+        """Note that a request gets nothing in this step."""
+        self.passed.append(Passed(request.stream, reason))
+
+    def hold_up(self, request: Request, reason: Reason, traffic_class: str = "") -> None:
+        """Note that a waiting request, and with it all of its class or of all, is not admitted into this step."""
+        self.pass_over(request, reason)
+        self.gates.setdefault(traffic_class, reason)
+
     def fill(self, request: Request) -> None:
         """Put a request that was just admitted into its slot, with all that it knows and holds."""
         assert request.held is not None
@@ -87,6 +105,7 @@ class Draft:
         sample = end == request.filled
         self.slices.append(Slice(request.slot, start, take, False, sample))
         self.entries.append(Entry(request, request.planned if sample else -1, take, end, request.held))
+        self.chunks.append((request.stream, take))
         self.recomputed += max(0, min(end, request.computed) - start)
         request.length = end
         request.in_flight += 1

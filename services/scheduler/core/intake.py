@@ -60,6 +60,14 @@ class Intake:
             if run.ids or run.end:
                 self._board.news.append(run)
 
+    def expire(self, now_ns: int) -> None:
+        """End who is out of time: waiting ones at once, running ones at the boundary between two steps."""
+        for request in self._board.deadlines.expired(now_ns):
+            whole = request.deadline_ns is not None and request.deadline_ns <= now_ns
+            detail = "not finished within ttl_ms" if whole else "no token within ttl_first_ms"
+            self._board.finish(request, End.DEADLINE, now_ns, detail)
+            self._board.news.append(token_run(request, len(request.output), ()))
+
     def fail(self, request: Request, now_ns: int, detail: str) -> None:
         """End a stream with an error."""
         self._board.finish(request, End.ERROR, now_ns, detail)
@@ -93,6 +101,7 @@ class Intake:
         self._taken += 1
         request = make_request(submission, now_ns, self._taken)
         self._board.requests[request.stream] = request
+        self._board.deadlines.watch(request)
         self._board.wait(request, now_ns)
         self.measure(request, now_ns)
 

@@ -8,6 +8,7 @@ from noria.proto.execution import Slice, StepPlan
 from noria.services.scheduler.core.arrivals import Arrivals
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.decisions import Decision, Reason
 from noria.services.scheduler.core.draft import Draft
 from noria.services.scheduler.core.lane import Entry, Step
 from noria.services.scheduler.core.memory import Memory
@@ -39,7 +40,10 @@ class Planner:
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
         board, memory = self._board, self._board.memory
-        if memory is None or len(board.lane.steps) >= board.settings.steps_in_flight:
+        if memory is None:
+            board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
+            return None
+        if len(board.lane.steps) >= board.settings.steps_in_flight:
             return None
         untold = board.slots.begin()
         draft = self._draft(now_ns, memory.cache)
@@ -49,6 +53,7 @@ class Planner:
                 break
             untold = board.slots.begin()
             draft = self._draft(now_ns, memory.cache)
+        board.decisions.held_up(now_ns, draft.gates)
         # An executor without work must still learn which slots are empty.
         if not draft.slices and (board.lane.steps or not untold):
             return None
@@ -76,14 +81,18 @@ class Planner:
         tokens_left, cache_left = draft.tokens_left, draft.cache_left
         for request in self._board.decoding:
             if not tokens_left:
+                draft.pass_over(request, Reason.TOKENS)
                 break
             output = request.planned
             if request.has_stop and output - request.seen >= lookahead:
+                draft.pass_over(request, Reason.DETOKENIZER)
                 continue
             length = request.length + 1
             if length > cache_left and slices:
+                draft.pass_over(request, Reason.READS)
                 continue
             if length > request.room and not draft.make_room(request, length):
+                draft.pass_over(request, Reason.BLOCKS)
                 continue
             slices.append(Slice(request.slot, length - 1, 1, True, True))
             held = request.held
@@ -97,12 +106,14 @@ class Planner:
                 draft.drained.append(request)
             tokens_left -= 1
             cache_left -= length
+        draft.decodes += draft.tokens_left - tokens_left
         draft.tokens_left, draft.cache_left = tokens_left, cache_left
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:
         board = self._board
         tokens = min(self.tokens_max, self.token_limit) - draft.tokens_left
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
+        self._record(draft, tokens, cache_tokens)
         board.lane.send(Step(draft.number, draft.entries, tokens, cache_tokens))
         swap_out, copies, swap_in, replaced = memory.orders()
         plan = StepPlan(
@@ -126,3 +137,23 @@ class Planner:
         if draft.stalled:
             self._preemption.give_way(draft)
         return plan
+
+    def _record(self, draft: Draft, tokens: int, cache_tokens: int) -> None:
+        """Keep what was decided."""
+        board = self._board
+        board.decisions.decided(
+            Decision(
+                epoch=board.lane.epoch,
+                number=draft.number,
+                at_ns=draft.now_ns,
+                tokens_max=tokens + draft.tokens_left,
+                tokens=tokens,
+                cache_tokens=cache_tokens,
+                decodes=draft.decodes,
+                chunks=tuple(draft.chunks),
+                admitted=tuple(each.stream for each in draft.fills),
+                passed=tuple(draft.passed),
+                running=board.running,
+                waiting=len(board.waiting),
+            )
+        )
