@@ -33,7 +33,7 @@ class Arrivals:
                 return
             found = memory.found(request)
             if request.stored is None and memory.twins.follow(request, len(found)):
-                board.waiting.pass_over(request, board.policy.rank(request))
+                board.waiting.pass_over(request)
                 draft.pass_over(request, Reason.TWIN)
                 continue
             if draft.slices and draft.cache_left <= memory.start(request, len(found)):

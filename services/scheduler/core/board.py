@@ -32,7 +32,7 @@ class Board:
         self.settings = settings
         self.policy = policy
         self.requests: dict[Stream, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(policy.order)
         self.prefilling: dict[Request, None] = {}
         self.decoding: dict[Request, None] = {}
         self.draining: dict[Request, None] = {}
@@ -78,7 +78,7 @@ class Board:
         """Put a request into the waiting queue."""
         request.state = State.WAITING
         request.decoding_shown = False
-        self.waiting.add(request, self.policy.rank(request))
+        self.waiting.add(request)
         self.moved(request, Stage.QUEUED, now_ns, decision)
 
     def admit(self, request: Request, pages: int, now_ns: int) -> None:
@@ -136,6 +136,7 @@ class Board:
         request.state = State.FINISHED
         request.end = end
         request.detail = detail
+        self.policy.ended(request)
         self.finished += 1
         self.moved(request, Stage.ENDED, now_ns, end.label)
 
@@ -147,6 +148,7 @@ class Board:
             self.moved(request, Stage.ENDED, now_ns, decision)
         self._withdraw_from_state(request)
         request.state = State.GONE
+        self.policy.ended(request)
         del self.requests[request.stream]
         self.deadlines.tidy(len(self.requests))
         if not request.in_flight:

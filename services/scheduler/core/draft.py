@@ -31,6 +31,7 @@ class Draft:
     drained: list[Request] = field(default_factory=list)
     stalled: dict[Request, Needs] = field(default_factory=dict)
     recomputed: int = 0
+    tokens_max: int = 0
     decodes: int = 0
     chunks: list[tuple[Stream, int]] = field(default_factory=list)
     passed: list[Passed] = field(default_factory=list)

@@ -22,13 +22,15 @@ class Preemption:
         if not board.lane.soon_free and not cache.fits(demand):
             # Nothing that comes by itself helps, though in sum there may be enough: in chunks that another group began.
             lacking = max(lacking, 1)
-        victims = board.policy.victims([*board.prefilling, *board.decoding])
-        first = min(draft.stalled, key=lambda request: request.seniority)
+        policy = board.policy
+        victims = sorted([*board.prefilling, *board.decoding], key=policy.precedence, reverse=True)
+        first = min(draft.stalled, key=policy.precedence)
+        desperate = not draft.slices and not board.lane.steps
         preempted = False
         for victim in victims:
             if lacking <= 0 or victim is first:
                 break
-            if victim.immune and first is not victims[-1]:
+            if first is not victims[-1] and policy.spares(victim, first, desperate=desperate):
                 continue
             assert victim.held is not None
             lacking -= cache.gain(victim.held)

@@ -132,6 +132,7 @@ class Results:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
                 request.wasted += tokens
+                board.policy.discarded(request, output, end - tokens, end)
                 if state is gone and not request.in_flight:
                     board.spent(request)
                 continue

@@ -16,7 +16,7 @@ from noria.services.scheduler.core.events import AdmissionJoined, Event, Executo
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.invariants import check
 from noria.services.scheduler.core.planner import Planner
-from noria.services.scheduler.core.policy import policy_named
+from noria.services.scheduler.core.policies import policy_named
 from noria.services.scheduler.core.results import Results
 from noria.services.scheduler.core.settings import Settings
 

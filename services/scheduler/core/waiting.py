@@ -1,71 +1,59 @@
-"""The one waiting queue: a heap by the policy's rank, with counts for credit. Joining and leaving cost O(log n)."""
+"""The one waiting queue: who waits, in numbers, and in an order that is the policy's. Joining and leaving are O(log n)."""
 
-import heapq
 from collections.abc import Iterator
 
+from noria.services.scheduler.core.policy import Order
 from noria.services.scheduler.core.request import Request, State
-
-Rank = tuple[int, ...]
 
 
 class WaitingQueue:
-    """Requests in state WAITING. Who leaves from the middle stays in the heap until it comes up or is swept.
+    """Requests in state WAITING.
 
-    Who is passed over, because it waits for another's prefix, keeps its rank and is out of the heap until it is woken.
+    Who is passed over, because it waits for another's prefix, has no place in the order until it is woken.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Rank, int, Request]] = []
-        self._entries: dict[Request, int] = {}
-        self._passed: dict[Request, Rank] = {}
-        self._next_entry = 0
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._requests: dict[Request, None] = {}
+        self._passed: dict[Request, None] = {}
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._entries))
+        return iter(list(self._requests))
 
-    def add(self, request: Request, rank: Rank) -> None:
-        """Let a request wait; least rank first."""
-        assert request not in self._entries
-        self._next_entry += 1
-        self._entries[request] = self._next_entry
+    def add(self, request: Request) -> None:
+        """Let a request wait."""
+        assert request not in self._requests
+        self._requests[request] = None
         self.tokens += request.known
-        heapq.heappush(self._heap, (rank, self._next_entry, request))
+        self._order.join(request)
 
     def first(self) -> Request | None:
         """The request whose turn is next."""
-        heap = self._heap
-        while heap:
-            _, entry, request = heap[0]
-            if self._entries.get(request) == entry:
-                return request
-            heapq.heappop(heap)
-        return None
+        return self._order.first()
 
     def remove(self, request: Request) -> None:
         """Take a request out."""
-        del self._entries[request]
-        self._passed.pop(request, None)
+        del self._requests[request]
         self.tokens -= request.known
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._entries):
-            self._heap = [item for item in self._heap if self._entries.get(item[2]) == item[1]]
-            heapq.heapify(self._heap)
+        if request in self._passed:
+            del self._passed[request]
+        else:
+            self._order.leave(request)
 
-    def pass_over(self, request: Request, rank: Rank) -> None:
+    def pass_over(self, request: Request) -> None:
         """Let others go before this one until it is woken."""
-        self._entries[request] = -1
-        self._passed[request] = rank
+        self._order.leave(request)
+        self._passed[request] = None
 
     def wake(self, request: Request) -> None:
-        """Its turn by rank again, if it is still here and passed over."""
-        rank = self._passed.pop(request, None)
-        if rank is not None:
-            self._next_entry += 1
-            self._entries[request] = self._next_entry
-            heapq.heappush(self._heap, (rank, self._next_entry, request))
+        """Its turn again, if it is still here and passed over."""
+        if request in self._passed:
+            del self._passed[request]
+            self._order.join(request)
 
     @property
     def passed_over(self) -> int:
@@ -76,9 +64,17 @@ class WaitingQueue:
         """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
         self.tokens += 1
 
+    def reorder(self, order: Order) -> None:
+        """Let everybody join another order, oldest first."""
+        for request in sorted(self._requests, key=lambda each: each.seniority):
+            if request not in self._passed:
+                self._order.leave(request)
+                order.join(request)
+        self._order = order
+
     def check(self) -> None:
         """Counts and states agree."""
-        assert self.tokens == sum(request.known for request in self._entries)
-        assert all(request.state is State.WAITING for request in self._entries)
-        assert {request for _, _, request in self._heap} | set(self._passed) >= set(self._entries)
-        assert all(self._entries[request] == -1 for request in self._passed)
+        assert self.tokens == sum(request.known for request in self._requests)
+        assert all(request.state is State.WAITING for request in self._requests)
+        assert self._passed.keys() <= self._requests.keys()
+        self._order.check(self._requests.keys() - self._passed.keys())
