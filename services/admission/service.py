@@ -17,7 +17,7 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Generate
 from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
-from noria.proto.scheduling import Capacity, Reclaims
+from noria.proto.scheduling import Capacity, Expenses, Reclaims
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import Client
@@ -66,7 +66,7 @@ class AdmissionService:
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message of a peer."""
         match body:
-            case Capacity() | Reclaims() | Texts() | Unknown():
+            case Capacity() | Reclaims() | Expenses() | Texts() | Unknown():
                 self._taken += 1
                 self._core.apply(News(body, time.monotonic_ns()))
             case _:

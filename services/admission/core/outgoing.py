@@ -42,6 +42,8 @@ class SchedulerPost:
     def leave(self) -> None:
         """The scheduler is gone."""
         self.joined = self.recite = False
+        for request, _ in self.submissions.values():
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
         self.credit.reset()
         self.submissions.clear()
         self.withdrawals.clear()
@@ -51,18 +53,19 @@ class SchedulerPost:
         """Have a stream scheduled."""
         if self.joined:
             self.submissions[choice.stream] = (request, choice)
-            self.credit.queue(request.prompt_tokens)
+            self.credit.queue(request.prompt_tokens, request.traffic_class)
 
-    def end(self, request: Request, stream: Stream, withdraw: End | None) -> None:
-        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it."""
+    def end(self, request: Request, stream: Stream, withdraw: End | None) -> bool:
+        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Says if it was told of it."""
         if not self.joined:
-            return
+            return False
         if self.submissions.pop(stream, None) is not None:
-            self.credit.unqueue(request.prompt_tokens)
-            return
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
+            return False
         if withdraw is not None:
             self.withdrawals[stream] = withdraw
         self.ended[stream] = None
+        return True
 
     def take(self, now_ns: int) -> list[ToScheduler]:
         """The messages of this turn, in the order in which they must be sent."""
@@ -71,7 +74,7 @@ class SchedulerPost:
             batch: list[Submission] = []
             tokens = 0
             for request, choice in self.submissions.values():
-                self.credit.send(request.prompt_tokens)
+                self.credit.send(request.prompt_tokens, request.traffic_class)
                 batch.append(_submission(request, choice, now_ns))
                 tokens += request.prompt_tokens + len(choice.ids)
                 if tokens >= self.rules.batch_tokens_max:
@@ -96,7 +99,7 @@ class SchedulerPost:
         match message:
             case Submit():
                 for submission in reversed(message.submissions):
-                    self.credit.unsend(len(submission.prompt_ids))
+                    self.credit.unsend(len(submission.prompt_ids), submission.traffic_class)
                 again = {each.stream: pairs[each.stream] for each in message.submissions}
                 self.submissions = again | self.submissions
                 self.recite = self.recite or message.complete
