@@ -12,7 +12,7 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved, TimePassed
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.metrics import BoardMetrics
@@ -83,11 +83,14 @@ class SchedulerService:
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
         self._metrics.advance(now_ns)
+        due_ns = self._core.due_ns
+        if due_ns is not None and due_ns <= now_ns:
+            self._apply(TimePassed())
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._applied = True
         if not self._applied and not self._owed:
-            return None
+            return self._core.due_ns
         self._applied = False
         retry_ns = self._send_tokens(now_ns)
         if self._reclaimed:
@@ -99,7 +102,7 @@ class SchedulerService:
         capacity = self._core.capacity()
         if capacity != self._told and self._actor.send(self, Service.ADMISSION, capacity):
             self._told = capacity
-        return retry_ns
+        return min((each for each in (retry_ns, self._core.due_ns) if each is not None), default=None)
 
     def state(self) -> State:
         """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""

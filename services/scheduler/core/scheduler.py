@@ -64,12 +64,11 @@ class Scheduler:
             case AdmissionJoined():
                 self._credit.submitted = 0
                 self._intake.admission_joined()
-            case TimePassed():
-                self._intake.expire(now_ns)
-            case Copied() | Inventory():
+            case TimePassed() | Copied() | Inventory():
                 pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
             case _:
                 assert_never(body)
+        self._intake.expire(now_ns)
         replies = self.board.news
         self.board.news = []
         return replies
