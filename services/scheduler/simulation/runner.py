@@ -1,0 +1,134 @@
+"""Runs a workload through the real core on simulated time: arrivals, steps and withdrawals are the only events."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+from noria.proto.base import End, Ended, Stream
+from noria.proto.execution import Geometry
+from noria.proto.output import TokenRun
+from noria.proto.scheduling import Capacity, Reclaimed, Spent, Submit, Withdraw
+from noria.services.scheduler.core.events import Body, Event, Moved, Stage, TimePassed
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.simulation.device import SimulatedDevice, Token
+from noria.services.scheduler.simulation.jobs import Job, Outcome, made_up_ids
+
+# Asked for each job as it arrives; a job that is not admitted is refused.
+Gate = Callable[[Job, Capacity, int], bool]
+_ARRIVAL, _WITHDRAWAL = 0, 1
+
+
+def admit_all(job: Job, capacity: Capacity, now_ns: int) -> bool:
+    """A gate that is always open."""
+    del job, capacity, now_ns
+    return True
+
+
+class Simulation:
+    """One core, one device and the jobs. `outcomes` are in the order of the jobs.
+
+    output: the ids that a stream generates, from its job and a position; made up where absent.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        device: Callable[[Token], SimulatedDevice],
+        jobs: Iterable[Job],
+        *,
+        gate: Gate = admit_all,
+        output: Callable[[Job, int], int] | None = None,
+    ) -> None:
+        self.core = Scheduler(settings)
+        self.device = device(self._token)
+        self.outcomes = [Outcome(each) for each in jobs]
+        self.now_ns = 0
+        self._gate = gate
+        self._output = output
+        self._by_stream = {each.job.submission.stream: each for each in self.outcomes}
+        self._due: list[tuple[int, int, int]] = []
+        for number, outcome in enumerate(self.outcomes):
+            heapq.heappush(self._due, (outcome.job.at_ns, _ARRIVAL, number))
+            if outcome.job.withdrawn_ns is not None:
+                heapq.heappush(self._due, (outcome.job.withdrawn_ns, _WITHDRAWAL, number))
+        self._ended: list[Stream] = []
+        self._apply(geometry)
+
+    def run(self, until_ns: int | None = None) -> list[Outcome]:
+        """Until all jobs have ended, or to a time; returns the outcomes."""
+        while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
+            self.now_ns = next_ns
+            self._step()
+        return self.outcomes
+
+    def _next_ns(self) -> int | None:
+        times = [self.device.next_ns, self._due[0][0] if self._due else None]
+        if self.core.board.requests:
+            times.append(self.core.due_ns)
+        known = [each for each in times if each is not None]
+        return max(min(known), self.now_ns) if known else None
+
+    def _step(self) -> None:
+        now_ns = self.now_ns
+        done_ns = self.device.next_ns
+        if done_ns is not None and done_ns <= now_ns:
+            self._apply(self.device.finish())
+        while self._due and self._due[0][0] <= now_ns:
+            _, kind, number = heapq.heappop(self._due)
+            self._happen(kind, self.outcomes[number])
+        due_ns = self.core.due_ns
+        if due_ns is not None and due_ns <= now_ns:
+            self._apply(TimePassed())
+        if self._ended:
+            ended, self._ended = Ended(tuple(self._ended)), []
+            self._apply(ended)
+        while (plan := self.core.plan(now_ns)) is not None:
+            self.device.send(plan, now_ns)
+
+    def _happen(self, kind: int, outcome: Outcome) -> None:
+        job = outcome.job
+        if kind == _ARRIVAL:
+            if self._gate(job, self.core.capacity(), self.now_ns):
+                self._apply(Submit((job.submission,)))
+            else:
+                outcome.refused = True
+        elif not outcome.refused and outcome.end is None:
+            outcome.end, outcome.ended_ns = End.CANCELLED, self.now_ns
+            self._apply(Withdraw((job.submission.stream,)))
+
+    def _apply(self, body: Body) -> None:
+        for reply in self.core.apply(Event(self.now_ns, body)):
+            match reply:
+                case TokenRun():
+                    self._hear(reply)
+                case Moved():
+                    if reply.stage is Stage.PREFILLING:
+                        outcome = self._by_stream[reply.stream]
+                        outcome.started_ns = outcome.started_ns or reply.at_ns
+                case Reclaimed() | Spent():
+                    pass
+                case _:
+                    assert_never(reply)
+
+    def _hear(self, run: TokenRun) -> None:
+        outcome, now_ns = self._by_stream[run.stream], self.now_ns
+        if run.ids:
+            if outcome.last_ns is not None:
+                outcome.gaps_ns.append(now_ns - outcome.last_ns)
+            elif outcome.first_ns is None:
+                outcome.first_ns = now_ns
+            outcome.last_ns = now_ns
+            outcome.tokens += len(run.ids)
+        if run.end:
+            outcome.end, outcome.ended_ns = End(run.end), now_ns
+            self._ended.append(run.stream)
+
+    def _token(self, stream: Stream, position: int) -> int:
+        job = self._by_stream[stream].job
+        if job.stops and position >= job.output_tokens - 1:
+            return job.submission.end_ids[0]
+        if self._output is not None:
+            return self._output(job, position)
+        return made_up_ids(stream.request, len(job.submission.prompt_ids) + position, 1)[0]
