@@ -37,7 +37,8 @@ class Deadlines:
 
     def expired(self, now_ns: int) -> list[Request]:
         """Requests whose time to the first token, or to the end, is over; each once."""
-        due, over = self._due, {}
+        due = self._due
+        over: dict[Request, None] = {}
         while due and due[0][0] <= now_ns:
             request = heapq.heappop(due)[2]
             if _is_over(request, now_ns):
