@@ -76,6 +76,8 @@ class Actor:
         self._wake.setblocking(False)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._stopping = False
+        self._hung_up = False
+        self._reload: Callable[[], None] | None = None
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -107,8 +109,17 @@ class Actor:
         self._stopping = True
         self.wake()
 
+    def on_hang_up(self, reload: Callable[[], None]) -> None:
+        """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
+        self._reload = reload
+
+    def hang_up(self) -> None:
+        """SIGHUP has come; may be called from signal handlers and from any thread."""
+        self._hung_up = True
+        self.wake()
+
     def stop_on_signals(self) -> None:
-        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone."""
+        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone, SIGHUP reloads."""
 
         def terminate(signum: int, frame: object) -> None:
             del signum, frame
@@ -118,6 +129,7 @@ class Actor:
 
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, lambda *_: self.hang_up())
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
@@ -135,6 +147,10 @@ class Actor:
         try:
             while not self._stopping:
                 self._turn(shell, self._timeout_ms(wanted_ns))
+                if self._hung_up:
+                    self._hung_up = False
+                    if self._reload is not None:
+                        self._reload()
                 now_ns = time.monotonic_ns()
                 self._tend_links(shell, now_ns)
                 wanted_ns = shell.advance(now_ns)

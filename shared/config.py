@@ -226,7 +226,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: Annotated[
         str,
         Meta(
-            description="Folder of what outlives the processes, mode 0700; ~/.local/state/noria where empty.",
+            description="Folder of what outlives the processes, mode 0700; ~/.local/state/noria or DIR/state where empty.",
             extra=_flags("--state-dir"),
         ),
     ] = ""

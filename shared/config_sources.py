@@ -140,10 +140,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write the effective configuration for child processes, readable by the owner alone."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write the effective configuration for child processes, readable by the owner alone; replaced as a whole."""
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(config))
+    os.replace(new, path)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from msgspec import Meta
 CLASS_NAME: Final = r"[a-z][a-z0-9_-]{0,31}"
 TENANT_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 STANDARD: Final = "standard"
+KEY_PREFIX: Final = "sha256:"
 
 _Tokens = Annotated[int, Meta(ge=1)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=2**31)]

@@ -185,8 +185,21 @@ def test_children_of_a_killed_supervisor_are_named_and_stopped_by_down(folder: P
             third.ready()
 
 
-def test_a_hang_up_without_a_terminal_is_ignored(folder: Path) -> None:
+def test_a_hang_up_reads_classes_and_tenants_again_and_tells_the_children(folder: Path) -> None:
     with supervised(folder) as stack:
-        stack.ready().process.send_signal(signal.SIGHUP)
-        stack.wait(lambda: "hang-up ignored" in stack.text())
+        stack.ready()
+        file = folder / "noria.json"
+        effective = stack.runtime_dir / "effective.json"
+
+        def change(tenants: dict[str, Any]) -> None:
+            file.write_text(json.dumps({**json.loads(file.read_text()), "tenants": tenants}))
+            stack.process.send_signal(signal.SIGHUP)
+
+        change({"acme": {"weight": 0}})
+        stack.wait(lambda: "configuration not reloaded" in stack.text())
+        assert "tenants.acme.weight" in stack.text()
+        assert json.loads(effective.read_text())["tenants"] == {}
+        change({"acme": {"weight": 2.0}})
+        stack.wait(lambda: stack.text().count('"configuration reloaded"') == 1)
+        stack.wait(lambda: json.loads(effective.read_text())["tenants"]["acme"]["weight"] == 2.0)
         assert len(stack.snapshots()) == len(Service)
