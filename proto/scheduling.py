@@ -98,12 +98,20 @@ class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Credit of one class: how many more requests and prompt tokens may be submitted; the predicted wait of the next."""
+    """Credit of one class: how many more requests and prompt tokens may be submitted; the predicted wait of the next.
+
+    The entry without a name stands for all classes together. request_ms, token_ms: how much later the next one starts
+    for each stream, and each prompt token, that is submitted before it. margin: how far a wait has exceeded its
+    prediction in the worst of fifty cases lately, as a factor.
+    """
 
     traffic_class: str
     requests: int
     tokens: int
     start_ms: float = 0.0
+    request_ms: float = 0.0
+    token_ms: float = 0.0
+    margin: float = 1.0
 
 
 class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -112,6 +120,8 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `submitted` is how many submissions the scheduler has taken from admission's present incarnation, so that
     admission can subtract those still on the way.
     `largest_tokens` is the longest prompt and output together that the cache could ever hold.
+    step_ms: how long steps have taken lately, on average. prefill_tokens, prefill_step_ms: how many tokens of a prompt
+    such a step takes beside what continues, and how long it then takes.
     """
 
     submitted: int
@@ -119,6 +129,9 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     step_time: StepTime = StepTime()
     largest_tokens: int = 0
     ready: bool = False
+    step_ms: float = 0.0
+    prefill_tokens: int = 0
+    prefill_step_ms: float = 0.0
 
 
 ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)

@@ -118,6 +118,10 @@ class Decisions:
                 self._gates.append(Gate(now_ns, name, reason))
         self._shut = dict(gates)
 
+    def reason(self, traffic_class: str) -> Reason | None:
+        """What holds up arrivals of a class now."""
+        return self._shut.get("", self._shut.get(traffic_class))
+
     def waits(self, traffic_class: str, begin_ns: int, end_ns: int) -> dict[Reason | None, int]:
         """For what a request of this class that waited from begin to end did so, and how long: nanoseconds by reason.
 

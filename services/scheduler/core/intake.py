@@ -8,11 +8,12 @@ from noria.services.scheduler.core.request import Request, State, make_request, 
 
 
 class Intake:
-    """Applies messages about streams to a board."""
+    """Applies messages about streams to a board. taken: the requests that the last `Submit` brought."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._taken = 0
+        self.taken: list[Request] = []
         self._unnamed: dict[Stream, None] = {}
 
     def admission_joined(self) -> None:
@@ -21,6 +22,7 @@ class Intake:
 
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
+        self.taken = []
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
             known = self._board.requests.get(submission.stream)
@@ -102,6 +104,7 @@ class Intake:
         request = make_request(submission, now_ns, self._taken)
         self._board.requests[request.stream] = request
         self._board.deadlines.watch(request)
+        self.taken.append(request)
         self._board.wait(request, now_ns)
         self.measure(request, now_ns)
 

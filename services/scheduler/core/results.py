@@ -42,7 +42,7 @@ class Results:
         counters = self._board.counters
         counters.steps += 1
         counters.tokens += step.tokens
-        self._credit.model.observe(step.tokens, step.cache_tokens, len(step.entries), body.compute_us)
+        self._credit.done(step, body.compute_us)
         self._recover()
         self._collect(step, body.sampled, now_ns)
         self._board.free(step, now_ns)

@@ -49,6 +49,7 @@ class Scheduler:
             case Submit():
                 self._credit.submitted += len(body.submissions)
                 self._intake.submit(now_ns, body)
+                self._credit.received(self._intake.taken)
             case Withdraw():
                 self._intake.withdraw(now_ns, body)
             case Ended():
@@ -77,10 +78,10 @@ class Scheduler:
         """Plan the next step, or None when none can or need be sent now; call again until None."""
         self.board.now_ns = now_ns
         self._intake.expire(now_ns)
-        started = len(self.board.waiting)
         plan = self._planner.plan(now_ns)
         if plan is not None:
-            self._credit.planned(now_ns, len(plan.fill), waiting_before=started)
+            filled = [self.board.requests[each.stream] for each in plan.fill]
+            self._credit.planned(now_ns, [each for each in filled if each.started_ns == now_ns])
         return plan
 
     @property

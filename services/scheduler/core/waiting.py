@@ -1,9 +1,18 @@
 """The one waiting queue: who waits, in numbers, and in an order that is the policy's. Joining and leaving are O(log n)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from noria.services.scheduler.core.policy import Order
 from noria.services.scheduler.core.request import Request, State
+
+
+@dataclass(slots=True)
+class Queue:
+    """How many wait, and the tokens of their prompts."""
+
+    requests: int = 0
+    tokens: int = 0
 
 
 class WaitingQueue:
@@ -17,6 +26,7 @@ class WaitingQueue:
         self._requests: dict[Request, None] = {}
         self._passed: dict[Request, None] = {}
         self.tokens = 0
+        self._queues: dict[str, Queue] = {"": Queue()}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -29,6 +39,7 @@ class WaitingQueue:
         assert request not in self._requests
         self._requests[request] = None
         self.tokens += request.known
+        self._count(request, 1)
         self._order.join(request)
 
     def first(self) -> Request | None:
@@ -39,6 +50,7 @@ class WaitingQueue:
         """Take a request out."""
         del self._requests[request]
         self.tokens -= request.known
+        self._count(request, -1)
         if request in self._passed:
             del self._passed[request]
         else:
@@ -54,6 +66,14 @@ class WaitingQueue:
         if request in self._passed:
             del self._passed[request]
             self._order.join(request)
+
+    def queue(self, traffic_class: str) -> Queue:
+        """Who waits of a class; "" for all together."""
+        return self._queues.get(traffic_class) or Queue()
+
+    def busy(self) -> list[str]:
+        """The classes of which some wait, and "" for all, when anybody waits."""
+        return [name for name, queue in self._queues.items() if queue.requests]
 
     @property
     def passed_over(self) -> int:
@@ -75,6 +95,17 @@ class WaitingQueue:
     def check(self) -> None:
         """Counts and states agree."""
         assert self.tokens == sum(request.known for request in self._requests)
+        assert self._queues[""].requests == len(self._requests)
+        assert sum(queue.tokens for name, queue in self._queues.items() if name) <= self._queues[""].tokens
         assert all(request.state is State.WAITING for request in self._requests)
         assert self._passed.keys() <= self._requests.keys()
         self._order.check(self._requests.keys() - self._passed.keys())
+
+    def _count(self, request: Request, change: int) -> None:
+        name, tokens = request.submission.traffic_class, request.prompt_tokens * change
+        for each in dict.fromkeys(("", name)):
+            queue = self._queues.get(each)
+            if queue is None:
+                queue = self._queues[each] = Queue()
+            queue.requests += change
+            queue.tokens += tokens
