@@ -73,11 +73,15 @@ class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way."""
+    """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way.
+
+    left: nobody reads any more, but a repetition may come: a request with `keep` goes on for a while without a reader.
+    """
 
     id: str
     index: int | None = None
     credential: str = ""
+    left: bool = False
 
 
 class Acknowledge(msgspec.Struct, array_like=True, frozen=True, gc=False):

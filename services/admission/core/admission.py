@@ -217,6 +217,10 @@ class Admission:
         request = self._found(client, body.id, body.credential)
         if request is None:
             return
+        if body.left and request.keep and request.stage is not Stage.ENDED:
+            self.delivery.detach(request)
+            self.books.orphans.setdefault(request.number, now_ns + self._rules.client_timeout_ns)
+            return
         if body.index is None or (request.stage is Stage.TOKENIZING and request.n == 1 and body.index == 0):
             self.books.cancel(request, now_ns, "cancelled by the client")
         elif 0 <= body.index < len(request.choices) and request.choices[body.index].end is None:

@@ -82,7 +82,9 @@ def no_room(books: Books, traffic_class: str, streams: int, tokens: int, now_ns:
     rule = books.class_rule(traffic_class)
     if books.queues.full(rule, streams, tokens):
         return overloaded(books, f"the queue of class {traffic_class} is full", traffic_class)
-    missing = books.credit.lacks(streams, tokens, traffic_class, isolated=rule.isolated)
+    if rule.isolated and rule.queue_requests_max is not None:
+        return None  # its own bound is all that counts: it answers even when everything else is full
+    missing = books.credit.lacks(streams, tokens, traffic_class)
     if missing is None:
         return None
     victims = books.queues.victims(books.policy, rule.rank, missing)

@@ -1,7 +1,7 @@
 """How much more the scheduler will take: its last `Capacity` less what it had not yet counted then.
 
 Every accepted stream is backed by credit, so that an accepted request is never refused later. Each class has credit of its
-own; an entry without a name, if there is one, is what all that are not isolated share.
+own; an entry without a name, if there is one, is what all share.
 """
 
 from collections import deque
@@ -69,7 +69,7 @@ class Credit:
         if not self._transit:
             self._freed = Pending()
 
-    def lacks(self, requests: int, tokens: int, traffic_class: str, *, isolated: bool = False) -> Pending | None:
+    def lacks(self, requests: int, tokens: int, traffic_class: str) -> Pending | None:
         """How many more streams and prompt tokens of credit it would take for these; None for none.
 
         Streams that are reserved already are asked for as 0.
@@ -81,10 +81,9 @@ class Credit:
         bounds: list[tuple[ClassCapacity, Pending]] = []
         if own is not None:
             bounds.append((own, self._pending.get(traffic_class, Pending())))
-        if not isolated or own is None:
-            every = shared or (self.capacity.classes[0] if own is None and self.capacity.classes else None)
-            if every is not None:
-                bounds.append((every, self._all()))
+        every = shared or (self.capacity.classes[0] if own is None and self.capacity.classes else None)
+        if every is not None:
+            bounds.append((every, self._all()))
         if not bounds:
             return Pending(requests, tokens)
         missing = Pending(

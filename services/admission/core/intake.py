@@ -61,8 +61,10 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
         refusal = checks.unauthorized(asked.credential)
     if refusal is None and rule is not None:
         key = Key(rule.name, PREVIEW + asked.id)
-        refusal = _conflict() if key in books.ledger.keys else None
-        refusal = refusal or _problem(books, rule, asked, arrival.now_ns, shed=False)
+        if (known := books.ledger.keys.get(key)) is not None:
+            books.delivery.attach(client, known)  # asked again while its prompt is being tokenized
+            return None
+        refusal = _problem(books, rule, asked, arrival.now_ns, shed=False)
         if refusal is None:
             traffic_class = asked.traffic_class or rule.default_class
             return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
