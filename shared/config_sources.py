@@ -28,6 +28,7 @@ from noria.shared.traffic import (
 
 VARIABLE_PREFIX: Final = "NORIA_"
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
+_OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "NORIA_API_KEY")  # the latter is for the commands that ask
 # Sections that hold any number of named tables, [SECTION.NAME]; only a file can set them.
 KEYED: Final[Mapping[str, tuple[type[ClassSettings] | type[TenantSettings], str]]] = {
     "classes": (ClassSettings, CLASS_NAME),
@@ -201,7 +202,7 @@ def _check_table(section: str, name: str, table: Any, source: str) -> None:
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any]]:
     declared = {option.variable: option for option in options()}
     for name, text in environment.items():
-        if not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(VARIABLE_PREFIX) or name in _OTHER_VARIABLES:
             continue
         option = declared.get(name)
         if option is None:
