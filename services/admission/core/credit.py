@@ -18,10 +18,11 @@ _SHARED: Final = ""
 
 @dataclass(slots=True)
 class Pending:
-    """Streams and prompt tokens that the scheduler has not counted yet."""
+    """Streams and prompt tokens that the scheduler has not counted yet; `reserved` of the streams have no prompt yet."""
 
     requests: int = 0
     tokens: int = 0
+    reserved: int = 0
 
 
 class Credit:
@@ -92,6 +93,11 @@ class Credit:
         )
         return missing if missing.requests > 0 or missing.tokens > 0 else None
 
+    def unheard(self, traffic_class: str) -> Pending:
+        """What was accepted in a class that the scheduler has not counted."""
+        pending = self._pending.get(traffic_class, Pending())
+        return Pending(pending.requests - pending.reserved, pending.tokens)
+
     def start_ms(self, traffic_class: str) -> float:
         """The predicted wait of the next request of a class."""
         classes = self.capacity.classes if self.capacity is not None else ()
@@ -111,6 +117,7 @@ class Credit:
         """Streams are about to be submitted, their prompts not known yet; a negative number gives back."""
         self.reserved += requests
         self._count(traffic_class, requests, 0)
+        self._pending[traffic_class].reserved += requests
 
     def queue(self, tokens: int, traffic_class: str) -> None:
         """A stream of so many prompt tokens waits to be sent."""
