@@ -238,7 +238,7 @@ class Admission:
         tenants = dict.fromkeys(client.tenants)
         if credential or not self.books.policy.tenants:
             rule = self.books.policy.identify(credential)
-            tenants |= {rule.name: None} if rule is not None else {}
+            tenants = {rule.name: None} if rule is not None else {}
         for tenant in tenants:
             request = self.books.ledger.keys.get(Key(tenant, name))
             if request is not None and self._owns(client, request):

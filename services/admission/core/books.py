@@ -132,8 +132,10 @@ class Books:
     def shed(self, requests: list[Request], now_ns: int) -> None:
         """Drop accepted requests that have no token yet, and count their credit as free."""
         for request in requests:
-            for _ in range(request.unfinished):
-                self.credit.free(request.prompt_tokens)
+            for choice in request.choices:
+                # What has not been sent yet gives its credit back by itself.
+                if choice.end is None and choice.stream not in self.scheduler.submissions:
+                    self.credit.free(request.prompt_tokens)
             self.end_all(request, End.SHED, now_ns, _SHED)
 
     def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:

@@ -60,9 +60,7 @@ def beyond_limits(class_rule: ClassRule, rule: TenantRule, body: Generate) -> Re
     return None
 
 
-def unable(
-    books: Books, tenant: Tenant, traffic_class: str, body: Generate, now_ns: int, *, shed: bool
-) -> Refusal | None:
+def unable(books: Books, tenant: Tenant, traffic_class: str, body: Generate, now_ns: int) -> Refusal | None:
     """Refuse at once what could not be accepted even if it were tokenized."""
     rules, isolated = books.rules, books.class_rule(traffic_class).isolated
     text = characters(body)
@@ -74,7 +72,7 @@ def unable(
         return overloaded(books, f"{rules.requests_max} requests are unfinished already", traffic_class)
     if books.tokenizing_characters + text > rules.tokenizing_characters_max + isolated * _ISOLATED_CHARACTERS:
         return overloaded(books, "too much text waits to be tokenized", traffic_class)
-    return no_room(books, traffic_class, body.n, 0, now_ns, shed=shed)
+    return no_room(books, traffic_class, body.n, 0, now_ns, shed=False)
 
 
 def no_room(books: Books, traffic_class: str, streams: int, tokens: int, now_ns: int, *, shed: bool) -> Refusal | None:

@@ -44,7 +44,7 @@ def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
             attach(books, client, known)
         return None
     traffic_class = body.traffic_class or rule.default_class
-    refusal = _problem(books, rule, body, arrival.now_ns, shed=True)
+    refusal = _problem(books, rule, body, arrival.now_ns)
     if refusal is not None:
         account = Account(rule.name, traffic_class) if traffic_class in books.policy.classes else NOBODY
         books.refuse(client, client.id, body.id, refusal, account)
@@ -64,7 +64,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
         if (known := books.ledger.keys.get(key)) is not None:
             books.delivery.attach(client, known)  # asked again while its prompt is being tokenized
             return None
-        refusal = _problem(books, rule, asked, arrival.now_ns, shed=False)
+        refusal = _problem(books, rule, asked, arrival.now_ns)
         if refusal is None:
             traffic_class = asked.traffic_class or rule.default_class
             return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
@@ -207,7 +207,7 @@ def _foretell(books: Books, request: Request, prompt_tokens: int, expected: int)
     books.foretell(attachment.client if attachment is not None else None, answer)
 
 
-def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int, *, shed: bool) -> Refusal | None:
+def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
     """Everything that can be said against a request before its prompt is tokenized."""
     traffic_class = body.traffic_class or rule.default_class
     return (
@@ -215,7 +215,7 @@ def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int, *, she
         or problem(body, books.rules)
         or checks.beyond_limits(books.class_rule(traffic_class), rule, body)
         or checks.unready(books)
-        or checks.unable(books, books.tenants.get(rule, now_ns), traffic_class, body, now_ns, shed=shed)
+        or checks.unable(books, books.tenants.get(rule, now_ns), traffic_class, body, now_ns)
     )
 
 
