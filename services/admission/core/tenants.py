@@ -145,14 +145,12 @@ class Tenants:
             tenant.settle(0, tokens, now_ns)
 
     def adopt(self, policy: Policy, now_ns: int) -> None:
-        """The configuration has changed. Who is gone from it keeps what is under way, and is then forgotten."""
+        """The configuration has changed. Who is gone from it keeps what is under way, and may come back."""
         rules = {each.name: each for each in policy.tenants}
-        for name, tenant in list(self._tenants.items()):
+        for name, tenant in self._tenants.items():
             if name in rules:
                 tenant.rule = rules[name]
                 self._equip(tenant, now_ns)
-            elif not tenant.streams:
-                del self._tenants[name]
 
     def check(self) -> None:
         """Assert that nobody has less than nothing under way."""
