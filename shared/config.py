@@ -103,6 +103,14 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             le=2,
         ),
     ] = 2
+    prompt_price: Annotated[float, Meta(description="fair: what a computed prompt token counts.", ge=0, le=1000)] = 1.0
+    cached_price: Annotated[
+        float, Meta(description="fair: what a prompt token found in the cache counts.", ge=0, le=1000)
+    ] = 0.1
+    output_price: Annotated[float, Meta(description="fair: what an output token counts.", ge=0, le=1000)] = 2.0
+    progress_tokens: Annotated[
+        int, Meta(description="fair: output of a preempted request before it is preempted again.", ge=1)
+    ] = 16
     safety_margin: Annotated[
         Annotated[float, Meta(ge=0, le=0.9)] | None,
         Meta(description="Share of blocks kept for running requests; 0 for prefill_first, else 0.15."),

@@ -66,8 +66,23 @@ class Board:
             request.prefix = None
         if geometry is not None:
             self.memory = Memory(geometry, self.lane, self.waiting, sharing=self.settings.allow_block_sharing)
+            self.memory.cache.keep(self.policy.kept)
         count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
         self.slots = Slots(count)
+
+    def change(self, policy: Policy) -> None:
+        """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""
+        for request in self.requests.values():
+            if request.state is not State.WAITING:
+                policy.adopt(request)
+        self.waiting.reorder(policy)
+        self.policy = policy
+        if self.memory is not None:
+            self.memory.cache.keep(policy.kept)
+            for request in self.requests.values():
+                # What was accepted before so much was kept goes on.
+                if request.prompt_tokens + request.limit > self.memory.cache.largest_tokens:
+                    request.exempt = True
 
     def moved(self, request: Request, stage: Stage, now_ns: int, decision: str = "") -> None:
         """Tell that a request entered a stage."""
@@ -91,6 +106,7 @@ class Board:
         self.memory.enter(request, pages)
         request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
         request.filled = request.known
+        request.slot_planned = request.planned
         if request.started_ns is None:
             request.started_ns = now_ns
         self.prefilling[request] = None

@@ -11,6 +11,7 @@ from noria.proto.base import Ended, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.output import Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Spent, Submit, Withdraw
+from noria.services.scheduler.core.rules import Rules
 
 
 class IllegalEventError(Exception):
@@ -23,6 +24,13 @@ class AdmissionJoined(NamedTuple):
 
 class TimePassed(NamedTuple):
     """Nothing but time: whoever is out of it ends."""
+
+
+class PolicyChanged(NamedTuple):
+    """The configuration was read again: this policy, with these classes and tenants, from now on."""
+
+    policy: str
+    rules: Rules
 
 
 class ExecutorLost(NamedTuple):
@@ -42,6 +50,7 @@ Body = (
     | Inventory
     | AdmissionJoined
     | TimePassed
+    | PolicyChanged
     | ExecutorLost
 )
 

@@ -23,6 +23,7 @@ class Intake:
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
         self.taken = []
+        served: list[Request] = []
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
             known = self._board.requests.get(submission.stream)
@@ -30,7 +31,12 @@ class Intake:
                 if known.attempt >= submission.attempt:
                     continue
                 self._board.forget(known, now_ns, "replaced", reclaim=False)
-            self._take(now_ns, submission)
+            request = self._take(now_ns, submission)
+            if known is None and submission.service > 0:
+                served.append(request)
+        # Only now, or those named first would lift those named after them.
+        for request in served:
+            self._board.policy.carried(request)
         if body.complete:
             self.ended(now_ns, Ended(tuple(self._unnamed)))
             self._unnamed.clear()
@@ -99,7 +105,7 @@ class Intake:
         requests = self._board.requests
         return [requests[stream] for stream in dict.fromkeys(streams) if stream in requests]
 
-    def _take(self, now_ns: int, submission: Submission) -> None:
+    def _take(self, now_ns: int, submission: Submission) -> Request:
         self._taken += 1
         request = make_request(submission, now_ns, self._taken)
         self._board.requests[request.stream] = request
@@ -107,6 +113,7 @@ class Intake:
         self.taken.append(request)
         self._board.wait(request, now_ns)
         self.measure(request, now_ns)
+        return request
 
     def _problem(self, request: Request) -> str:
         geometry, cache = self._board.geometry, self._board.cache
@@ -119,7 +126,10 @@ class Intake:
                 f"a prompt of {request.prompt_tokens} tokens leaves no room for output: the context has "
                 f"{geometry.max_model_tokens} and the cache {cache.largest_tokens} tokens"
             )
-        if request.prompt_tokens + request.limit > cache.largest_tokens:
+        needed = request.prompt_tokens + request.limit
+        if cache.largest_tokens < needed <= cache.whole_tokens:
+            request.exempt = True  # accepted before so much was kept for isolated classes
+        elif needed > cache.largest_tokens:
             return (
                 f"prompt and output of {request.prompt_tokens} + {request.limit} tokens can never fit into the cache, "
                 f"which holds {cache.largest_tokens}"

@@ -4,7 +4,10 @@ Two budgets are spent while it is built, query tokens and cached tokens read; sl
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
+from collections.abc import Callable
+
 from noria.proto.execution import StepPlan
+from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.decisions import Decision, Reason
@@ -20,9 +23,10 @@ _UNLIMITED = 1 << 62
 class Planner:
     """Plans over a board. `token_limit` is set below the configured budget after a step ran out of memory."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, fit: Callable[[], StepTime]) -> None:
         self._board = board
-        self._composition = composition_for(board)
+        self._fit = fit
+        self._composition = composition_for(board, fit)
         self._preemption = Preemption(board)
         self.token_limit = board.settings.max_batch_tokens
 
@@ -32,6 +36,10 @@ class Planner:
         geometry = self._board.geometry
         configured = self._board.settings.max_batch_tokens
         return min(configured, geometry.max_batch_tokens) if geometry else configured
+
+    def change_policy(self) -> None:
+        """The board has another policy: steps are composed as it says from now on."""
+        self._composition = composition_for(self._board, self._fit)
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
@@ -105,7 +113,7 @@ class Planner:
                 tokens=tokens,
                 cache_tokens=cache_tokens,
                 decodes=draft.decodes,
-                chunks=tuple(draft.chunks),
+                chunks=draft.chunks,
                 admitted=tuple(each.stream for each in draft.fills),
                 passed=tuple(draft.passed),
                 running=board.running,

@@ -15,6 +15,9 @@ class Order(Protocol):
     def join(self, request: Request) -> None:
         """A request waits."""
 
+    def rejoin(self, request: Request) -> None:
+        """A request that waited all the time has a place again."""
+
     def leave(self, request: Request) -> None:
         """It does not any more."""
 
@@ -41,12 +44,22 @@ class Policy(Protocol):
     def precedence(self, request: Request) -> tuple[int, ...]:
         """Among running requests that lack blocks: who is served first, least first. It never changes."""
 
-    def spares(self, victim: Request, claimant: Request, *, desperate: bool) -> bool:
+    def spares(self, victim: Request, claimant: Request, *, top: bool, desperate: bool) -> bool:
         """Whether a running request keeps its blocks though the claimant, of higher precedence, lacks some.
 
-        desperate: nothing else runs. The claimant may be the first of all running requests: then nobody is spared for
-        ever, or nobody would go on.
+        top: the claimant has the highest precedence of all. desperate: nothing is in flight and nobody can go on. For
+        whoever is both nobody may be spared, or nobody would ever go on.
         """
+
+    @property
+    def kept(self) -> float:
+        """The share of the cache that is kept for isolated classes."""
+
+    def adopt(self, request: Request) -> None:
+        """It is under this policy from now on, whatever it was under. Waiting ones join the order by themselves."""
+
+    def carried(self, request: Request) -> None:
+        """A request that had been served by an earlier scheduler waits, and all that came with it."""
 
     def ended(self, request: Request) -> None:
         """A request finished or was forgotten; steps in flight may still hold slices of it."""
@@ -68,10 +81,22 @@ class Fifo:
         """Oldest first."""
         return request.seniority
 
-    def spares(self, victim: Request, claimant: Request, *, desperate: bool) -> bool:
-        """Nobody gives way twice without a token in between."""
+    def spares(self, victim: Request, claimant: Request, *, top: bool, desperate: bool) -> bool:
+        """Nobody gives way twice without a token in between, except to the oldest."""
         del claimant, desperate
-        return victim.immune
+        return victim.immune and not top
+
+    @property
+    def kept(self) -> float:
+        """Nothing is kept."""
+        return 0.0
+
+    def adopt(self, request: Request) -> None:
+        """It has no account and no rank."""
+        request.account, request.rank, request.exempt = None, 0, False
+
+    def carried(self, request: Request) -> None:
+        """Nothing is counted."""
 
     def ended(self, request: Request) -> None:
         """Nothing is counted."""
@@ -99,6 +124,10 @@ class AgeOrder:
     def join(self, request: Request) -> None:
         """A request waits."""
         self._line.add(request, (request.stored is None, *request.seniority))
+
+    def rejoin(self, request: Request) -> None:
+        """A request that waited all the time has a place again."""
+        self.join(request)
 
     def leave(self, request: Request) -> None:
         """It does not any more."""

@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Submission
+from noria.services.scheduler.core.accounts import Account
 from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.pages import Prefix
 from noria.services.scheduler.core.swaps import Stored
@@ -44,6 +45,10 @@ class Request:
     withdrawn_ns: when it was withdrawn while steps held it.
     spent, wasted: query tokens computed for it, and for nothing after its end. held_ns, held_blocks: since when it holds
     cache, and how much it held then; block_us: blocks times microseconds of earlier holdings.
+    account, rank: whose it is, and the rank of its class, where the policy shares. exempt: it may use what is kept for
+    isolated classes. paid_prompt, paid_output: prompt positions and output tokens charged, each once; prompt_before,
+    output_before: those of them that were not charged to this account. slot_planned: `planned` when it was last given a
+    slot. rotated_ns: when it last let others go first, 0 for never.
     """
 
     submission: Submission
@@ -88,6 +93,15 @@ class Request:
     held_ns: int = 0
     held_blocks: int = 0
     block_us: int = 0
+    account: Account | None = None
+    rank: int = 0
+    exempt: bool = False
+    prompt_before: int = 0
+    output_before: int = 0
+    paid_prompt: int = 0
+    paid_output: int = 0
+    slot_planned: int = 0
+    rotated_ns: int = 0
 
     @property
     def known(self) -> int:

@@ -6,11 +6,11 @@ a single token, runs out of memory. All others are computed again in a new epoch
 
 from typing import Final, assert_never
 
-from noria.proto.execution import Failure, Geometry, Sampled, StepDone, StepFailed
+from noria.proto.execution import Copied, Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import IllegalEventError, Stage
+from noria.services.scheduler.core.events import ExecutorLost, IllegalEventError, Stage
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.lane import Entry, Step
 from noria.services.scheduler.core.planner import Planner
@@ -29,6 +29,22 @@ class Results:
         self._intake = intake
         self._credit = credit
         self._steps_since_failure = 0
+
+    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | ExecutorLost | Copied | Inventory) -> None:
+        """Take one message from the executor, or what is known of it."""
+        match body:
+            case StepDone():
+                self.done(now_ns, body)
+            case StepFailed():
+                self.failed(now_ns, body)
+            case Geometry():
+                self.executor_joined(now_ns, body)
+            case ExecutorLost():
+                self.executor_lost(now_ns)
+            case Copied() | Inventory():
+                pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
+            case _:
+                assert_never(body)
 
     def done(self, now_ns: int, body: StepDone) -> None:
         """A step's tokens; results of an older epoch are ignored."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from noria.services.scheduler.core.policy import Order
+from noria.services.scheduler.core.policy import Order, Policy
 from noria.services.scheduler.core.request import Request, State
 
 
@@ -65,7 +65,7 @@ class WaitingQueue:
         """Its turn again, if it is still here and passed over."""
         if request in self._passed:
             del self._passed[request]
-            self._order.join(request)
+            self._order.rejoin(request)
 
     def queue(self, traffic_class: str) -> Queue:
         """Who waits of a class; "" for all together."""
@@ -84,13 +84,17 @@ class WaitingQueue:
         """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
         self.tokens += 1
 
-    def reorder(self, order: Order) -> None:
-        """Let everybody join another order, oldest first."""
-        for request in sorted(self._requests, key=lambda each: each.seniority):
-            if request not in self._passed:
-                self._order.leave(request)
-                order.join(request)
-        self._order = order
+    def reorder(self, policy: Policy) -> None:
+        """Put everybody under a policy, oldest first."""
+        requests = sorted(self._requests, key=lambda each: each.seniority)
+        ordered = [request for request in requests if request not in self._passed]
+        for request in ordered:
+            self._order.leave(request)
+        self._order = policy.order
+        for request in requests:
+            policy.adopt(request)
+        for request in ordered:
+            self._order.rejoin(request)
 
     def check(self) -> None:
         """Counts and states agree."""
