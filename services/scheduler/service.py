@@ -12,7 +12,15 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved, TimePassed
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    Body,
+    Event,
+    ExecutorLost,
+    Moved,
+    PolicyChanged,
+    TimePassed,
+)
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.metrics import BoardMetrics
@@ -104,6 +112,10 @@ class SchedulerService:
             self._told = capacity
         return min((each for each in (retry_ns, self._core.due_ns) if each is not None), default=None)
 
+    def change_policy(self, settings: Settings) -> None:
+        """Share as these settings say from now on; everything else of them waits for a restart."""
+        self._apply(PolicyChanged(settings.policy, settings.rules))
+
     def state(self) -> State:
         """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""
         return self._state
@@ -127,6 +139,8 @@ class SchedulerService:
             "capacity": msgspec.to_builtins(self._core.capacity()),
             "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
             "counters": dataclasses.asdict(board.counters),
+            "policy": board.policy.name,
+            "shares": [dataclasses.asdict(each) for each in board.policy.standings()],
         }
 
     def drain(self, timeout_ms: int) -> None:

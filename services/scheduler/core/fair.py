@@ -6,7 +6,7 @@ once, when planned, by price; what is discarded is paid back, what is computed a
 
 from typing import ClassVar
 
-from noria.services.scheduler.core.accounts import Account, Accounts, ClassShare
+from noria.services.scheduler.core.accounts import Account, Accounts, ClassShare, Standing
 from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.rules import Rules
 from noria.services.scheduler.core.tenant_line import TenantLine
@@ -57,6 +57,10 @@ class Fair:
     def adopt(self, request: Request) -> None:
         """It belongs to an account and a class from now on; what was computed before is not charged."""
         self.order.open(request)
+
+    def standings(self) -> list[Standing]:
+        """Every account."""
+        return self.accounts.standings()
 
     def carried(self, request: Request) -> None:
         """It was submitted again: what it was charged for in an earlier life counts, and is not charged again."""

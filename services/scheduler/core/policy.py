@@ -5,6 +5,7 @@ A policy knows requests, not the board. `fifo` and `prefill_first` are here; `fa
 
 from typing import ClassVar, Protocol
 
+from noria.services.scheduler.core.accounts import Standing
 from noria.services.scheduler.core.line import Line
 from noria.services.scheduler.core.request import Request
 
@@ -58,6 +59,9 @@ class Policy(Protocol):
     def adopt(self, request: Request) -> None:
         """It is under this policy from now on, whatever it was under. Waiting ones join the order by themselves."""
 
+    def standings(self) -> list[Standing]:
+        """Who has been served how much, for people to read."""
+
     def carried(self, request: Request) -> None:
         """A request that had been served by an earlier scheduler waits, and all that came with it."""
 
@@ -94,6 +98,10 @@ class Fifo:
     def adopt(self, request: Request) -> None:
         """It has no account and no rank."""
         request.account, request.rank, request.exempt = None, 0, False
+
+    def standings(self) -> list[Standing]:
+        """Nothing is counted."""
+        return []
 
     def carried(self, request: Request) -> None:
         """Nothing is counted."""
