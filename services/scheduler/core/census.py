@@ -5,6 +5,7 @@ what can't be pushed aside, because its class says so or because it has to make 
 stay out of what others have reserved.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,8 +77,20 @@ class Census:
         use = self.uses[share]
         use.slots += 1
         use.firm += firm
-        use.pages += max(map(len, request.held.tables))
+        use.pages += request.held.pages_long
         self.shared_used += not share.terms.isolated
+
+    def count(self, requests: Iterable[Request], fair: Fair) -> None:
+        """These requests hold slots. As `add`, for all of them in every step."""
+        uses, progress = self.uses, fair.rules.progress_tokens
+        for request in requests:
+            account, held, at = request.account, request.held, request.preempted_at
+            assert account is not None and held is not None
+            use = uses[account.share]
+            use.slots += 1
+            use.pages += held.pages_long
+            if at >= 0 and len(request.output) < at + progress:
+                use.firm += 1
 
     def remove(self, request: Request, pages: int) -> None:
         """A request that could be pushed aside was."""
@@ -92,16 +105,17 @@ def take_census(board: Board, fair: Fair) -> Census:
     """Count what runs."""
     census = Census()
     _reserve(census, board, fair)
-    for request in board.prefilling:
-        census.add(request, firm=fair.firm(request))
-    for request in board.decoding:
-        census.add(request, firm=fair.firm(request))
-        census.decodes += 1
-        census.cache_tokens += request.length
-        assert request.account is not None
-        target_ms = request.account.share.terms.itl_target_ms
-        if target_ms is not None and (census.target_ms is None or target_ms < census.target_ms):
-            census.target_ms = target_ms
+    census.count(board.decoding, fair)
+    targets = [share.terms.itl_target_ms for share, use in census.uses.items() if use.slots]
+    census.target_ms = min((each for each in targets if each is not None), default=None)
+    census.count(board.prefilling, fair)
+    for share, use in census.uses.items():
+        if not share.terms.preemptible:
+            use.firm = use.slots
+        if not share.terms.isolated:
+            census.shared_used += use.slots
+    census.decodes = len(board.decoding)
+    census.cache_tokens = sum([request.length for request in board.decoding])
     return census
 
 

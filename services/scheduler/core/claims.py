@@ -32,22 +32,25 @@ class Claims:
         self._arrivals = arrivals
         self.owed: dict[ClassShare, int] = {}
         self.blocked: dict[ClassShare, Request] = {}
+        self._running: list[Request] | None = None
 
-    def settle(self, now_ns: int) -> None:
-        """Let requests give way."""
+    def settle(self, now_ns: int) -> Census:
+        """Let requests give way; returns what each class holds after that."""
         shares = [share for share in self._fair.accounts.shares if share.waiting and not share.terms.isolated]
         self.owed = {share: count for share, count in self.owed.items() if share.waiting and count}
         self.blocked = {share: request for share, request in self.blocked.items() if self._head(share) is request}
-        if not shares or not (self._board.prefilling or self._board.decoding):
-            return
         census = take_census(self._board, self._fair)
+        self._running = None
+        if not shares or not (self._board.prefilling or self._board.decoding):
+            return census
         shares.sort(key=lambda share: (-share.terms.rank, share.terms.name))
         free = census.shared - census.shared_used
         for share in shares:
             free = self._slots(census, share, free, now_ns)
             self._blocks(census, share, now_ns)
         if free <= 0 and not self.owed:
-            self._rotate(shares, now_ns)
+            self._rotate(census, shares, now_ns)
+        return census
 
     def _slots(self, census: Census, share: ClassShare, free: int, now_ns: int) -> int:
         """Take the slots that a class has a right to; returns how many free ones are left for others."""
@@ -95,23 +98,26 @@ class Claims:
 
     def _victims(self, census: Census, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
         """Whom a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
-        fair = self._fair
-        running = [*self._board.prefilling, *self._board.decoding]
-        for victim in sorted(running, key=fair.precedence, reverse=True):
-            other = share_of(victim)
-            use = census.uses[other]
-            if other is share or other.terms.isolated or fair.firm(victim):
-                continue
-            if use.pages <= use.reserved_pages if blocks else use.slots <= use.reserved:
-                continue
-            if within or (other.terms.rank < share.terms.rank and share.virtual <= other.virtual + self.slack(other)):
+        givers: dict[ClassShare, bool] = {}
+        for other, use in census.uses.items():
+            beyond = use.pages > use.reserved_pages if blocks else use.slots > use.reserved
+            lower = other.terms.rank < share.terms.rank and share.virtual <= other.virtual
+            open_to_all = other is not share and not other.terms.isolated and other.terms.preemptible
+            givers[other] = open_to_all and beyond and (within or lower) and use.firm < use.slots
+        if not any(givers.values()):
+            return
+        if self._running is None:
+            running = (*self._board.prefilling, *self._board.decoding)
+            self._running = sorted(running, key=self._fair.precedence, reverse=True)
+        for victim in self._running:
+            if victim.slot >= 0 and givers[share_of(victim)] and not self._fair.immune(victim):
                 yield victim
 
     def slack(self, share: ClassShare) -> float:
-        """By how much others may be served more before they have no right over a class: one step, at its weight."""
+        """By how much higher ranks may be served more while a class waits for blocks: one step, at its weight."""
         return self._board.settings.max_batch_tokens * self._fair.rules.prices.prompt / share.weight
 
-    def _rotate(self, shares: list[ClassShare], now_ns: int) -> None:
+    def _rotate(self, census: Census, shares: list[ClassShare], now_ns: int) -> None:
         """Let one request that has used up its quantum go behind those of its rank or a higher one that wait."""
         heads = [head for share in shares if (head := self._head(share)) is not None]
         ready = [head for head in heads if self._arrivals.unready(head) is None]
@@ -125,7 +131,7 @@ class Claims:
             return
         _, request = max(spent, key=lambda each: (each[0], each[1].seniority))
         request.rotated_ns = now_ns
-        self._board.preempt(request, now_ns)
+        self._push(census, request, now_ns)
 
     def _before(self, head: Request, request: Request) -> bool:
         """Whether a waiting request would go before a running one that had to wait again."""
@@ -136,7 +142,7 @@ class Claims:
 
     def _push(self, census: Census, victim: Request, now_ns: int) -> None:
         assert victim.held is not None
-        pages = max(map(len, victim.held.tables))
+        pages = victim.held.pages_long
         self._board.preempt(victim, now_ns)
         census.remove(victim, pages)
 

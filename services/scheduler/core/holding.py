@@ -25,6 +25,12 @@ class Holding:
     rank: int = 0
 
     @property
+    def pages_long(self) -> int:
+        """How many pages its longest table has."""
+        tables = self.tables
+        return len(tables[0]) if len(tables) == 1 else max(map(len, tables))
+
+    @property
     def blocks(self) -> int:
         """How many blocks are in its tables."""
         return sum(map(len, self.tables))

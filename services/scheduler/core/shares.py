@@ -39,14 +39,19 @@ class Shares:
         self._arrivals = Arrivals(board, margin)
         self._claims = Claims(board, fair, self._arrivals)
         self._census = Census()
+        self._fresh = False
 
     def prepare(self, now_ns: int) -> None:
         """Let requests give way for those who have a right to their slots or blocks."""
-        self._claims.settle(now_ns)
+        self._census = self._claims.settle(now_ns)
+        self._fresh = True
 
     def tokens(self, most: int) -> int:
         """As many as keep the time between tokens that running requests ask for."""
-        census = self._census = take_census(self._board, self._fair)
+        if not self._fresh:  # somebody gave way to running requests since
+            self._census = take_census(self._board, self._fair)
+        self._fresh = False
+        census = self._census
         return step_tokens(
             self._fit(),
             census.target_ms,
