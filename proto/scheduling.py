@@ -102,7 +102,7 @@ class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     The entry without a name stands for all classes together. request_ms, token_ms: how much later the next one starts
     for each stream, and each prompt token, that is submitted before it. margin: how far a wait has exceeded its
-    prediction in the worst of fifty cases lately, as a factor.
+    prediction lately in all but one case in five, as a factor.
     """
 
     traffic_class: str

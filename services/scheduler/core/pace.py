@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-_KEPT: Final = 1.0 - 1.0 / 48
-# One wait in fifty may exceed what the margin allows.
-_EXCEED: Final = 0.02
+_KEPT: Final = 1.0 - 1.0 / 96
+# One wait in five may exceed what the margin allows.
+_EXCEED: Final = 0.2
 _STEP: Final = 0.1
 _MARGIN_MAX: Final = 4.0
 _WORTH_NS: Final = 20_000_000
@@ -22,7 +22,7 @@ class Pace:
     """Starts of one class, or of all.
 
     spent_ns, requests, tokens: time in which some waited, and who was started in it. by_slots: share of that time in
-    which slots, not tokens, were what lacked. margin: the factor by which all but one wait in fifty stay below what was
+    which slots, not tokens, were what lacked. margin: the factor by which all but one wait in five stay below what was
     foretold; it rises at once and falls slowly.
     """
 
