@@ -14,11 +14,10 @@ request lacks, a cap delays only whoever was chosen, and who waits for blocks le
 it is the same with class weights, of classes without reservations.
 """
 
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-
 import pytest
 from fakes.crowd import Arrival, Crowd, Party
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
