@@ -78,6 +78,7 @@ class Actor:
         self._stopping = False
         self._hung_up = False
         self._reload: Callable[[], None] | None = None
+        self._answer: Callable[[str], dict[str, Any]] | None = None
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -108,6 +109,10 @@ class Actor:
         """End the loop after the present turn; may be called from any thread."""
         self._stopping = True
         self.wake()
+
+    def on_question(self, answer: Callable[[str], dict[str, Any]]) -> None:
+        """Answer an `Inspect` that asks about one thing with what this returns for it."""
+        self._answer = answer
 
     def on_hang_up(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
@@ -192,7 +197,7 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self.mailbox.answer(identity, self._snapshot(shell))
+            self.mailbox.answer(identity, self._snapshot(shell, body.about))
             return
         sender = Service(header.sender)
         link = self.mailbox.links.get(sender)
@@ -269,11 +274,11 @@ class Actor:
                 self._flushing.discard(peer)
                 self._poller.unregister(link.socket)
 
-    def _snapshot(self, shell: Shell) -> Snapshot:
+    def _snapshot(self, shell: Shell, about: str) -> Snapshot:
         content = {
             "incarnation": f"{self.mailbox.incarnation:x}",
             "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
             "mail": self.mailbox.counts(),
-            **shell.snapshot(),
+            **(self._answer(about) if about and self._answer is not None else shell.snapshot()),
         }
         return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

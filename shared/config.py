@@ -122,6 +122,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     stop_lookahead: Annotated[
         int, Meta(description="Tokens a request with stop strings may be planned ahead of the detokenizer.", ge=1)
     ] = 4
+    event_log: Annotated[
+        str,
+        Meta(
+            description="File that records events for `noria replay` and `noria why`; no text or token ids.",
+            extra=_flags("--event-log"),
+        ),
+    ] = ""
+    event_log_bytes_max: Annotated[
+        int, Meta(description="Size of the event log, the file before it included.", ge=1 << 16)
+    ] = 1 << 28
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,6 +37,7 @@ from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.door import Door, Outcome
 from noria.services.admission.metrics import TrafficMetrics
+from noria.services.admission.names import Names
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import UsageBook
 from noria.shared.actor import Actor
@@ -72,6 +73,8 @@ class AdmissionService:
         self._usage = usage
         self._metrics = TrafficMetrics(telemetry, self._core.books)
         self._chronicle = Chronicle(telemetry)
+        self._names = Names()
+        actor.on_question(self._names.answer)
         self._digests = msgspec.msgpack.Encoder()
         self._draining = False
         self._congested = 0
@@ -118,6 +121,7 @@ class AdmissionService:
             self._pool.submit(job)
         for note in turn.notes:
             self._chronicle.write(note)
+            self._names.write(note)
         for client in self._core.delivery.due(now_ns):
             self._serve(client, now_ns)
         wanted = (self._core.wanted_ns(), self._usage.advance(now_ns))

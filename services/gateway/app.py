@@ -23,7 +23,7 @@ from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
 from noria.services.gateway.work import Work, chat_work, completion_work
 from noria.shared import instruments
-from noria.shared.inspect import inspect_all_async
+from noria.shared.inspect import explain, inspect_all_async
 from noria.shared.log import logger
 from noria.shared.telemetry import Attribute, Span, Telemetry
 
@@ -160,6 +160,15 @@ class Pages:
             }
         return _json(state)
 
+    async def why(self, request: Request) -> Response:
+        """What a request waited for, in plain words, by its id or number. For operators only, where there are tenants."""
+        await self._administrator(request)
+        name = str(request.path_params["name"])
+        lines = await asyncio.to_thread(explain, self._config.runtime, name, _INSPECT_S)
+        if not lines:
+            raise HttpError(404, f"nothing is known of request {name!r}", code="not_found")
+        return _json({"request": name, "why": lines})
+
     async def preview(self, request: Request) -> Response:
         """What would become of a chat or completion request now."""
         data = await read_body(request, self._config.body_bytes_max)
@@ -183,6 +192,7 @@ class Pages:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/debug/state", self.state),
+            Route("/debug/why/{name:path}", self.why),
         ]
 
     async def _administrator(self, request: Request) -> None:

@@ -1,7 +1,7 @@
 """`python -m noria.services.scheduler --config FILE`."""
 
 from noria.proto.base import Service
-from noria.services.scheduler.config import scheduler_settings
+from noria.services.scheduler.config import event_log_of, scheduler_settings
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
 from noria.shared.config import Config
@@ -14,7 +14,7 @@ def start(config: Config) -> int:
     settings = scheduler_settings(config)
 
     def build(actor: Actor, telemetry: Telemetry) -> SchedulerService:
-        shell = SchedulerService(actor, telemetry, settings)
+        shell = SchedulerService(actor, telemetry, settings, event_log_of(config))
 
         def reread() -> None:
             reload(Service.SCHEDULER, config, lambda changed: shell.change_policy(scheduler_settings(changed)))

@@ -1,7 +1,12 @@
 """What the scheduler takes from the configuration."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.event_log import EventLog
 from noria.shared.config import Config
 
 
@@ -29,6 +34,15 @@ def rules_of(config: Config) -> Rules:
         prices=Prices(chosen.prompt_price, chosen.cached_price, chosen.output_price),
         progress_tokens=chosen.progress_tokens,
     )
+
+
+def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:
+    """How to begin the event log; None where none is configured."""
+    chosen = config.scheduler
+    if not chosen.event_log:
+        return None
+    path, settings = Path(chosen.event_log).expanduser(), scheduler_settings(config)
+    return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, board.lane)
 
 
 def scheduler_settings(config: Config) -> Settings:

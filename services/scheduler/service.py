@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -12,6 +13,7 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
+from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.events import (
     AdmissionJoined,
     Body,
@@ -23,6 +25,8 @@ from noria.services.scheduler.core.events import (
 )
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.stories import Stories
+from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.metrics import BoardMetrics
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
@@ -36,9 +40,18 @@ _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, S
 class SchedulerService:
     """Runs a core on an actor."""
 
-    def __init__(self, actor: Actor, telemetry: Telemetry, settings: Settings) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        telemetry: Telemetry,
+        settings: Settings,
+        event_log: Callable[[Board], EventLog] | None = None,
+    ) -> None:
         self._actor = actor
         self._core = Scheduler(settings)
+        self._event_log = event_log(self._core.board) if event_log is not None else None
+        self._stories = Stories(self._core.board)
+        actor.on_question(self._stories.answer)
         self._spans = StageSpans(telemetry)
         self._metrics = BoardMetrics(telemetry, self._core.board)
         self._log = logger(Service.SCHEDULER.value)
@@ -94,6 +107,8 @@ class SchedulerService:
         due_ns = self._core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
+        if self._event_log is not None:
+            self._event_log.planned(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._applied = True
@@ -152,10 +167,14 @@ class SchedulerService:
         """End open spans, and publish the last counts."""
         self._spans.close()
         self._metrics.close()
+        if self._event_log is not None:
+            self._event_log.close()
 
     def _apply(self, body: Body) -> None:
         now_ns = time.monotonic_ns()
         self._applied = True
+        if self._event_log is not None:
+            self._event_log.told(now_ns, body)
         for reply in self._core.apply(Event(now_ns, body)):
             match reply:
                 case TokenRun():
@@ -166,6 +185,7 @@ class SchedulerService:
                     self._spent.append(reply)
                 case Moved():
                     self._spans.move(reply, now_ns)
+                    self._stories.moved(reply)
                 case _:
                     assert_never(reply)
 

@@ -1,11 +1,15 @@
 """What a simulation is given, and what became of it, one job for each stream. Times are nanoseconds of simulated time."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import msgspec
 
 from noria.proto.base import End, Sampling, Stream
-from noria.proto.scheduling import Submission
+from noria.proto.output import TokenRun
+from noria.proto.scheduling import Reclaimed, Spent, Submission
+from noria.services.scheduler.core.events import Moved, Reply, Stage
 
 # Simulated ids are made of stream and position, so that no two prompts share a page by accident.
 _IDS_PER_STREAM = 1 << 22
@@ -63,6 +67,50 @@ class Outcome:
     def served(self) -> bool:
         """Whether it got all its tokens."""
         return self.end in (End.STOP, End.LENGTH)
+
+
+class Listener:
+    """Hears what a core replies, and keeps what it means for each job. outcomes: in the order of the jobs."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.outcomes = [Outcome(each) for each in jobs]
+        self.by_stream = {each.job.submission.stream: each for each in self.outcomes}
+        self._ended: list[Stream] = []
+
+    def hear(self, replies: Iterable[Reply], now_ns: int) -> None:
+        """Take the replies to one event."""
+        for reply in replies:
+            match reply:
+                case TokenRun():
+                    self._run(reply, now_ns)
+                case Moved():
+                    outcome = self.by_stream.get(reply.stream)
+                    if outcome is not None and reply.stage is Stage.PREFILLING and outcome.started_ns is None:
+                        outcome.started_ns = reply.at_ns
+                case Reclaimed() | Spent():
+                    pass
+                case _:
+                    assert_never(reply)
+
+    def take_ended(self) -> tuple[Stream, ...]:
+        """The streams whose end was heard since last asked."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _run(self, run: TokenRun, now_ns: int) -> None:
+        outcome = self.by_stream.get(run.stream)
+        if outcome is None or run.start + len(run.ids) < outcome.tokens:
+            return
+        if run.ids:
+            if outcome.last_ns is not None:
+                outcome.gaps_ns.append(now_ns - outcome.last_ns)
+            else:
+                outcome.first_ns = now_ns
+            outcome.last_ns = now_ns
+            outcome.tokens += len(run.ids)
+        if run.end and outcome.end is None:
+            outcome.end, outcome.ended_ns = End(run.end), now_ns
+            self._ended.append(run.stream)
 
 
 def made_up_ids(number: int, first: int, count: int) -> tuple[int, ...]:

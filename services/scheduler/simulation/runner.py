@@ -2,17 +2,17 @@
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import assert_never
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.execution import Geometry
-from noria.proto.output import TokenRun
-from noria.proto.scheduling import Capacity, Reclaimed, Spent, Submit, Withdraw
-from noria.services.scheduler.core.events import Body, Event, Moved, Stage, TimePassed
+from noria.proto.scheduling import Capacity, Submit, Withdraw
+from noria.services.scheduler.core.events import Body, Event, TimePassed
+from noria.services.scheduler.core.lane import Lane
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.simulation.device import SimulatedDevice, Token
-from noria.services.scheduler.simulation.jobs import Job, Outcome, made_up_ids
+from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
 
 # Asked for each job as it arrives; a job that is not admitted is refused.
 Gate = Callable[[Job, Capacity, int], bool]
@@ -28,7 +28,8 @@ def admit_all(job: Job, capacity: Capacity, now_ns: int) -> bool:
 class Simulation:
     """One core, one device and the jobs. `outcomes` are in the order of the jobs.
 
-    output: the ids that a stream generates, from its job and a position; made up where absent.
+    output: the ids that a stream generates, from its job and a position; made up where absent. record: how to begin a
+    log of the run, like that of the scheduler.
     """
 
     def __init__(
@@ -40,20 +41,21 @@ class Simulation:
         *,
         gate: Gate = admit_all,
         output: Callable[[Job, int], int] | None = None,
+        record: Callable[[Lane], EventLog] | None = None,
     ) -> None:
         self.core = Scheduler(settings)
+        self._log = record(self.core.board.lane) if record is not None else None
         self.device = device(self._token)
-        self.outcomes = [Outcome(each) for each in jobs]
+        self._listener = Listener(jobs)
+        self.outcomes = self._listener.outcomes
         self.now_ns = 0
         self._gate = gate
         self._output = output
-        self._by_stream = {each.job.submission.stream: each for each in self.outcomes}
         self._due: list[tuple[int, int, int]] = []
         for number, outcome in enumerate(self.outcomes):
             heapq.heappush(self._due, (outcome.job.at_ns, _ARRIVAL, number))
             if outcome.job.withdrawn_ns is not None:
                 heapq.heappush(self._due, (outcome.job.withdrawn_ns, _WITHDRAWAL, number))
-        self._ended: list[Stream] = []
         self._apply(geometry)
 
     def run(self, until_ns: int | None = None) -> list[Outcome]:
@@ -61,6 +63,8 @@ class Simulation:
         while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
             self.now_ns = next_ns
             self._step()
+        if self._log is not None and next_ns is None:
+            self._log.close()
         return self.outcomes
 
     def _next_ns(self) -> int | None:
@@ -81,9 +85,11 @@ class Simulation:
         due_ns = self.core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
-        if self._ended:
-            ended, self._ended = Ended(tuple(self._ended)), []
-            self._apply(ended)
+        ended = self._listener.take_ended()
+        if ended:
+            self._apply(Ended(ended))
+        if self._log is not None:
+            self._log.planned(now_ns)
         while (plan := self.core.plan(now_ns)) is not None:
             self.device.send(plan, now_ns)
 
@@ -99,34 +105,12 @@ class Simulation:
             self._apply(Withdraw((job.submission.stream,)))
 
     def _apply(self, body: Body) -> None:
-        for reply in self.core.apply(Event(self.now_ns, body)):
-            match reply:
-                case TokenRun():
-                    self._hear(reply)
-                case Moved():
-                    if reply.stage is Stage.PREFILLING:
-                        outcome = self._by_stream[reply.stream]
-                        outcome.started_ns = outcome.started_ns or reply.at_ns
-                case Reclaimed() | Spent():
-                    pass
-                case _:
-                    assert_never(reply)
-
-    def _hear(self, run: TokenRun) -> None:
-        outcome, now_ns = self._by_stream[run.stream], self.now_ns
-        if run.ids:
-            if outcome.last_ns is not None:
-                outcome.gaps_ns.append(now_ns - outcome.last_ns)
-            elif outcome.first_ns is None:
-                outcome.first_ns = now_ns
-            outcome.last_ns = now_ns
-            outcome.tokens += len(run.ids)
-        if run.end:
-            outcome.end, outcome.ended_ns = End(run.end), now_ns
-            self._ended.append(run.stream)
+        if self._log is not None:
+            self._log.told(self.now_ns, body)
+        self._listener.hear(self.core.apply(Event(self.now_ns, body)), self.now_ns)
 
     def _token(self, stream: Stream, position: int) -> int:
-        job = self._by_stream[stream].job
+        job = self._listener.by_stream[stream].job
         if job.stops and position >= job.output_tokens - 1:
             return job.submission.end_ids[0]
         if self._output is not None:
