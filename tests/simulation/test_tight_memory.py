@@ -9,8 +9,10 @@ from fakes.executor import EOS, FakeExecutor, alone, geometry
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
+from noria.services.scheduler.core.census import take_census
 from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.fair import Fair
 from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
@@ -82,6 +84,8 @@ def served(
                 core.apply(Event(now_ns, Ended((reply.stream,))))
         if executor.computed % check_every == 0:
             core.check()
+            if isinstance(core.board.policy, Fair):
+                take_census(core.board, core.board.policy).check()
     return core.board.counters, tokens
 
 

@@ -100,6 +100,17 @@ class Census:
         use.pages -= pages
         self.shared_used -= not request.account.share.terms.isolated
 
+    def check(self) -> None:
+        """Nobody is in another's pool, and what is reserved can be had back; holds as long as the rules don't change."""
+        assert self.shared_used <= self.shared, "an isolated pool is used by others"
+        total = 0
+        for share, use in self.uses.items():
+            if share.terms.isolated:
+                assert use.slots <= use.reserved
+            else:
+                total += max(use.reserved, use.firm)
+        assert total <= self.shared, "what is reserved is held by those who can't be pushed aside"
+
 
 def take_census(board: Board, fair: Fair) -> Census:
     """Count what runs."""

@@ -1,5 +1,7 @@
 """Classes and tenants: who is charged what, whose turn it is, who gives way, and what is kept for whom."""
 
+import itertools
+
 import pytest
 from fakes.desk import Desk, ending_after, generated, stream, submission
 from fakes.executor import geometry
@@ -197,7 +199,7 @@ def test_those_who_begin_alike_go_together_and_others_are_not_forgotten() -> Non
         desk.submit(of("standard", replace(submission(number, output=1), prompt_ids=prompt)))
     desk.run()
     kinds = [plan.fill[0].prompt_ids[0] for plan in desk.plans if plan.fill]
-    assert sum(one != other for one, other in zip(kinds, kinds[1:], strict=False)) <= 5
+    assert sum(one != other for one, other in itertools.pairwise(kinds)) <= 5
     assert kinds[:9].count(2) == 1, "after a row the oldest goes"
 
 
@@ -254,7 +256,7 @@ def test_a_request_that_was_pushed_aside_makes_progress_before_it_is_again() -> 
     assert len(outputs) > 2
     for number in (1, 2):
         marks = [each.output_tokens for each in desk.moves(number) if each.decision == "reset"]
-        assert all(later - earlier >= 7 for earlier, later in zip(marks, marks[1:], strict=False))
+        assert all(later - earlier >= 7 for earlier, later in itertools.pairwise(marks))
 
 
 def test_what_cannot_be_pushed_aside_stays_out_of_what_others_have_reserved() -> None:
