@@ -42,7 +42,7 @@ def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:
     if not chosen.event_log:
         return None
     path, settings = Path(chosen.event_log).expanduser(), scheduler_settings(config)
-    return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, board.lane)
+    return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, config.cache.page_size, board.lane)
 
 
 def scheduler_settings(config: Config) -> Settings:

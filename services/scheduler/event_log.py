@@ -22,7 +22,7 @@ from noria.services.scheduler import records
 from noria.services.scheduler.core.events import AdmissionJoined, Body, ExecutorLost, PolicyChanged, TimePassed
 from noria.services.scheduler.core.lane import Lane
 from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.records import HASH_BYTES, PAGE_TOKENS, AnyRecord, Arrival
+from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
 from noria.shared.log import logger
 
 _SECRET_BYTES: Final = 32
@@ -38,22 +38,27 @@ class _Trail:
     tail: list[int] = field(default_factory=list)
     pages: bytearray = field(default_factory=bytearray)
     outputs: int = 0
+    stopped: bool = False
 
 
 class EventLog:
-    """Appends to one file. bytes_max bounds it together with its predecessor. lane: the core's, to read step sizes."""
+    """Appends to one file. bytes_max bounds it together with its predecessor.
 
-    def __init__(self, path: Path, bytes_max: int, settings: Settings, lane: Lane) -> None:
+    page_tokens: the cache's page. lane: the core's, to read step sizes.
+    """
+
+    def __init__(self, path: Path, bytes_max: int, settings: Settings, page_tokens: int, lane: Lane) -> None:
         self._path = path
         self._half = bytes_max // 2
         self._settings = settings
+        self._page_tokens = page_tokens
         self._lane = lane
         self._secret = os.urandom(_SECRET_BYTES)
         self._trails: dict[Stream, _Trail] = {}
         self._geometry: Geometry | None = None
         self._written = 0
         self._file: BinaryIO | None = self._open()
-        self._write(records.Began(time.monotonic_ns(), records.VERSION, int(time.time()), settings))
+        self._write(records.Began(time.monotonic_ns(), records.VERSION, int(time.time()), settings, page_tokens))
 
     @property
     def streams(self) -> int:
@@ -143,11 +148,12 @@ class EventLog:
         stops, pages = [], []
         for sampled in body.sampled:
             trail = self._trails.get(sampled.stream)
-            if trail is None or not sampled.ids:
-                continue
+            if trail is None or trail.stopped or not sampled.ids or sampled.start != trail.outputs:
+                continue  # what follows an end is thrown away
             token = sampled.ids[0]
             trail.outputs += 1
             if token in trail.end_ids and trail.outputs >= trail.arrival.min_tokens:
+                trail.stopped = True
                 stops.append((sampled.stream, sampled.start))
             page = self._follow(trail, token)
             if page:
@@ -163,7 +169,7 @@ class EventLog:
     def _follow(self, trail: _Trail, token: int) -> bytes:
         """Add an id; returns the hash of the page that it completes, else nothing."""
         trail.tail.append(token)
-        if len(trail.tail) < PAGE_TOKENS:
+        if len(trail.tail) < self._page_tokens:
             return b""
         content = trail.chain + array("q", trail.tail).tobytes()
         trail.chain = blake2b(content, key=self._secret, digest_size=HASH_BYTES).digest()
@@ -197,7 +203,7 @@ class EventLog:
         self._file = self._open()
         self._written = 0
         unix_s = int(time.time())
-        self._write(records.Began(now_ns, records.VERSION, unix_s, self._settings, continued=True))
+        self._write(records.Began(now_ns, records.VERSION, unix_s, self._settings, self._page_tokens, continued=True))
         if self._geometry is not None:
             self._write(records.Joined(now_ns, self._geometry))
         living = tuple(_with_pages(each.arrival, each) for each in self._trails.values())

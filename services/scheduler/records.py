@@ -1,6 +1,6 @@
 """The event log's records: every event of the core and every planning time, without what people wrote.
 
-Token ids never enter the log. A prompt is its length and one short hash for each full page of PAGE_TOKENS, chained over
+Token ids never enter the log. A prompt is its length and one short hash for each full page, chained over
 what went before and keyed by a secret that is drawn anew for each log and never written: equal prefixes of one tenant
 can be told, so that a replay shares what the run shared, and nothing else can.
 A file is a sequence of records, each a 4-byte length and a msgpack array.
@@ -20,7 +20,6 @@ from noria.services.scheduler.core.rules import Rules
 from noria.services.scheduler.core.settings import Settings
 
 VERSION: Final = 1
-PAGE_TOKENS: Final = 16
 HASH_BYTES: Final = 8
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES_MAX: Final = 1 << 28
@@ -33,11 +32,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
 
 
 class Began(Record, frozen=True):
-    """The first record of a file. continued: an older file came before it, and streams were alive."""
+    """The first record of a file. page_tokens: ids behind one hash. continued: it goes on from an older file."""
 
     version: int
     unix_s: int
     settings: Settings
+    page_tokens: int
     continued: bool = False
 
 

@@ -32,7 +32,7 @@ def shape(plan: StepPlan) -> tuple[object, ...]:
 def record(world: World, path: Path, bytes_max: int = 1 << 24) -> None:
     """Write the log that the scheduler would have written."""
     core = type(world.core)(world.settings)
-    log = EventLog(path, bytes_max, world.settings, core.board.lane)
+    log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.board.lane)
     for entry in world.log:
         if isinstance(entry, Event):
             log.told(entry.now_ns, entry.body)
@@ -66,7 +66,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
     jobs = [
         job(
             number,
-            number * 30_000_000,
+            number * 12_000_000,
             40 + number % 7 * 100,
             20,
             traffic_class=("interactive", "batch")[number % 2],
@@ -79,7 +79,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
         SHAPE,
         lambda token: SimulatedDevice(StepTime(4000, 50, 0.1, 20), token),
         jobs,
-        record=lambda lane: EventLog(path, bytes_max, SETTINGS, lane),
+        record=lambda lane: EventLog(path, bytes_max, SETTINGS, 16, lane),
     )
     simulation.run()
     return simulation
@@ -135,7 +135,7 @@ def test_equal_prefixes_of_one_tenant_are_equal_in_the_log_and_those_of_two_are_
         return Submission(Stream(number, 0), 0, (*prompt, number), Sampling(max_tokens=2), salt=salt)
 
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, simulation.core.board.lane)
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
     log.told(1, SHAPE)
     log.told(2, Submit((submission(1, b"a"), submission(2, b"a"), submission(3, b"b"))))
     log.close()
@@ -154,7 +154,7 @@ def test_a_log_is_bounded_and_a_full_one_begins_anew_with_who_lives(tmp_path: Pa
     assert recording.jobs(), "who lives is named again"
     runs = replay(recording, (), {})
     assert [run.how for run in runs] == ["simulated"]
-    assert runs[0].rows[-1].served == len(recording.jobs())
+    assert runs[0].rows[0].served == len(recording.jobs())
 
 
 def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
@@ -166,8 +166,9 @@ def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
 
 def test_ended_streams_are_forgotten_by_the_log(tmp_path: Path) -> None:
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, simulation.core.board.lane)
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
     log.told(1, Submit((Submission(Stream(1, 0), 0, (5, 6), Sampling(max_tokens=2)),)))
     assert log.streams == 1
     log.told(2, Ended((Stream(1, 0),)))
     assert log.streams == 0
+    log.close()

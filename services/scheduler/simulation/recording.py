@@ -15,7 +15,7 @@ from noria.services.scheduler import records
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, TimePassed
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.step_time import StepTimeModel
-from noria.services.scheduler.records import HASH_BYTES, PAGE_TOKENS, AnyRecord, Arrival
+from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
 from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
 from noria.shared.errors import UserError
 
@@ -97,7 +97,7 @@ class Recording:
 
     def token(self, stream: Stream, position: int) -> int:
         """The made-up id at a position of prompt and output: equal where the recorded pages were equal."""
-        page, offset = divmod(position, PAGE_TOKENS)
+        page, offset = divmod(position, self.began.page_tokens)
         key = self._pages.get(stream, b"")[page * HASH_BYTES : (page + 1) * HASH_BYTES]
         if key:
             return 1 + (int.from_bytes(key, "big") >> 2) + offset
