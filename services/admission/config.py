@@ -45,6 +45,9 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
         tokenizing_characters_max=limits.tokenizing_characters_max,
         retention_ns=int(runtime.retention_s * 1e9),
         client_timeout_ns=int(runtime.peer_timeout_s * 1e9),
+        prompt_price=config.scheduler.prompt_price,
+        cached_price=config.scheduler.cached_price,
+        output_price=config.scheduler.output_price,
     )
     return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
 

@@ -75,7 +75,7 @@ class SchedulerPost:
             tokens = 0
             for request, choice in self.submissions.values():
                 self.credit.send(request.prompt_tokens, request.traffic_class)
-                batch.append(_submission(request, choice, now_ns))
+                batch.append(_submission(request, choice, self.rules, now_ns))
                 tokens += request.prompt_tokens + len(choice.ids)
                 if tokens >= self.rules.batch_tokens_max:
                     messages.append(Submit(tuple(batch)))
@@ -191,7 +191,17 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
 
 
-def _submission(request: Request, choice: Choice, now_ns: int) -> Submission:
+def _served(request: Request, choice: Choice, rules: Rules) -> float:
+    """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
+    if not choice.ids:
+        return 0.0
+    computed = request.prompt_tokens - choice.cached_tokens
+    return (
+        computed * rules.prompt_price + choice.cached_tokens * rules.cached_price + len(choice.ids) * rules.output_price
+    )
+
+
+def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
         stream=choice.stream,
@@ -207,6 +217,7 @@ def _submission(request: Request, choice: Choice, now_ns: int) -> Submission:
         ttl_first_ms=_left_ms(first_ns, now_ns),
         ttl_ms=_left_ms(request.deadline_ns, now_ns),
         seniority_ms=(now_ns - request.accepted_ns) // 1_000_000,
+        service=_served(request, choice, rules),
         traceparent=request.traceparent,
     )
 

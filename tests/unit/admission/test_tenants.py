@@ -16,6 +16,7 @@ from noria.proto.frontdoor import (
     Preview,
     Rejected,
 )
+from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Expenses, Reclaimed, Reclaims, Spent
 from noria.services.admission.core.accounts import Account
 from noria.services.admission.core.events import Joined, PolicyChanged
@@ -338,6 +339,17 @@ def test_an_idempotent_request_that_ended_without_its_answer_is_run_again() -> N
     it.read()
     it.generate(body)
     assert it.accepted().request != first
+
+
+def test_what_goes_on_under_a_new_scheduler_says_what_it_was_charged_for() -> None:
+    it = bench()
+    it.generate(token_request(tokens=10, credential="acme"))
+    assert it.submissions()[0].service == 0
+    number = it.accepted().request
+    it.news(Texts((TextRun(Stream(number, 0), 0, 0, (5, 6), 0, "xy", cached_tokens=4),)))
+    it.apply(Joined(Service.SCHEDULER))
+    it.step()
+    assert it.submissions()[0].service == pytest.approx(6 * 1.0 + 4 * 0.1 + 2 * 2.0)
 
 
 def test_a_key_says_whose_it_is() -> None:
