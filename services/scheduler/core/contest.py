@@ -10,7 +10,7 @@ from noria.services.scheduler.core.request import Request
 
 
 class Contest:
-    """Running requests that were entered, and the waiting ones, by class and tenant. size: how many were entered.
+    """Running requests that were entered, and the waiting ones, by class and tenant.
 
     Charges move the turns while it goes on. Choosing costs O(classes + log tenants).
     """
@@ -22,7 +22,7 @@ class Contest:
         self._bars: list[tuple[int, float]] = []
         self._shut: set[ClassShare] = set()
         self._aside: list[Account] = []
-        self.size = 0
+        self._ranks: dict[int, int] = {}
 
     def enter(self, requests: Iterable[Request]) -> None:
         """These running requests contend, in this order within their tenants."""
@@ -33,7 +33,14 @@ class Contest:
                 queue = self._running[account] = deque()
                 heapq.heappush(self._heaps.setdefault(account.share, []), (account.virtual, account.tenant, account))
             queue.append(request)
-            self.size += 1
+            self._ranks[request.rank] = self._ranks.get(request.rank, 0) + 1
+
+    def others(self, rank: int) -> bool:
+        """Whether, next to one request of this rank, others of it or of a higher one want tokens."""
+        running = sum(count for each, count in self._ranks.items() if each >= rank)
+        shares = self._accounts.shares
+        waiting = sum(each.waiting for each in shares if each.terms.rank >= rank and not each.terms.isolated)
+        return running + waiting > 1
 
     def next(self, *, arrivals: bool) -> Account | None:
         """The account whose turn it is. arrivals: whether waiting requests may be placed at all."""

@@ -1,9 +1,9 @@
 """Composes a step by shares: whoever has been served least by weight goes next, class first, then tenant.
 
 Isolated pools go before everybody. Then each sequence that continues gets its token; then those who have a right to
-reserved slots; then prompts under way and waiting requests contend for what is left, none with more than half of it while
-others want some. Only when tokens do not even suffice for all sequences do these contend, too. What nobody else can use
-goes to whoever can, so that no token is left while there is work for it.
+reserved slots; then prompts under way and waiting requests contend for what is left, none with more than half of it
+while others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these
+contend, too. What nobody else can use goes to whoever can, so that no token is left while there is work for it.
 """
 
 from collections.abc import Callable, Iterable
@@ -70,13 +70,12 @@ class Shares:
         if not short:
             self._decodes(draft, decoding)
         contest = Contest(self._fair.accounts)
-        self._entitled(draft, contest)
-        contest.enter(
-            [request for request in board.prefilling if request not in draft.begun and request not in isolated]
-        )
+        contest.enter([request for request in board.prefilling if request not in isolated])
         if short:
             contest.enter(decoding)
-        self._contend(draft, contest)
+        half = max(1, -(-draft.tokens_left // 2))
+        self._entitled(draft, contest, half)
+        self._contend(draft, contest, half)
         contest.close()
         self._explain(draft)
         self._count_prompts(draft)
@@ -148,10 +147,9 @@ class Shares:
         draft.decodes += draft.tokens_left - tokens_left
         draft.tokens_left, draft.cache_left = tokens_left, cache_left
 
-    def _entitled(self, draft: Draft, contest: Contest) -> None:
+    def _entitled(self, draft: Draft, contest: Contest, half: int) -> None:
         """Those who have a right to a slot that is reserved for their class, or was taken for it."""
         census, owed = self._census, self._claims.owed
-        most = _half(draft.tokens_left) if len(self._board.prefilling) or len(self._board.waiting) > 1 else None
         shares = [share for share in census.uses if share.waiting and not share.terms.isolated]
         for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
             use = census.uses[share]
@@ -159,33 +157,32 @@ class Shares:
                 account = share.first()
                 if account is None:
                     break
-                if not self._arrive(draft, contest, account, most):
+                if not self._arrive(draft, contest, account, half):
                     break
 
-    def _contend(self, draft: Draft, contest: Contest) -> None:
+    def _contend(self, draft: Draft, contest: Contest, half: int) -> None:
         """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
-        others = contest.size + len(self._board.waiting) > 1
-        most = _half(draft.tokens_left) if others else None
         while draft.tokens_left:
             account = contest.next(arrivals=bool(self._board.slots.free))
             if account is None:
                 break
             request = contest.take(account)
             if request is None:
-                self._arrive(draft, contest, account, most)
+                self._arrive(draft, contest, account, half)
             elif request.state is State.DECODING:
                 self._decodes(draft, (request,))
             else:
-                self._chunk(draft, request, most)
-        if most is not None and draft.tokens_left:
+                self._chunk(draft, request, half if contest.others(request.rank) else None)
+        if draft.tokens_left:
             unfinished = [each for each in draft.begun if each.length < each.filled]
             for request in sorted(unfinished, key=contest.turn):
                 self._chunk(draft, request, None)
 
-    def _arrive(self, draft: Draft, contest: Contest, account: Account, most: int | None) -> bool:
+    def _arrive(self, draft: Draft, contest: Contest, account: Account, half: int) -> bool:
         """Offer the first waiting request of an account a place; note who may not go either when it gets none."""
         request = self._fair.order.first_of(account)
         assert request is not None
+        most = half if contest.others(request.rank) else None
         reason = self._admit(draft, request, most, within=False)
         if reason is None or reason is Reason.TWIN:
             return True
@@ -265,7 +262,3 @@ class Shares:
                 mine[account] = mine.get(account, 0) + 1
         for share in self._census.uses:
             share.count_prompts(counts.get(share, {}))
-
-
-def _half(tokens: int) -> int:
-    return max(1, -(-tokens // 2))

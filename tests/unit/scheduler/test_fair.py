@@ -171,6 +171,16 @@ def test_several_prompts_share_a_step_and_none_has_more_than_half_while_others_w
         desk.done()
 
 
+def test_a_prompt_of_a_higher_class_is_not_capped_for_lower_ones() -> None:
+    desk = desk_of(tokens=16)
+    desk.submit(of("batch", submission(1, prompt=60)))
+    steps(desk, 2)
+    desk.submit(of("interactive", submission(2, prompt=16)))
+    assert desk.lengths(desk.planned()) == {2: 16}
+    desk.done()
+    assert desk.lengths(desk.planned()) == {1: 15, 2: 1}
+
+
 def test_a_short_prompt_passes_a_long_one_and_the_rest_of_the_step_is_not_wasted() -> None:
     desk = desk_of(tokens=16)
     desk.submit(of("standard", submission(1, prompt=60), "one"))
