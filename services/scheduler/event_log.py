@@ -26,6 +26,7 @@ from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
 from noria.shared.log import logger
 
 _SECRET_BYTES: Final = 32
+_FLUSH_NS: Final = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +58,7 @@ class EventLog:
         self._trails: dict[Stream, _Trail] = {}
         self._geometry: Geometry | None = None
         self._written = 0
+        self._flush_ns = 0
         self._file: BinaryIO | None = self._open()
         self._write(records.Began(time.monotonic_ns(), records.VERSION, int(time.time()), settings, page_tokens))
 
@@ -76,6 +78,9 @@ class EventLog:
         """Plans were asked for until there was none."""
         if self._file is not None:
             self._write(records.Planned(now_ns))
+            if now_ns >= self._flush_ns and self._file is not None:
+                self._flush_ns = now_ns + _FLUSH_NS
+                self._flush(self._file)
             if self._written > self._half:
                 self._rotate(now_ns)
 
@@ -191,6 +196,12 @@ class EventLog:
                 self._written += records.write(self._file, record)
             except OSError as error:
                 self._give_up(error)
+
+    def _flush(self, file: BinaryIO) -> None:
+        try:
+            file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def _rotate(self, now_ns: int) -> None:
         """Begin a file anew; it names again what lives."""
