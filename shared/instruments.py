@@ -112,7 +112,20 @@ ADMISSION_METRICS: Final = (
     RECLAIMS,
     RECLAIM_DELAY,
 )
+SHARE_SERVICE: Final = Metric(
+    "noria.share.service",
+    "{token}",
+    "What was planned, by price, class and tenant; less what was paid back.",
+    Kind.GAUGE,
+)
+SHARE_COUNTER: Final = Metric(
+    "noria.share.counter", "{token}", "Virtual token counters by class and tenant; the least goes first.", Kind.GAUGE
+)
+SHARE_WAITING: Final = Metric("noria.share.waiting", "{request}", "Waiting requests, by class and tenant.", Kind.GAUGE)
 SCHEDULER_METRICS: Final = (
+    SHARE_SERVICE,
+    SHARE_COUNTER,
+    SHARE_WAITING,
     REQUESTS,
     CACHE_BLOCKS,
     CACHE_PROMPT_TOKENS,
