@@ -65,5 +65,6 @@ def test_shares_are_published_by_class_and_tenant() -> None:
         metrics.advance(0)
         metrics.close()
         telemetry.close()
-    assert collector.latest("noria.share.waiting") == 2
-    assert collector.latest("noria.share.service") == 0
+    of = {"class": "standard", "tenant": "someone"}
+    assert collector.latest("noria.share.waiting", **of) == 2
+    assert collector.latest("noria.share.service", **of) == 0
