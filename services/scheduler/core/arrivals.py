@@ -107,7 +107,8 @@ class Arrivals:
         page_units = cache.units(cache.page)
         needed = cache.units(needs) + (kept + spared) * page_units
         unpromised = cache.available - cache.promised
-        if needed > unpromised:
+        # What is kept for an isolated class is promised to nobody else.
+        if needed > (cache.available if within and request.exempt else unpromised):
             return Reason.BLOCKS
         if within or (not board.prefilling and not board.decoding):
             return None

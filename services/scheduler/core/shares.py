@@ -102,7 +102,7 @@ class Shares:
                     break
                 head = self._fair.order.first_of(account)
                 assert head is not None
-                reason = self._admit(draft, head, most, within=True)
+                reason = self._admit(draft, head, most)
                 if reason is None:
                     running[head] = None
                 elif reason is not Reason.TWIN:
@@ -183,7 +183,7 @@ class Shares:
         request = self._fair.order.first_of(account)
         assert request is not None
         most = half if contest.others(request.rank) else None
-        reason = self._admit(draft, request, most, within=False)
+        reason = self._admit(draft, request, most)
         if reason is None or reason is Reason.TWIN:
             return True
         share = account.share
@@ -202,7 +202,7 @@ class Shares:
                 contest.set_aside(account)
         return False
 
-    def _admit(self, draft: Draft, request: Request, most: int | None, *, within: bool) -> Reason | None:
+    def _admit(self, draft: Draft, request: Request, most: int | None) -> Reason | None:
         """Admit a waiting request, or say what it lacks."""
         board, fair, census, share = self._board, self._fair, self._census, share_of(request)
         unready = self._arrivals.unready(request)
@@ -218,7 +218,7 @@ class Shares:
         use, cache = census.uses[share], draft.cache
         alone = not board.prefilling and not board.decoding
         spared = 0 if request.exempt else census.spared(share, firm=firm and not alone, kept=cache.kept_pages)
-        within = within or use.pages + -(-request.known // cache.page_tokens) <= use.reserved_pages
+        within = use.pages + -(-request.known // cache.page_tokens) <= use.reserved_pages
         planned = request.planned
         reason = self._arrivals.offer(draft, request, most=most, spared=spared, within=within)
         if reason is not None:

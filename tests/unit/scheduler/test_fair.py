@@ -31,11 +31,17 @@ def desk_of(
     steps: int = 1,
     progress: int = 4,
     prices: Prices | None = None,
+    margin: float | None = None,
 ) -> Desk:
     """A core with classes."""
     rules = Rules(classes=classes, prices=prices or Prices(1.0, 0.25, 2.0), progress_tokens=progress)
     settings = Settings(
-        policy="fair", rules=rules, max_requests_per_batch=slots, max_batch_tokens=tokens, steps_in_flight=steps
+        policy="fair",
+        rules=rules,
+        max_requests_per_batch=slots,
+        max_batch_tokens=tokens,
+        steps_in_flight=steps,
+        safety_margin=margin,
     )
     return Desk(settings, shape or geometry(num_blocks=256, max_slots=16))
 
@@ -260,8 +266,8 @@ def test_a_request_that_was_pushed_aside_makes_progress_before_it_is_again() -> 
     desk.submit(batch, of("batch", submission(2, output=60)))
     steps(desk, 2)
     for number in range(10, 60):
-        desk.submit(of("interactive", submission(number, output=3)))
-        steps(desk, 2)
+        desk.submit(of("interactive", submission(number, output=3)), of("interactive", submission(100 + number)))
+        steps(desk, 5)
     outputs = [each.output_tokens for number in (1, 2) for each in desk.moves(number) if each.decision == "reset"]
     assert len(outputs) > 2
     for number in (1, 2):
@@ -339,8 +345,8 @@ def test_a_long_prompt_that_waits_for_blocks_is_passed_by_higher_ranks_for_a_whi
     desk.planned()
     desk.submit(of("batch", submission(2, prompt=90, output=3), "u"))
     desk.done()
-    for number in range(10, 300):
-        desk.submit(of("interactive", submission(number, prompt=6, output=2)))
+    for number in range(10, 200):
+        desk.submit(of("interactive", submission(number, prompt=6, output=8)))
         if desk.plan() is not None:
             desk.done()
         if desk.output(2):
@@ -381,6 +387,21 @@ def test_an_admin_request_is_in_the_first_plan_after_its_arrival_when_all_else_i
         desk.done()
     desk.run()
     assert all(len(desk.output(number)) == 20 for number in range(1, 40))
+
+
+def test_what_is_kept_for_an_isolated_pool_is_not_counted_for_the_promises_to_others() -> None:
+    shape = geometry(num_blocks=42, page_size=1, max_slots=16)
+    desk = desk_of(shape=shape, slots=6, tokens=3, margin=0.0)
+    desk.submit(of("standard", submission(1, prompt=4, output=34)))
+    steps(desk, 2)
+    desk.submit(of("standard", submission(2, prompt=20, output=4)))
+    for moment in range(1, 30):
+        desk.submit(of("admin", submission(100 + moment, prompt=6, output=1)))
+        assert 100 + moment in desk.lengths(desk.planned())
+        desk.done()
+        while not desk.end(100 + moment):
+            desk.planned()
+            desk.done()
 
 
 def test_an_isolated_pool_takes_no_slots_of_others() -> None:
