@@ -58,6 +58,11 @@ class Simulation:
                 heapq.heappush(self._due, (outcome.job.withdrawn_ns, _WITHDRAWAL, number))
         self._apply(geometry)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is still to happen."""
+        return self._next_ns() is not None
+
     def run(self, until_ns: int | None = None) -> list[Outcome]:
         """Until all jobs have ended, or to a time; returns the outcomes."""
         while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
