@@ -16,6 +16,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -144,7 +145,7 @@ def static(policy: str, jobs: list[Job], threshold: int) -> int:
     return sum(map(met, whole.run()))
 
 
-def measure(requests: int, seed: int, forced_in: int, policy: str) -> Figures:
+def measure(requests: int, seed: int, forced_in: int, policy: str, thresholds: Sequence[int] = THRESHOLDS) -> Figures:
     """All figures of one workload."""
     jobs = workload(requests, seed)
     outcomes = simulation(policy, jobs, honest).run()
@@ -152,7 +153,7 @@ def measure(requests: int, seed: int, forced_in: int, policy: str) -> Figures:
     refused = [each.job.submission.stream.request for each in outcomes if each.refused]
     drawn = random.Random(seed).sample(refused, min(forced_in, len(refused)))
     late = missed(policy, jobs, {each.job.submission.stream.request for each in admitted}, set(drawn))
-    best, threshold = max((static(policy, jobs, threshold), threshold) for threshold in THRESHOLDS)
+    best, threshold = max((static(policy, jobs, threshold), threshold) for threshold in thresholds)
     good = sum(map(met, admitted))
     return Figures(
         admitted=len(admitted),
