@@ -2,7 +2,8 @@
 
 Run: python benchmarks/scheduler_step.py [RUNNING] [WAITING]
 Prints the median over steps, with one and with two steps in flight, for decodes alone, and for a steady state in which
-requests end and others are admitted all the time; with and without sharing of prefixes. Prompts share their first page.
+requests end and others are admitted all the time; with and without sharing of prefixes, and for `fair` with three classes
+of ten tenants each. Prompts share their first page.
 """
 
 import gc
@@ -15,18 +16,31 @@ from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
 from noria.services.scheduler.core.events import Body, Event
+from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
 STEPS = 300
+RULES = Rules(
+    classes=(
+        TrafficClass("interactive", rank=2, weight=4.0, reserved_slots=4, reserved_cache=0.1, preemptible=False),
+        TrafficClass("standard", rank=1, weight=2.0),
+        TrafficClass("batch", rank=0, quantum_tokens=512),
+        TrafficClass("admin", rank=3, reserved_slots=1, reserved_cache=0.02, preemptible=False, isolated=True),
+    )
+)
 
 
 class Bench:
     """A core and an executor that answers every sampling slice with token 5."""
 
-    def __init__(self, running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool) -> None:
+    def __init__(
+        self, running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool, policy: str
+    ) -> None:
         self.core = Scheduler(
             Settings(
+                policy=policy,
+                rules=RULES,
                 max_batch_tokens=max(running * 2, 8192),
                 max_requests_per_batch=running,
                 steps_in_flight=steps_in_flight,
@@ -52,7 +66,10 @@ class Bench:
             maximum = self.output_tokens // 2 + self.next * 7919 % (self.output_tokens // 2 + 1)
             prompt = (*range(1, 17), *(self.next * 31 + each for each in range(16)))
             sampling = Sampling(max_tokens=maximum)
-            submissions.append(Submission(Stream(self.next, 0), 0, prompt, sampling, (0,)))
+            traffic_class, tenant = RULES.classes[self.next % 3].name, f"tenant {self.next % 10}"
+            submissions.append(
+                Submission(Stream(self.next, 0), 0, prompt, sampling, (0,), tenant=tenant, traffic_class=traffic_class)
+            )
         self.apply(Submit(tuple(submissions)))
 
     def apply(self, body: Body) -> list[Stream]:
@@ -95,9 +112,9 @@ class Bench:
         return spent, len(plan.slices)
 
 
-def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool) -> str:
+def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool, policy: str) -> str:
     """Median microseconds for each running request and step."""
-    bench = Bench(running, waiting, steps_in_flight, output_tokens, sharing=sharing)
+    bench = Bench(running, waiting, steps_in_flight, output_tokens, sharing=sharing, policy=policy)
     for _ in range(10):
         bench.step()
     gc.collect()
@@ -116,11 +133,11 @@ def main() -> None:
     running = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     waiting = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
     print(f"{running} running, {waiting} waiting, plan + apply + capacity, {STEPS} steps")
-    for sharing in (True, False):
-        print(f" {'with' if sharing else 'without'} prefix sharing")
+    for policy, sharing in (("fifo", True), ("fifo", False), ("fair", True), ("fair", False)):
+        print(f" {policy}, {'with' if sharing else 'without'} prefix sharing")
         for steps_in_flight in (1, 2):
             for kind, output in (("decodes only", 4000), ("steady state", 64)):
-                cost = measure(running, waiting, steps_in_flight, output, sharing=sharing)
+                cost = measure(running, waiting, steps_in_flight, output, sharing=sharing, policy=policy)
                 print(f"  {steps_in_flight} in flight, {kind}:  {cost}")
 
 

@@ -16,10 +16,13 @@ from noria.cli.chat import chat
 from noria.cli.config_command import config
 from noria.cli.down import down
 from noria.cli.generate import generate
+from noria.cli.keys import keys
 from noria.cli.model_commands import models
 from noria.cli.ps import ps
+from noria.cli.replay import replay, why
 from noria.cli.service_commands import service_commands
 from noria.cli.up import EXIT_INTERRUPTED, up
+from noria.cli.usage import usage
 from noria.shared.errors import UserError
 
 _UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
@@ -56,7 +59,7 @@ def noria(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (up, down, ps, generate, chat, models, config, *service_commands()):
+for _command in (up, down, ps, generate, chat, models, config, keys, usage, why, replay, *service_commands()):
     noria.add_command(_command)
 
 

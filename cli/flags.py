@@ -3,14 +3,17 @@
 Nothing is declared here: names, types, bounds and help come from `noria.shared.config`.
 """
 
+import os
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, Literal, TypeVar, get_args, get_origin
 
 import click
+import msgspec
 
 from noria.shared.config import Config
-from noria.shared.config_sources import Option, load, options, parse
+from noria.shared.config_sources import CONFIG_VARIABLE, Option, load, options, parse
 
 _FLAGS: Final = "noria.flags"
 _FILE: Final = "noria.file"
@@ -44,6 +47,17 @@ def settings() -> Config:
     """The effective configuration of the command that runs. Raises UserError naming what is wrong."""
     file, flags = sources()
     return load(file, flags)
+
+
+def settings_to_run() -> Config:
+    """`settings` for a program that serves: with the file that it is to read again at SIGHUP."""
+    file, _ = sources()
+    config = settings()
+    named = file or os.environ.get(CONFIG_VARIABLE)
+    if not named or config.runtime.config_file:
+        return config
+    runtime = msgspec.structs.replace(config.runtime, config_file=str(Path(named).absolute()))
+    return msgspec.structs.replace(config, runtime=runtime)
 
 
 def sources() -> tuple[str | None, Mapping[str, object]]:

@@ -7,24 +7,38 @@ import os
 import signal
 import sys
 import tempfile
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import msgspec
 
 from noria.shared.config import Config
-from noria.shared.config_sources import VARIABLE_PREFIX, dump
+from noria.shared.config_sources import KEYED, VARIABLE_PREFIX, dump
 
 
 def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:
     """Write a configuration as TOML; with `origins`, each option that a source set says which in a comment."""
     lines: list[str] = []
-    for section, values in dump(config).items():
+    for section, values in _sections(config):
         lines += ["", f"[{section}]"]
         for key, value in values.items():
             origin = (origins or {}).get(f"{section}.{key}")
             comment = f"  # {origin}" if origin else ""
             lines.append(f"# {key} is not set" if value is None else f"{key} = {_value(value)}{comment}")
     return "\n".join(lines[1:]) + "\n"
+
+
+def _sections(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    for section, values in dump(config).items():
+        if section in KEYED:
+            yield from ((f"{section}.{_name(name)}", table) for name, table in values.items())
+        else:
+            yield section, values
+
+
+def _name(name: str) -> str:
+    """A table's name as TOML writes it: a dot inside needs quotes."""
+    return f'"{name}"' if "." in name else name
 
 
 def hand_over(config: Config) -> int:

@@ -1,5 +1,6 @@
 """The flags by which an answer is asked for, shared by `noria generate` and `noria chat`, and the talk with the stack."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,25 @@ if TYPE_CHECKING:
 _WANTED: Final = "noria.sampling"
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
-# Name of the option, type, help; where a flag is absent the server's default holds.
+API_KEY_VARIABLE: Final = "NORIA_API_KEY"
+# Flag, name of the option, type, help; where a flag is absent the server's default holds.
+_ASKING: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = (
+    (
+        "--api-key",
+        "credential",
+        click.STRING,
+        f"API key, where the stack has tenants; {API_KEY_VARIABLE} holds one too.",
+    ),
+    (
+        "--class",
+        "traffic_class",
+        click.STRING,
+        "Traffic class: interactive, standard, batch or another configured one.",
+    ),
+    ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Time to the first token, at most."),
+    ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Time to the end of the answer, at most."),
+)
+# Name of the option, type, help.
 _FLAGS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
     ("model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
     ("max_tokens", click.IntRange(min=1), "Longest answer in tokens; the rest of the context where absent."),
@@ -33,7 +52,7 @@ _FLAGS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
 
 
 def sampling_flags(command: _Command) -> _Command:
-    """Give a command the flags of sampling; it finds the values with `wanted()`."""
+    """Give a command the flags of sampling and of asking; it finds the values with `wanted()`."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
         if value is not None and value != ():
@@ -42,8 +61,8 @@ def sampling_flags(command: _Command) -> _Command:
     command = click.option(
         "--stop", multiple=True, expose_value=False, callback=keep, help="End before this text; may be repeated."
     )(command)
-    for name, kind, text in reversed(_FLAGS):
-        flag = f"--{name.replace('_', '-')}"
+    sampling = tuple((f"--{name.replace('_', '-')}", name, kind, text) for name, kind, text in _FLAGS)
+    for flag, name, kind, text in reversed((*sampling, *_ASKING)):
         command = click.option(flag, name, type=kind, expose_value=False, callback=keep, help=text)(command)
     return command
 
@@ -61,7 +80,7 @@ def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
 
     endpoint = public_mailbox(runtime)
     try:
-        with Client(endpoint) as client:
+        with Client(endpoint, credential=os.environ.get(API_KEY_VARIABLE, "")) as client:
             yield client
     except Unreachable as error:
         raise UserError(f"nothing answers at {endpoint}; start it with `noria up` ({error})") from error

@@ -2,7 +2,7 @@
 
 import click
 
-from noria.cli.flags import config_flags, settings
+from noria.cli.flags import config_flags, settings_to_run
 from noria.cli.handover import become
 from noria.proto.base import Service
 
@@ -24,6 +24,6 @@ def _command(service: Service, about: str) -> click.Command:
     @click.command(name=service.value, help=about)
     @config_flags()
     def command() -> None:
-        become(f"noria.services.{service.value}", settings())
+        become(f"noria.services.{service.value}", settings_to_run())
 
     return command

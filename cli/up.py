@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from noria.cli.flags import config_flags, settings
+from noria.cli.flags import config_flags, settings_to_run
 from noria.cli.generate import answer
 from noria.cli.handover import become, command, environment, hand_over
 from noria.proto.base import Service
@@ -39,7 +39,7 @@ def up(prompt: str | None, once: bool) -> int:
     """Start every service and serve until Ctrl-C."""
     if once and prompt is None:
         raise UserError("--once needs --prompt")
-    config = settings()
+    config = settings_to_run()
     prepare_runtime_dir(config.runtime)  # refused before a model is fetched rather than after
     fetch(config)
     if prompt is None:

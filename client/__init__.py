@@ -15,7 +15,7 @@ from noria.client.exchange import Patience
 from noria.client.generation import Generation
 from noria.client.results import Accepted, Choice, Completion, Delta, Finish, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
-from noria.proto.frontdoor import Code, Description, Message
+from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message
 
 __all__ = [
     "Accepted",
@@ -29,7 +29,9 @@ __all__ = [
     "Delta",
     "Description",
     "Finish",
+    "Forecast",
     "Generation",
+    "Identified",
     "Interrupted",
     "Malformed",
     "Message",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Unpack
@@ -12,10 +13,11 @@ from noria.client.connection import Connection
 from noria.client.errors import Closed, Unreachable
 from noria.client.exchange import Exchange, Patience
 from noria.client.generation import Generation
+from noria.client.questions import Questions
 from noria.client.request import Options, build
 from noria.client.results import Completion
 from noria.proto.base import Header
-from noria.proto.frontdoor import Describe, Description, Message
+from noria.proto.frontdoor import Describe, Description, Forecast, Identified, Identify, Message, Preview
 from noria.shared.config import LimitSettings, RuntimeSettings
 from noria.shared.endpoints import public_mailbox
 
@@ -62,6 +64,7 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._describing: dict[asyncio.Future[Description], None] = {}
+        self._questions = Questions(self._send)
         self._closed = False
 
     @property
@@ -104,6 +107,38 @@ class AsyncClient:
         """Generate and return the whole answer. Cancelling the task cancels the request."""
         return await self.generate(prompt, messages=messages, token_ids=token_ids, **options).result()
 
+    async def preview(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float = 10.0,
+        **options: Unpack[Options],
+    ) -> Forecast:
+        """Ask whether a request would be admitted now, and when it would start and end; nothing is generated.
+
+        A refusal is part of the answer. Raises Unreachable when nothing answers in time.
+        """
+        self._open()
+        merged = Options(**{**self._defaults, **options, "request_id": uuid.uuid4().hex})
+        request = build(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
+        answer = await self._questions.ask(request.id, Preview(request), timeout_s, self.endpoint)
+        assert isinstance(answer, Forecast)
+        return answer
+
+    async def identify(self, credential: str | None = None, timeout_s: float = 5.0) -> Identified:
+        """Ask whose a credential is and which classes it may use; the client's own where absent.
+
+        Raises Refused for an unknown one, Unreachable when nothing answers in time.
+        """
+        self._open()
+        own = self._defaults.get("credential", "") if credential is None else credential
+        name = uuid.uuid4().hex
+        answer = await self._questions.ask(name, Identify(name, own), timeout_s, self.endpoint)
+        assert isinstance(answer, Identified)
+        return answer
+
     async def describe(self, timeout_s: float = 5.0) -> Description:
         """What is served, and what it still waits for. Raises Unreachable when nothing answers in time."""
         loop = self._open()
@@ -131,6 +166,7 @@ class AsyncClient:
         self._exchange.close()
         self._connection.close()
         self._connection = None
+        self._questions.close()
         for waiter in self._describing:
             if not waiter.done():
                 waiter.set_exception(Closed("the client was closed"))
@@ -161,11 +197,14 @@ class AsyncClient:
     def _connected(self) -> None:
         assert self._loop is not None
         self._exchange.connected(self._loop.time())
+        self._questions.repeat()
         if self._describing:
             self._send(Describe(), "")
 
     def _receive(self, header: Header, body: msgspec.Struct) -> None:
         assert self._loop is not None
+        if self._questions.receive(body):
+            return
         self._exchange.receive(header, body, self._loop.time())
         if isinstance(body, Description):
             for waiter in self._describing:

@@ -90,7 +90,7 @@ class Exchange:
             return
         call.cancelling = True
         if call.sent:
-            self._send(Cancel(call.id), "")
+            self._send(_cancel(call), "")
             call.next_ask_s = now_s + self._patience.resend_s
         else:
             self._forget(call)
@@ -99,6 +99,12 @@ class Exchange:
     def leave(self, call: Call, now_s: float) -> None:
         """Nobody reads this call any more: cancel it, and keep it only until its end is confirmed."""
         if call.phase in (Phase.ABANDONED, Phase.OVER):
+            return
+        if call.generate.keep:
+            # The server keeps it for a while, in case it is asked for again under the same id.
+            self._send(Cancel(call.id, credential=call.generate.credential, left=True), "")
+            self._forget(call)
+            call.cancelled(over=True)
             return
         self.cancel(call, now_s)
         if call.sent:
@@ -167,7 +173,7 @@ class Exchange:
         self.settle()
         for call in list(self.calls.values()):
             if call.sent:
-                self._send(Cancel(call.id), "")
+                self._send(_cancel(call), "")
             self._forget(call)
             call.fail(Closed("the client was closed"))
 
@@ -179,12 +185,12 @@ class Exchange:
             case Phase.OPEN:
                 message = Attach(call.id, call.have(), call.generate.credential)
             case Phase.ABANDONED:
-                message = Cancel(call.id)
+                message = _cancel(call)
             case Phase.OVER:
                 return
         sent = self._send(message, call.traceparent)
         if sent and call.cancelling and call.phase is not Phase.ABANDONED:
-            self._send(Cancel(call.id), "")
+            self._send(_cancel(call), "")
         call.sent = call.sent or sent
         call.asks += 1
         call.asked_s = now_s
@@ -288,3 +294,7 @@ class Exchange:
         if body.kind == Generate.__name__ and opening:
             self._forget(opening[0])
             opening[0].fail(Malformed(body.reason))
+
+
+def _cancel(call: Call) -> Cancel:
+    return Cancel(call.id, credential=call.generate.credential)

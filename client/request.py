@@ -11,7 +11,7 @@ from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
 
 CHOICES_MAX: Final = 1024
-_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class")
+_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep")
 _DECODER: Final = msgspec.msgpack.Decoder(Generate)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -21,6 +21,9 @@ class Options(TypedDict, total=False):
 
     request_id: the client's own name for the request, unique among its live ones; drawn where absent.
     traceparent: W3C trace context of the caller's span.
+    credential: an API key, where the stack has tenants. traffic_class: one of the classes that it may use.
+    ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
+    keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.
     All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
     """
 
@@ -32,6 +35,7 @@ class Options(TypedDict, total=False):
     ttl_first_ms: int | None
     credential: str
     traffic_class: str
+    keep: bool
     temperature: float
     top_p: float
     top_k: int

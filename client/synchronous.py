@@ -14,7 +14,7 @@ from noria.client.exchange import Patience
 from noria.client.generation import Generation
 from noria.client.request import Options
 from noria.client.results import Accepted, Completion, Delta
-from noria.proto.frontdoor import Description, Message
+from noria.proto.frontdoor import Description, Forecast, Identified, Message
 
 _T = TypeVar("_T")
 
@@ -82,6 +82,24 @@ class Client:
     ) -> Completion:
         """Generate and return the whole answer."""
         return self.generate(prompt, messages=messages, token_ids=token_ids, **options).result()
+
+    def preview(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float = 10.0,
+        **options: Unpack[Options],
+    ) -> Forecast:
+        """Ask whether a request would be admitted now, and when it would start and end; nothing is generated."""
+        return self._loop.run(
+            self._client.preview(prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options)
+        )
+
+    def identify(self, credential: str | None = None, timeout_s: float = 5.0) -> Identified:
+        """Ask whose a credential is and which classes it may use. Raises Refused and Unreachable."""
+        return self._loop.run(self._client.identify(credential, timeout_s))
 
     def describe(self, timeout_s: float = 5.0) -> Description:
         """What is served, and what it still waits for. Raises Unreachable when nothing answers in time."""

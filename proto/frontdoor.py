@@ -23,7 +23,9 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Exactly one of `prompt`, `messages` and `token_ids` is given. `model` may be empty for the served one.
     `ttl_first_ms` and `ttl_ms` bound the time to the first token and to the end, counted from receipt.
-    `traffic_class` and `credential` are reserved for scheduling policy.
+    `credential`: an API key; it says whose the request is. `traffic_class` names one of the classes its tenant may use;
+    empty for the tenant's own choice.
+    `keep`: `id` is an idempotency key: the answer is kept for a repetition even when it was acknowledged.
     """
 
     id: str
@@ -37,6 +39,20 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     traffic_class: str = ""
     ttl_first_ms: int | None = None
     ttl_ms: int | None = None
+    keep: bool = False
+
+
+class Preview(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ask what would become of a request now; it is not made. Its id names the question and is used for nothing else."""
+
+    request: Generate
+
+
+class Identify(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ask whose credential this is and what it may do. `id` names the question."""
+
+    id: str
+    credential: str
 
 
 class Have(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -57,10 +73,15 @@ class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way."""
+    """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way.
+
+    left: nobody reads any more, but a repetition may come: a request with `keep` goes on for a while without a reader.
+    """
 
     id: str
     index: int | None = None
+    credential: str = ""
+    left: bool = False
 
 
 class Acknowledge(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -117,6 +138,36 @@ class Rejected(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: str
     parameter: str = ""
     retry_after_ms: int | None = None
+
+
+class Forecast(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What would become of a request, as the scheduler's state was last known; nothing is promised.
+
+    When it would be admitted: milliseconds until its first step, first token and end, the end for as many tokens as
+    are expected of it (`output_tokens`, its `max_tokens` at most). Else `code`, `reason` and so on, as in `Rejected`.
+    """
+
+    id: str
+    admitted: bool
+    traffic_class: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    start_ms: float = 0.0
+    first_token_ms: float = 0.0
+    finish_ms: float = 0.0
+    code: Code | None = None
+    reason: str = ""
+    parameter: str = ""
+    retry_after_ms: int | None = None
+
+
+class Identified(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Whose a credential is, and the classes it may use. An unknown one is answered by `Rejected`."""
+
+    id: str
+    tenant: str
+    classes: tuple[str, ...]
+    default_class: str
 
 
 class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -185,5 +236,5 @@ class Malformed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: str
 
 
-TO_ADMISSION = (Generate, Attach, Cancel, Acknowledge, Describe, Ping)
-TO_CLIENT = (Accepted, Rejected, Updates, Description, Pong, Malformed)
+TO_ADMISSION = (Generate, Attach, Cancel, Acknowledge, Describe, Ping, Preview, Identify)
+TO_CLIENT = (Accepted, Rejected, Updates, Description, Pong, Malformed, Forecast, Identified)

@@ -41,7 +41,12 @@ class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket."""
+    """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket.
+
+    about: a request, by its number or id, to be told about it alone, where the service has something to tell.
+    """
+
+    about: str = ""
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -68,6 +68,26 @@ class Reclaims(msgspec.Struct, array_like=True, frozen=True, gc=False):
     entries: tuple[Reclaimed, ...]
 
 
+class Spent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a stream cost in all, told once when it is forgotten and no step touches it any more.
+
+    computed_tokens: query tokens computed for it, again after preemptions included. wasted_tokens: those of them that
+    were computed after its end and thrown away. block_us: cache blocks held, times microseconds; a shared block counts
+    for each stream that holds it.
+    """
+
+    stream: Stream
+    computed_tokens: int
+    wasted_tokens: int
+    block_us: int
+
+
+class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All `Spent` of one turn."""
+
+    entries: tuple[Spent, ...]
+
+
 class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The step-time model: microseconds per step, per query token, per cached token read, per request."""
 
@@ -78,12 +98,20 @@ class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Credit of one class: how many more requests and prompt tokens may be submitted; the predicted wait of the next."""
+    """Credit of one class: how many more requests and prompt tokens may be submitted; the predicted wait of the next.
+
+    The entry without a name stands for all classes together. request_ms, token_ms: how much later the next one starts
+    for each stream, and each prompt token, that is submitted before it. margin: how far a wait has exceeded its
+    prediction lately in all but one case in five, as a factor.
+    """
 
     traffic_class: str
     requests: int
     tokens: int
     start_ms: float = 0.0
+    request_ms: float = 0.0
+    token_ms: float = 0.0
+    margin: float = 1.0
 
 
 class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -92,6 +120,8 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `submitted` is how many submissions the scheduler has taken from admission's present incarnation, so that
     admission can subtract those still on the way.
     `largest_tokens` is the longest prompt and output together that the cache could ever hold.
+    step_ms: how long steps have taken lately, on average. prefill_tokens, prefill_step_ms: how many tokens of a prompt
+    such a step takes beside what continues, and how long it then takes.
     """
 
     submitted: int
@@ -99,7 +129,10 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     step_time: StepTime = StepTime()
     largest_tokens: int = 0
     ready: bool = False
+    step_ms: float = 0.0
+    prefill_tokens: int = 0
+    prefill_step_ms: float = 0.0
 
 
 ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)
-SCHEDULER_TO_ADMISSION = (Capacity, Reclaims)
+SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Expenses)

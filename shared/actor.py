@@ -76,6 +76,9 @@ class Actor:
         self._wake.setblocking(False)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._stopping = False
+        self._hung_up = False
+        self._reload: Callable[[], None] | None = None
+        self._answer: Callable[[str], dict[str, Any]] | None = None
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -107,8 +110,21 @@ class Actor:
         self._stopping = True
         self.wake()
 
+    def on_question(self, answer: Callable[[str], dict[str, Any]]) -> None:
+        """Answer an `Inspect` that asks about one thing with what this returns for it."""
+        self._answer = answer
+
+    def on_hang_up(self, reload: Callable[[], None]) -> None:
+        """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
+        self._reload = reload
+
+    def hang_up(self) -> None:
+        """SIGHUP has come; may be called from signal handlers and from any thread."""
+        self._hung_up = True
+        self.wake()
+
     def stop_on_signals(self) -> None:
-        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone."""
+        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone, SIGHUP reloads."""
 
         def terminate(signum: int, frame: object) -> None:
             del signum, frame
@@ -118,6 +134,7 @@ class Actor:
 
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, lambda *_: self.hang_up())
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
@@ -135,6 +152,10 @@ class Actor:
         try:
             while not self._stopping:
                 self._turn(shell, self._timeout_ms(wanted_ns))
+                if self._hung_up:
+                    self._hung_up = False
+                    if self._reload is not None:
+                        self._reload()
                 now_ns = time.monotonic_ns()
                 self._tend_links(shell, now_ns)
                 wanted_ns = shell.advance(now_ns)
@@ -176,7 +197,7 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self.mailbox.answer(identity, self._snapshot(shell))
+            self.mailbox.answer(identity, self._snapshot(shell, body.about))
             return
         sender = Service(header.sender)
         link = self.mailbox.links.get(sender)
@@ -253,11 +274,11 @@ class Actor:
                 self._flushing.discard(peer)
                 self._poller.unregister(link.socket)
 
-    def _snapshot(self, shell: Shell) -> Snapshot:
+    def _snapshot(self, shell: Shell, about: str) -> Snapshot:
         content = {
             "incarnation": f"{self.mailbox.incarnation:x}",
             "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
             "mail": self.mailbox.counts(),
-            **shell.snapshot(),
+            **(self._answer(about) if about and self._answer is not None else shell.snapshot()),
         }
         return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

@@ -1,13 +1,18 @@
 """The configuration as frozen structs: every option is declared here once, and nowhere else.
 
 A declaration is a section and name, type, default, bounds, flags and help. Flags, variables, the file and
-`noria config` all follow from it. Knows nothing of where values come from: that is `config_sources`.
+`noria config` all follow from it. Classes and tenants, of which there may be any number, are declared in `traffic`.
+Knows nothing of where values come from: that is `config_sources`.
 """
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings
+
+PolicyName = Literal["fifo", "prefill_first", "fair"]
 
 
 def _flags(*names: str) -> dict[str, Any]:
@@ -58,12 +63,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Who is in each step."""
 
     policy: Annotated[
-        Literal["fifo", "prefill_first"],
+        Literal["auto", "fifo", "prefill_first", "fair"],
         Meta(
-            description="Order of waiting requests and choice of victims.",
+            description="Whose turn it is and who gives way; auto is fair once classes or tenants are configured.",
             extra=_flags("--scheduler", "--scheduler-type"),
         ),
-    ] = "fifo"
+    ] = "auto"
     max_batch_tokens: Annotated[
         int,
         Meta(
@@ -98,9 +103,17 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             le=2,
         ),
     ] = 2
+    prompt_price: Annotated[float, Meta(description="fair: what a computed prompt token counts.", ge=0, le=1000)] = 1.0
+    cached_price: Annotated[
+        float, Meta(description="fair: what a prompt token found in the cache counts.", ge=0, le=1000)
+    ] = 0.1
+    output_price: Annotated[float, Meta(description="fair: what an output token counts.", ge=0, le=1000)] = 2.0
+    progress_tokens: Annotated[
+        int, Meta(description="fair: output of a preempted request before it is preempted again.", ge=1)
+    ] = 16
     safety_margin: Annotated[
         Annotated[float, Meta(ge=0, le=0.9)] | None,
-        Meta(description="Share of blocks kept for running requests; 0.15 for fifo, 0 for prefill_first."),
+        Meta(description="Share of blocks kept for running requests; 0 for prefill_first, else 0.15."),
     ] = None
     queue_requests_max: Annotated[
         int, Meta(description="Waiting requests accepted.", extra=_flags("--max-queue-size"), ge=1)
@@ -109,6 +122,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     stop_lookahead: Annotated[
         int, Meta(description="Tokens a request with stop strings may be planned ahead of the detokenizer.", ge=1)
     ] = 4
+    event_log: Annotated[
+        str,
+        Meta(
+            description="File that records events for `noria replay` and `noria why`; no text or token ids.",
+            extra=_flags("--event-log"),
+        ),
+    ] = ""
+    event_log_bytes_max: Annotated[
+        int, Meta(description="Size of the event log, the file before it included.", ge=1 << 16)
+    ] = 1 << 28
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,6 +241,14 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_port: Annotated[
         int, Meta(description="tcp: first of seven ports.", extra=_flags("--base-port"), ge=1024, le=65000)
     ] = 7610
+    state_dir: Annotated[
+        str,
+        Meta(
+            description="Folder of what outlives the processes, mode 0700; ~/.local/state/noria or DIR/state where empty.",
+            extra=_flags("--state-dir"),
+        ),
+    ] = ""
+    config_file: Annotated[str, Meta(description="Set by `noria up`: the file to read again at SIGHUP.")] = ""
     supervised: Annotated[bool, Meta(description="Set by the supervisor for the services it starts.")] = False
     heartbeat_s: Annotated[float, Meta(description="Time between heartbeats.", gt=0)] = 1.0
     peer_timeout_s: Annotated[
@@ -273,3 +304,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime: RuntimeSettings = RuntimeSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    classes: dict[str, ClassSettings] = msgspec.field(default_factory=BUILT_IN.copy)
+    tenants: dict[str, TenantSettings] = {}
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether the file says anything of classes or tenants: without, there is one tenant and nothing is limited."""
+        return bool(self.tenants) or self.classes != BUILT_IN
+
+    @property
+    def policy(self) -> PolicyName:
+        """The scheduling policy that is meant."""
+        chosen = self.scheduler.policy
+        if chosen == "auto":
+            return "fair" if self.has_policy else "fifo"
+        return chosen

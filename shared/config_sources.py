@@ -6,6 +6,7 @@ there are is declared in `config`.
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +17,23 @@ from msgspec import Meta
 
 from noria.shared.config import Config
 from noria.shared.errors import UserError
+from noria.shared.traffic import (
+    BUILT_IN,
+    CLASS_NAME,
+    TENANT_NAME,
+    ClassSettings,
+    TenantSettings,
+    allowed_classes,
+)
 
 VARIABLE_PREFIX: Final = "NORIA_"
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
+_OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "NORIA_API_KEY")  # the latter is for the commands that ask
+# Sections that hold any number of named tables, [SECTION.NAME]; only a file can set them.
+KEYED: Final[Mapping[str, tuple[type[ClassSettings] | type[TenantSettings], str]]] = {
+    "classes": (ClassSettings, CLASS_NAME),
+    "tenants": (TenantSettings, TENANT_NAME),
+}
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -45,6 +60,8 @@ class Option(msgspec.Struct, frozen=True):
 def options() -> Iterator[Option]:
     """Yield every option in declaration order."""
     for section in msgspec.structs.fields(Config):
+        if section.name in KEYED:
+            continue
         hints = get_type_hints(section.type, include_extras=True)
         for field in msgspec.structs.fields(section.type):
             annotated = hints[field.name]
@@ -109,8 +126,11 @@ def _layers(
 
 def _paths(content: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for section, values in content.items():
-        for key in values:
-            yield f"{section}.{key}"
+        for key, value in values.items():
+            if section in KEYED:
+                yield from (f"{section}.{key}.{each}" for each in value)
+            else:
+                yield f"{section}.{key}"
 
 
 def dump(config: Config) -> dict[str, Any]:
@@ -121,10 +141,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write the effective configuration for child processes, readable by the owner alone."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write the effective configuration for child processes, readable by the owner alone; replaced as a whole."""
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(config))
+    os.replace(new, path)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -147,19 +169,40 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
     for option in options():
         known.setdefault(option.section, []).append(option.key)
     for section, values in content.items():
-        if section not in known:
-            raise UserError(f"{source}: unknown section [{section}]{_nearest(section, known)}")
+        if section not in known and section not in KEYED:
+            raise UserError(f"{source}: unknown section [{section}]{_nearest(section, [*known, *KEYED])}")
         if not isinstance(values, dict):
             raise UserError(f"{source}: {section} must be a section, written [{section}]")
+        if section in KEYED:
+            for name, table in values.items():
+                _check_table(section, name, table, source)
+            continue
         for key in values:
             if key not in known[section]:
                 raise UserError(f"{source}: unknown key {section}.{key}{_nearest(key, known[section])}")
 
 
+def _check_table(section: str, name: str, table: Any, source: str) -> None:
+    kind, pattern = KEYED[section]
+    path = f"{section}.{name}"
+    if re.fullmatch(pattern, name) is None:
+        raise UserError(f"{source}: {path}: a name here must match {pattern}")
+    if not isinstance(table, dict):
+        raise UserError(f"{source}: {path} must be a section, written [{path}]")
+    known = [field.name for field in msgspec.structs.fields(kind)]
+    for key, value in table.items():
+        if key not in known:
+            raise UserError(f"{source}: unknown key {path}.{key}{_nearest(key, known)}")
+        try:
+            msgspec.convert({key: value}, kind)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{source}: {path}.{key}: {str(error).partition(' - at ')[0]}") from error
+
+
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any]]:
     declared = {option.variable: option for option in options()}
     for name, text in environment.items():
-        if not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(VARIABLE_PREFIX) or name in _OTHER_VARIABLES:
             continue
         option = declared.get(name)
         if option is None:
@@ -188,6 +231,11 @@ def _merge(into: dict[str, dict[str, Any]], new: Mapping[str, Mapping[str, Any]]
 
 
 def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
+    built_in = msgspec.to_builtins(BUILT_IN)
+    given = content.get("classes", {})
+    classes = {name: {**built_in.get(name, {}), **given.get(name, {})} for name in (*built_in, *given)}
+    content = {**content, "classes": classes}
+    _check_tenants(content.get("tenants", {}), msgspec.convert(classes, dict[str, ClassSettings]), layers)
     try:
         return msgspec.convert(content, Config)
     except msgspec.ValidationError as error:
@@ -197,6 +245,27 @@ def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
         key = where.partition("[")[0]
         source = next((name for name, layer in reversed(layers) if key in _paths(layer)), "configuration")
         raise UserError(f"{source}: {where + ': ' if where else ''}{reason}") from error
+
+
+def _check_tenants(
+    content: Mapping[str, Mapping[str, Any]], classes: dict[str, ClassSettings], layers: list[_Layer]
+) -> None:
+    """Refuse what no single value shows: classes that do not exist, and a key that is two tenants'."""
+    owners: dict[str, str] = {}
+    source = next((name for name, layer in layers if "tenants" in layer), "configuration")
+    for name, values in content.items():
+        tenant, path = msgspec.convert(values, TenantSettings), f"{source}: tenants.{name}"
+        for each in (*tenant.classes, *filter(None, [tenant.default_class])):
+            if each not in classes:
+                key = "classes" if each in tenant.classes else "default_class"
+                raise UserError(f"{path}.{key}: there is no class {each}{_nearest(each, classes)}")
+        if tenant.default_class and tenant.default_class not in allowed_classes(tenant, classes):
+            raise UserError(f"{path}.default_class: {tenant.default_class} is not among the tenant's classes")
+        if not allowed_classes(tenant, classes):
+            raise UserError(f"{path}.classes: every class is isolated; name those that the tenant may use")
+        for key in tenant.keys:
+            if owners.setdefault(key, name) != name:
+                raise UserError(f"{path}.keys: {key} belongs to tenants.{owners[key]} already")
 
 
 def _nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -51,6 +51,16 @@ def prepare_runtime_dir(settings: RuntimeSettings) -> Path:
     return path
 
 
+def state_dir(settings: RuntimeSettings) -> Path:
+    """The folder of what outlives the processes: as configured, else inside a configured runtime folder, else the user's."""
+    if settings.state_dir:
+        return Path(settings.state_dir).expanduser().absolute()
+    if settings.dir:
+        return runtime_dir(settings) / "state"
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "noria"
+
+
 def mailbox(settings: RuntimeSettings, service: Service, *, binding: bool = False) -> str:
     """The endpoint of a service's internal mailbox, as bound by its owner or as others connect to it."""
     return _endpoint(settings, service.value, service, binding=binding)

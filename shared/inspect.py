@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
 import zmq
 
 from noria.proto.base import Header, Service
@@ -22,13 +23,13 @@ _CODEC: Final = Codec((*FROM_INSPECTOR, *TO_INSPECTOR))
 _SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-def inspect(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0) -> Snapshot | None:
-    """Ask one service; None when it does not answer in time."""
-    return inspect_all(settings, (service,), timeout_s).get(service)
+def inspect(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0, about: str = "") -> Snapshot | None:
+    """Ask one service, perhaps about one request; None when it does not answer in time."""
+    return inspect_all(settings, (service,), timeout_s, about).get(service)
 
 
 def inspect_all(
-    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0
+    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0, about: str = ""
 ) -> dict[Service, Snapshot]:
     """Ask services side by side; those that do not answer within `timeout_s` are left out."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -37,7 +38,7 @@ def inspect_all(
     found: dict[Service, Snapshot] = {}
     try:
         for service in services:
-            socket = _ask(context, mailbox(settings, service))
+            socket = _ask(context, mailbox(settings, service), about)
             sockets[socket] = service
             poller.register(socket, zmq.POLLIN)
         deadline = time.monotonic() + timeout_s
@@ -52,6 +53,28 @@ def inspect_all(
     return {service: found[service] for service in Service if service in found}
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What a service tells of a request: the numbers it has in the stack, and lines of text."""
+
+    numbers: tuple[int, ...] = ()
+    why: tuple[str, ...] = ()
+
+
+def explain(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
+    """What admission and then the scheduler tell of a request, named by its id or number; empty when nothing is known."""
+    named = _tell(settings, Service.ADMISSION, request, timeout_s)
+    numbers = [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
+    lines = list(named.why)
+    for number in numbers:
+        lines += _tell(settings, Service.SCHEDULER, number, timeout_s).why
+    return lines
+
+
+def _tell(settings: RuntimeSettings, service: Service, about: str, timeout_s: float) -> _Told:
+    answer = inspect(settings, service, timeout_s, about) if about else None
+    return msgspec.json.decode(answer.json, type=_Told) if answer is not None else _Told()
+
+
 async def inspect_async(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0) -> Snapshot | None:
     """`inspect` for event loops."""
     return await asyncio.to_thread(inspect, settings, service, timeout_s)
@@ -64,7 +87,7 @@ async def inspect_all_async(
     return await asyncio.to_thread(inspect_all, settings, tuple(services), timeout_s)
 
 
-def _ask(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+def _ask(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, about: str) -> "zmq.Socket[bytes]":
     name = f"{INSPECTOR_PREFIX}{secrets.token_hex(8)}"
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -73,7 +96,7 @@ def _ask(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socke
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.connect(endpoint)
     # Not yet connected: the socket keeps the question until it is, or until it is closed.
-    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), Inspect()))
+    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), Inspect(about)))
     return socket
 
 

@@ -73,7 +73,59 @@ CACHE_SWAPS: Final = Metric(
 CACHE_SWAPPED_BLOCKS: Final = Metric(
     "noria.cache.swapped_blocks", "{block}", "Blocks of requests moved to the host pool.", Kind.COUNTER
 )
+ATTRIBUTE_TENANT: Final = "noria.tenant"
+ATTRIBUTE_CLASS: Final = "noria.class"
+ATTRIBUTE_CODE: Final = "noria.code"
+STREAMS_ACCEPTED: Final = Metric("noria.streams.accepted", "{stream}", "Streams accepted, by tenant.", Kind.COUNTER)
+STREAMS_ENDED: Final = Metric(
+    "noria.streams.ended", "{stream}", "Accepted streams that ended, by tenant and reason.", Kind.COUNTER
+)
+REQUESTS_REFUSED: Final = Metric(
+    "noria.requests.refused", "{request}", "Requests refused, by tenant and code.", Kind.COUNTER
+)
+USED_PROMPT_TOKENS: Final = Metric(
+    "noria.used.prompt_tokens", "{token}", "Prompt tokens of requests that were begun.", Kind.COUNTER
+)
+USED_CACHED_TOKENS: Final = Metric(
+    "noria.used.cached_tokens", "{token}", "Those of them that were found in the cache.", Kind.COUNTER
+)
+USED_OUTPUT_TOKENS: Final = Metric("noria.used.output_tokens", "{token}", "Tokens that clients got.", Kind.COUNTER)
+USED_WASTED_TOKENS: Final = Metric(
+    "noria.used.wasted_tokens", "{token}", "Query tokens computed after the end of their stream.", Kind.COUNTER
+)
+USED_CACHE: Final = Metric("noria.used.cache", "{block}.us", "Cache blocks held, times microseconds.", Kind.COUNTER)
+RECLAIMS: Final = Metric(
+    "noria.reclaims", "{stream}", "Streams that were running when they ended, whose blocks are back.", Kind.COUNTER
+)
+RECLAIM_DELAY: Final = Metric(
+    "noria.reclaim.delay", "us", "Sum of the times from their end to the return of their last block.", Kind.COUNTER
+)
+ADMISSION_METRICS: Final = (
+    STREAMS_ACCEPTED,
+    STREAMS_ENDED,
+    REQUESTS_REFUSED,
+    USED_PROMPT_TOKENS,
+    USED_CACHED_TOKENS,
+    USED_OUTPUT_TOKENS,
+    USED_WASTED_TOKENS,
+    USED_CACHE,
+    RECLAIMS,
+    RECLAIM_DELAY,
+)
+SHARE_SERVICE: Final = Metric(
+    "noria.share.service",
+    "{token}",
+    "What was planned, by price, class and tenant; less what was paid back.",
+    Kind.GAUGE,
+)
+SHARE_COUNTER: Final = Metric(
+    "noria.share.counter", "{token}", "Virtual token counters by class and tenant; the least goes first.", Kind.GAUGE
+)
+SHARE_WAITING: Final = Metric("noria.share.waiting", "{request}", "Waiting requests, by class and tenant.", Kind.GAUGE)
 SCHEDULER_METRICS: Final = (
+    SHARE_SERVICE,
+    SHARE_COUNTER,
+    SHARE_WAITING,
     REQUESTS,
     CACHE_BLOCKS,
     CACHE_PROMPT_TOKENS,

@@ -7,15 +7,17 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import setproctitle
 import zmq
 
 from noria.proto.base import Service
 from noria.shared.actor import Actor, Shell
 from noria.shared.config import Config
-from noria.shared.config_sources import load
+from noria.shared.config_sources import CONFIG_VARIABLE, load
 from noria.shared.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
@@ -33,7 +35,7 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
     arguments = parser.parse_args()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        config = load(arguments.config)
+        config = _with_source(load(arguments.config), arguments.config)
         setproctitle.setproctitle(f"noria: {service.value}")
         configure(config.log)
         _allow_open_files()
@@ -43,6 +45,34 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
         sys.exit(2)
     except KeyboardInterrupt:  # before the service listens to signals
         sys.exit(128 + signal.SIGINT)
+
+
+def _with_source(config: Config, path: str | None) -> Config:
+    """Note which file SIGHUP reads again: the one that was named, unless it says itself which it was made from."""
+    path = path or os.environ.get(CONFIG_VARIABLE)
+    if not path or config.runtime.config_file or path.startswith("/dev/fd/"):
+        return config
+    runtime = msgspec.structs.replace(config.runtime, config_file=str(Path(path).absolute()))
+    return msgspec.structs.replace(config, runtime=runtime)
+
+
+def reload(service: Service, config: Config, take: Callable[[Config], None]) -> None:
+    """Read the file of the configuration again and hand over its classes and tenants, nothing else.
+
+    What is wrong with it is logged, and nothing changes.
+    """
+    log = logger(service.value)
+    path = config.runtime.config_file
+    if not path:
+        log.warning("hang-up ignored: no configuration file was named at the start")
+        return
+    try:
+        read = load(path, {}, {})
+    except UserError as error:
+        log.error("configuration not reloaded", error=str(error))
+        return
+    log.info("configuration reloaded", file=path, classes=len(read.classes), tenants=len(read.tenants))
+    take(msgspec.structs.replace(config, classes=read.classes, tenants=read.tenants))
 
 
 def _allow_open_files() -> None:

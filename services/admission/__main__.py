@@ -3,19 +3,22 @@
 import zmq
 
 from noria.proto.base import Service
-from noria.services.admission.config import AdmissionConfig, admission_config
+from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
+from noria.services.admission.database import Database
 from noria.services.admission.door import Door
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
+from noria.services.admission.usage import UsageBook
 from noria.shared import models
 from noria.shared.actor import Actor
 from noria.shared.chat_template import ChatTemplate
 from noria.shared.config import Config
 from noria.shared.endpoints import public_mailbox
 from noria.shared.errors import UserError
-from noria.shared.process import main, run
+from noria.shared.process import main, reload, run
 from noria.shared.telemetry import Telemetry
 from noria.shared.tokenizer import Tokenizer
+from noria.shared.usage import SCHEMA, database_path
 
 
 def start(config: Config) -> int:
@@ -27,8 +30,16 @@ def start(config: Config) -> int:
     endpoint = public_mailbox(config.runtime, binding=True)
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
+        usage = UsageBook(Database(database_path(config.runtime), (SCHEMA,)))
         door = _open(endpoint, actor.mailbox.incarnation, settings)
-        return AdmissionService(actor, telemetry, door, TokenizerPool(tokenizer, template, actor.wake), settings.rules)
+        pool = TokenizerPool(tokenizer, template, actor.wake)
+        shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage)
+
+        def reread() -> None:
+            reload(Service.ADMISSION, config, lambda changed: shell.change_policy(admission_policy(changed)))
+
+        actor.on_hang_up(reread)
+        return shell
 
     return run(Service.ADMISSION, config, (Service.SCHEDULER, Service.DETOKENIZER), build)
 

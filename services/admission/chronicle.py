@@ -51,6 +51,8 @@ class Chronicle:
                     client=note.client,
                     prompt_tokens=note.prompt_tokens,
                     choices=note.choices,
+                    tenant=note.tenant,
+                    traffic_class=note.traffic_class,
                 )
                 attributes = {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens}
                 self._end_span(note.client, note.id).end(attributes)
@@ -61,6 +63,8 @@ class Chronicle:
                     client=note.client,
                     code=note.code.value,
                     parameter=note.parameter,
+                    tenant=note.tenant,
+                    traffic_class=note.traffic_class,
                 )
                 self._end_span(note.client, note.id).end(error=note.code.value)
             case AttachedNote():

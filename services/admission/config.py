@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
 from noria.shared import models
 from noria.shared.config import Config
+from noria.shared.traffic import KEY_PREFIX, allowed_classes, default_class_of
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
     """Read once at the start.
 
-    rules: what the core decides by. message_bytes_max: largest message on the public mailbox.
+    rules: what the core decides by. policy: classes and tenants, which may change later.
+    message_bytes_max: largest message on the public mailbox.
     """
 
     rules: Rules
+    policy: Policy
     message_bytes_max: int
 
 
@@ -41,5 +45,43 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
         tokenizing_characters_max=limits.tokenizing_characters_max,
         retention_ns=int(runtime.retention_s * 1e9),
         client_timeout_ns=int(runtime.peer_timeout_s * 1e9),
+        prompt_price=config.scheduler.prompt_price,
+        cached_price=config.scheduler.cached_price,
+        output_price=config.scheduler.output_price,
     )
-    return AdmissionConfig(rules, limits.message_bytes_max)
+    return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
+
+
+def admission_policy(config: Config) -> Policy:
+    """Classes and tenants as the core knows them. Where the file names none, the built-in classes limit nothing."""
+    limited = config.has_policy
+    classes = {
+        name: ClassRule(
+            name=name,
+            rank=each.rank,
+            isolated=each.isolated,
+            prompt_tokens_max=each.prompt_tokens_max if limited else None,
+            output_tokens_max=each.output_tokens_max if limited else None,
+            ttl_first_ms=each.ttl_first_ms,
+            ttl_ms=each.ttl_ms,
+            queue_requests_max=each.queue_requests_max if limited else None,
+            queue_tokens_max=each.queue_tokens_max if limited else None,
+        )
+        for name, each in config.classes.items()
+    }
+    tenants = tuple(
+        TenantRule(
+            name=name,
+            classes=allowed_classes(each, config.classes),
+            default_class=default_class_of(each, config.classes),
+            keys=tuple(bytes.fromhex(key.removeprefix(KEY_PREFIX)) for key in each.keys),
+            concurrency_max=each.concurrency_max,
+            tokens_per_minute=each.tokens_per_minute,
+            burst_tokens=each.burst_tokens,
+            prompt_tokens_max=each.prompt_tokens_max,
+            output_tokens_max=each.output_tokens_max,
+            n_max=each.n_max,
+        )
+        for name, each in config.tenants.items()
+    )
+    return Policy(classes, tenants)

@@ -17,7 +17,7 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Generate
 from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
-from noria.proto.scheduling import Capacity, Reclaims
+from noria.proto.scheduling import Capacity, Expenses, Reclaims
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import Client
@@ -28,13 +28,18 @@ from noria.services.admission.core.events import (
     Joined,
     Lost,
     News,
+    PolicyChanged,
     Tick,
     Tokenized,
     Turn,
 )
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.door import Door, Outcome
+from noria.services.admission.metrics import TrafficMetrics
+from noria.services.admission.names import Names
 from noria.services.admission.tokenizing import TokenizerPool
+from noria.services.admission.usage import UsageBook
 from noria.shared.actor import Actor
 from noria.shared.telemetry import Telemetry
 
@@ -51,12 +56,25 @@ def first_number() -> int:
 class AdmissionService:
     """The shell of one admission process. Closes the door and the pool when the actor stops."""
 
-    def __init__(self, actor: Actor, telemetry: Telemetry, door: Door, pool: TokenizerPool, rules: Rules) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        telemetry: Telemetry,
+        door: Door,
+        pool: TokenizerPool,
+        rules: Rules,
+        policy: Policy,
+        usage: UsageBook,
+    ) -> None:
         self._actor = actor
         self._door = door
         self._pool = pool
-        self._core = Admission(rules, first_number())
+        self._core = Admission(rules, first_number(), policy)
+        self._usage = usage
+        self._metrics = TrafficMetrics(telemetry, self._core.books)
         self._chronicle = Chronicle(telemetry)
+        self._names = Names()
+        actor.on_question(self._names.answer)
         self._digests = msgspec.msgpack.Encoder()
         self._draining = False
         self._congested = 0
@@ -66,7 +84,7 @@ class AdmissionService:
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message of a peer."""
         match body:
-            case Capacity() | Reclaims() | Texts() | Unknown():
+            case Capacity() | Reclaims() | Expenses() | Texts() | Unknown():
                 self._taken += 1
                 self._core.apply(News(body, time.monotonic_ns()))
             case _:
@@ -95,15 +113,23 @@ class AdmissionService:
         self._core.apply(Tick(now_ns))
         turn = self._core.take(now_ns)
         self._tell_peers(turn)
+        self._usage.add(turn.usage)
+        self._metrics.advance(now_ns)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:
             self._pool.submit(job)
         for note in turn.notes:
             self._chronicle.write(note)
+            self._names.write(note)
         for client in self._core.delivery.due(now_ns):
             self._serve(client, now_ns)
-        return self._core.wanted_ns()
+        wanted = (self._core.wanted_ns(), self._usage.advance(now_ns))
+        return min((each for each in wanted if each is not None), default=None)
+
+    def change_policy(self, policy: Policy) -> None:
+        """Classes and tenants were read again; what is under way goes on."""
+        self._core.apply(PolicyChanged(policy, time.monotonic_ns()))
 
     def state(self) -> State:
         """READY from the start: the tokenizer is loaded before the mailbox is bound."""
@@ -135,6 +161,8 @@ class AdmissionService:
         finally:
             self._door.close()
             self._pool.close()
+            self._metrics.close()
+            self._usage.close()
 
     def _open_door(self) -> None:
         for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):

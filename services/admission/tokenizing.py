@@ -1,7 +1,7 @@
-"""Prompts become token ids off the actor's loop, in a few threads shared fairly among clients.
+"""Prompts become token ids off the actor's loop, in a few threads shared fairly among clients and classes.
 
 Decides whose text is next. A quarter of a million tokens take seconds, during which nobody else's short prompt may
-wait: each client's share is counted in characters, and one thread takes only short texts. The library and the template
+wait: each owner's share is counted in characters, and one thread takes only short texts. The library and the template
 engine release the interpreter lock or run briefly. What waits is bounded by the core.
 """
 
@@ -50,10 +50,10 @@ class FairQueue:
 
     def push(self, job: Job) -> None:
         """Add a job at the end of its client's."""
-        queue = self._waiting.setdefault(job.client, deque())
+        queue = self._waiting.setdefault(job.owner, deque())
         queue.append(job)
         if len(queue) == 1:
-            self._enter(job.client, max(self._clock, self._served.get(job.client, 0)))
+            self._enter(job.owner, max(self._clock, self._served.get(job.owner, 0)))
 
     def pop(self) -> Job | None:
         """The next job, or None."""
@@ -73,13 +73,13 @@ class FairQueue:
 
     def remove(self, job: Job) -> None:
         """Take out a job that waits; one that does not is ignored."""
-        queue = self._waiting.get(job.client)
+        queue = self._waiting.get(job.owner)
         if queue is None or job not in queue:
             return
         queue.remove(job)
         if not queue:
-            del self._waiting[job.client]
-            self._order = [entry for entry in self._order if entry[2] != job.client]
+            del self._waiting[job.owner]
+            self._order = [entry for entry in self._order if entry[2] != job.owner]
             heapq.heapify(self._order)
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from noria.client import Choice
+from noria.client import Choice, Forecast
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -115,6 +115,39 @@ class TextShape:
     def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
         """The whole text."""
         return ChoiceBody(index, text=echo + choice.text, finish_reason=choice.finish_reason, stop_reason=stop_reason)
+
+
+class PreviewBody(msgspec.Struct, frozen=True):
+    """What would become of a request: its predicted course in milliseconds from now, or why it would be refused."""
+
+    admitted: bool
+    traffic_class: str
+    prompt_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    expected_output_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    start_ms: float | msgspec.UnsetType = msgspec.UNSET
+    first_token_ms: float | msgspec.UnsetType = msgspec.UNSET
+    finish_ms: float | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def preview_body(forecast: Forecast) -> PreviewBody:
+    """The answer to a preview."""
+    if not forecast.admitted:
+        code = forecast.code.value if forecast.code is not None else ""
+        return PreviewBody(
+            False, forecast.traffic_class, code=code, reason=forecast.reason, retry_after_ms=forecast.retry_after_ms
+        )
+    return PreviewBody(
+        True,
+        forecast.traffic_class,
+        forecast.prompt_tokens,
+        forecast.output_tokens,
+        forecast.start_ms,
+        forecast.first_token_ms,
+        forecast.finish_ms,
+    )
 
 
 def usage_body(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> UsageBody:

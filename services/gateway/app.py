@@ -13,20 +13,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from noria.client import AsyncClient, ClientError, Description
+from noria.client import AsyncClient, ClientError, Code, Description, Refused
 from noria.proto.base import Service
+from noria.services.gateway.answers import preview_body
 from noria.services.gateway.bodies import chat_body, completion_body, read_body
+from noria.services.gateway.caller import bearer
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
 from noria.services.gateway.work import Work, chat_work, completion_work
 from noria.shared import instruments
-from noria.shared.inspect import inspect_all_async
+from noria.shared.inspect import explain, inspect_all_async
 from noria.shared.log import logger
 from noria.shared.telemetry import Attribute, Span, Telemetry
 
 _DESCRIBE_S: Final = 2.0
 _INSPECT_S: Final = 1.0
+ADMIN: Final = "admin"
 Understand = Callable[[bytes, Headers, int], Work]
 
 
@@ -144,8 +147,8 @@ class Pages:
         return _json(_model(name, description))
 
     async def state(self, request: Request) -> Response:
-        """What every process holds; null for those that do not answer."""
-        del request
+        """What every process holds; null for those that do not answer. For operators only, where there are tenants."""
+        await self._administrator(request)
         found = await inspect_all_async(self._config.runtime, timeout_s=_INSPECT_S)
         state: dict[str, object] = {}
         for service in Service:
@@ -157,16 +160,49 @@ class Pages:
             }
         return _json(state)
 
+    async def why(self, request: Request) -> Response:
+        """What a request waited for, in plain words, by its id or number. For operators only, where there are tenants."""
+        await self._administrator(request)
+        name = str(request.path_params["name"])
+        lines = await asyncio.to_thread(explain, self._config.runtime, name, _INSPECT_S)
+        if not lines:
+            raise HttpError(404, f"nothing is known of request {name!r}", code="not_found")
+        return _json({"request": name, "why": lines})
+
+    async def preview(self, request: Request) -> Response:
+        """What would become of a chat or completion request now."""
+        data = await read_body(request, self._config.body_bytes_max)
+        understand = _understand_chat if _is_chat(data) else _understand_completion
+        work = understand(data, request.headers, self._config.request_id_characters_max)
+        try:
+            forecast = await work.preview(self._client)
+        except ClientError as error:
+            raise from_client(error) from error
+        if forecast.code is Code.UNAUTHORIZED:
+            raise from_client(Refused(forecast.code, forecast.reason, forecast.parameter))
+        return _json(preview_body(forecast))
+
     def routes(self) -> list[Route]:
         """All of them."""
         return [
+            Route("/v1/preview", self.preview, methods=["POST"]),
             Route("/", self.index),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/debug/state", self.state),
+            Route("/debug/why/{name:path}", self.why),
         ]
+
+    async def _administrator(self, request: Request) -> None:
+        """Let only those in who may use the class of operators. Raises HttpError 401 and 403."""
+        try:
+            known = await self._client.identify(bearer(request.headers), _DESCRIBE_S)
+        except ClientError as error:
+            raise from_client(error) from error
+        if ADMIN not in known.classes:
+            raise HttpError(403, f"this needs an API key that may use the class {ADMIN}", code="forbidden")
 
     async def _describe(self) -> Description | None:
         try:
@@ -203,6 +239,18 @@ def _understand_chat(data: bytes, headers: Headers, id_characters_max: int) -> W
 
 def _understand_completion(data: bytes, headers: Headers, id_characters_max: int) -> Work:
     return completion_work(completion_body(data), headers, id_characters_max)
+
+
+class _Shape(msgspec.Struct):
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _is_chat(data: bytes) -> bool:
+    """Whether a body is a chat's; what cannot be read is refused later, by name."""
+    try:
+        return msgspec.json.decode(data, type=_Shape).messages is not msgspec.UNSET
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -38,6 +38,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     user: str | None = None
     service_tier: str | None = None
+    ttl_first_ms: int | None = None
+    ttl_ms: int | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None

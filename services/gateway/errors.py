@@ -18,6 +18,7 @@ _PARAMETERS: Final = {
     "include_stop": "include_stop_str_in_output",
     "token_ids": "prompt",
     "traffic_class": "service_tier",
+    "credential": "Authorization",
 }
 
 
@@ -63,6 +64,9 @@ class HttpError(Exception):
         headers = {}
         if self.retry_after_ms is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_ms / 1000)))
+            headers["retry-after-ms"] = str(self.retry_after_ms)  # which OpenAI's clients prefer
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         return Response(self.encode(), self.status, headers, "application/json")
 
 

@@ -3,16 +3,19 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
 
-from noria.client import AsyncClient, Generation, Message
+from noria.client import AsyncClient, Forecast, Generation, Message
+from noria.client.request import Options
 from noria.services.gateway.answers import ChatShape, Shape, TextShape
 from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts
+from noria.services.gateway.caller import Caller, caller
 from noria.services.gateway.errors import invalid
 
+_PREVIEW_S: Final = 10.0
 _T = TypeVar("_T")
 
 
@@ -37,8 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     choices: int
     max_tokens: int | None
     stop: tuple[str, ...]
-    credential: str
-    traffic_class: str
+    caller: Caller
 
     @property
     def stream(self) -> bool:
@@ -54,8 +56,9 @@ class Work(msgspec.Struct, frozen=True):
         """Start all generations. Raises Refused, having cancelled those already started."""
         started: list[Generation] = []
         try:
+            base = self.caller.wire_name(self.response_id)
             for number, prompt in enumerate(self.prompts):
-                name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
+                name = base if len(self.prompts) == 1 else f"{base}-{number}"
                 started.append(self._generate(client, prompt, name, traceparent))
         except BaseException:
             for generation in started:
@@ -64,17 +67,38 @@ class Work(msgspec.Struct, frozen=True):
         return started
 
     def _generate(self, client: AsyncClient, prompt: Prompt, name: str, traceparent: str) -> Generation:
-        body = self.body
         return client.generate(
             prompt.text,
             messages=prompt.messages,
             token_ids=prompt.token_ids,
+            **self._options(name, traceparent),
+        )
+
+    async def preview(self, client: AsyncClient) -> Forecast:
+        """Ask what would become of it. Raises HttpError 400 for several prompts, ClientError when nothing answers."""
+        if len(self.prompts) != 1:
+            raise invalid("a preview takes one prompt", "prompt")
+        (prompt,) = self.prompts
+        return await client.preview(
+            prompt.text,
+            messages=prompt.messages,
+            token_ids=prompt.token_ids,
+            timeout_s=_PREVIEW_S,
+            **self._options("", ""),
+        )
+
+    def _options(self, name: str, traceparent: str) -> Options:
+        body, caller = self.body, self.caller
+        return Options(
             request_id=name,
             traceparent=traceparent,
             model=body.model or "",
             n=self.choices,
-            credential=self.credential,
-            traffic_class=self.traffic_class,
+            credential=caller.credential,
+            traffic_class=caller.traffic_class,
+            ttl_first_ms=caller.ttl_first_ms,
+            ttl_ms=caller.ttl_ms,
+            keep=caller.keep,
             temperature=_or(body.temperature, 1.0),
             top_p=_or(body.top_p, 1.0),
             top_k=0 if body.top_k == -1 else _or(body.top_k, 0),  # both mean off to vLLM's clients
@@ -124,29 +148,19 @@ def _work(
     id_characters_max: int,
 ) -> Work:
     response_id = f"{shape.prefix}-{uuid.uuid4().hex}"
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    tier = body.service_tier if body.service_tier not in (None, "auto", "default") else ""
+    asked = caller(headers, body.service_tier, body.ttl_first_ms, body.ttl_ms, id_characters_max)
     return Work(
         shape=shape,
         response_id=response_id,
-        request_id=_request_id(headers.get("x-request-id"), id_characters_max) or response_id,
+        request_id=asked.name or response_id,
         created=int(time.time()),
         prompts=found,
         body=body,
         choices=_or(body.n, 1),
         max_tokens=max_tokens,
         stop=_stop(body.stop),
-        credential=token.strip() if scheme.lower() == "bearer" else "",
-        traffic_class=headers.get("x-noria-class", "") or tier or "",
+        caller=asked,
     )
-
-
-def _request_id(given: str | None, characters_max: int) -> str:
-    if not given:
-        return ""
-    if len(given) > characters_max or not all("!" <= each <= "~" for each in given):
-        raise invalid(f"X-Request-Id must be up to {characters_max} printable ASCII characters", "X-Request-Id")
-    return given
 
 
 def _stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -1,21 +1,28 @@
 """`python -m noria.services.scheduler --config FILE`."""
 
 from noria.proto.base import Service
-from noria.services.scheduler.config import scheduler_settings
+from noria.services.scheduler.config import event_log_of, scheduler_settings
 from noria.services.scheduler.service import SchedulerService
+from noria.shared.actor import Actor
 from noria.shared.config import Config
-from noria.shared.process import main, run
+from noria.shared.process import main, reload, run
+from noria.shared.telemetry import Telemetry
 
 
 def start(config: Config) -> int:
     """Serve until SIGTERM."""
     settings = scheduler_settings(config)
-    return run(
-        Service.SCHEDULER,
-        config,
-        (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER),
-        lambda actor, telemetry: SchedulerService(actor, telemetry, settings),
-    )
+
+    def build(actor: Actor, telemetry: Telemetry) -> SchedulerService:
+        shell = SchedulerService(actor, telemetry, settings, event_log_of(config))
+
+        def reread() -> None:
+            reload(Service.SCHEDULER, config, lambda changed: shell.change_policy(scheduler_settings(changed)))
+
+        actor.on_hang_up(reread)
+        return shell
+
+    return run(Service.SCHEDULER, config, (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER), build)
 
 
 if __name__ == "__main__":

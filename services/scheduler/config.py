@@ -1,14 +1,56 @@
 """What the scheduler takes from the configuration."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.event_log import EventLog
 from noria.shared.config import Config
+
+
+def rules_of(config: Config) -> Rules:
+    """Classes, tenants' weights and prices: the part that is read again at SIGHUP."""
+    chosen = config.scheduler
+    return Rules(
+        classes=tuple(
+            TrafficClass(
+                name=name,
+                rank=each.rank,
+                weight=each.weight,
+                reserved_slots=each.reserved_slots,
+                reserved_cache=each.reserved_cache,
+                preemptible=each.preemptible,
+                isolated=each.isolated,
+                quantum_tokens=each.quantum_tokens,
+                itl_target_ms=each.itl_target_ms,
+                queue_requests_max=each.queue_requests_max,
+                queue_tokens_max=each.queue_tokens_max,
+            )
+            for name, each in config.classes.items()
+        ),
+        tenants={name: each.weight for name, each in config.tenants.items()},
+        prices=Prices(chosen.prompt_price, chosen.cached_price, chosen.output_price),
+        progress_tokens=chosen.progress_tokens,
+    )
+
+
+def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:
+    """How to begin the event log; None where none is configured."""
+    chosen = config.scheduler
+    if not chosen.event_log:
+        return None
+    path, settings = Path(chosen.event_log).expanduser(), scheduler_settings(config)
+    return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, config.cache.page_size, board.lane)
 
 
 def scheduler_settings(config: Config) -> Settings:
     """The core's settings; every value was checked when the configuration was read."""
     chosen = config.scheduler
     return Settings(
-        policy=chosen.policy,
+        policy=config.policy,
+        rules=rules_of(config),
         max_batch_tokens=chosen.max_batch_tokens,
         max_requests_per_batch=chosen.max_requests_per_batch,
         max_cache_tokens=chosen.max_cache_tokens,

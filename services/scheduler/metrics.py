@@ -37,6 +37,7 @@ class BoardMetrics:
                 Value(instruments.REQUESTS, len(self._board.waiting), ((instruments.ATTRIBUTE_STATE, "waiting"),)),
                 Value(instruments.REQUESTS, self._board.running, ((instruments.ATTRIBUTE_STATE, "running"),)),
                 *self._blocks(),
+                *self._shares(),
                 Value(instruments.CACHE_PROMPT_TOKENS, counters.prompt_tokens),
                 Value(instruments.CACHE_HIT_TOKENS, counters.hit_tokens),
                 Value(instruments.CACHE_RECOVERED_TOKENS, counters.recovered_tokens),
@@ -65,5 +66,21 @@ class BoardMetrics:
                 ("shared", count.shared),
                 ("cached", count.cached),
                 ("host", count.host),
+            )
+        ]
+
+    def _shares(self) -> list[Value]:
+        """Who was served how much; nothing under policies that do not share."""
+        return [
+            Value(
+                metric,
+                number,
+                ((instruments.ATTRIBUTE_CLASS, each.traffic_class), (instruments.ATTRIBUTE_TENANT, each.tenant)),
+            )
+            for each in self._board.policy.standings()
+            for metric, number in (
+                (instruments.SHARE_SERVICE, round(each.charged)),
+                (instruments.SHARE_COUNTER, round(each.virtual)),
+                (instruments.SHARE_WAITING, each.waiting),
             )
         ]

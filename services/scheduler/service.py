@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -11,10 +12,21 @@ from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
-from noria.proto.scheduling import Capacity, Reclaimed, Reclaims, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Moved
+from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    Body,
+    Event,
+    ExecutorLost,
+    Moved,
+    PolicyChanged,
+    TimePassed,
+)
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.stories import Stories
+from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.metrics import BoardMetrics
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
@@ -28,15 +40,25 @@ _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, S
 class SchedulerService:
     """Runs a core on an actor."""
 
-    def __init__(self, actor: Actor, telemetry: Telemetry, settings: Settings) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        telemetry: Telemetry,
+        settings: Settings,
+        event_log: Callable[[Board], EventLog] | None = None,
+    ) -> None:
         self._actor = actor
         self._core = Scheduler(settings)
+        self._event_log = event_log(self._core.board) if event_log is not None else None
+        self._stories = Stories(self._core.board)
+        actor.on_question(self._stories.answer)
         self._spans = StageSpans(telemetry)
         self._metrics = BoardMetrics(telemetry, self._core.board)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
         self._runs: list[TokenRun] = []
         self._reclaimed: list[Reclaimed] = []
+        self._spent: list[Spent] = []
         self._owed: dict[Stream, int] = {}
         self._told: Capacity | None = None
         self._applied = False
@@ -82,20 +104,32 @@ class SchedulerService:
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
         self._metrics.advance(now_ns)
+        due_ns = self._core.due_ns
+        if due_ns is not None and due_ns <= now_ns:
+            self._apply(TimePassed())
+        if self._event_log is not None:
+            self._event_log.planned(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._applied = True
         if not self._applied and not self._owed:
-            return None
+            return self._core.due_ns
         self._applied = False
         retry_ns = self._send_tokens(now_ns)
         if self._reclaimed:
             self._actor.send(self, Service.ADMISSION, Reclaims(tuple(self._reclaimed)))
             self._reclaimed.clear()
+        if self._spent:
+            self._actor.send(self, Service.ADMISSION, Expenses(tuple(self._spent)))
+            self._spent.clear()
         capacity = self._core.capacity()
         if capacity != self._told and self._actor.send(self, Service.ADMISSION, capacity):
             self._told = capacity
-        return retry_ns
+        return min((each for each in (retry_ns, self._core.due_ns) if each is not None), default=None)
+
+    def change_policy(self, settings: Settings) -> None:
+        """Share as these settings say from now on; everything else of them waits for a restart."""
+        self._apply(PolicyChanged(settings.policy, settings.rules))
 
     def state(self) -> State:
         """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""
@@ -120,6 +154,8 @@ class SchedulerService:
             "capacity": msgspec.to_builtins(self._core.capacity()),
             "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
             "counters": dataclasses.asdict(board.counters),
+            "policy": board.policy.name,
+            "shares": [dataclasses.asdict(each) for each in board.policy.standings()],
         }
 
     def drain(self, timeout_ms: int) -> None:
@@ -131,18 +167,25 @@ class SchedulerService:
         """End open spans, and publish the last counts."""
         self._spans.close()
         self._metrics.close()
+        if self._event_log is not None:
+            self._event_log.close()
 
     def _apply(self, body: Body) -> None:
         now_ns = time.monotonic_ns()
         self._applied = True
+        if self._event_log is not None:
+            self._event_log.told(now_ns, body)
         for reply in self._core.apply(Event(now_ns, body)):
             match reply:
                 case TokenRun():
                     self._runs.append(reply)
                 case Reclaimed():
                     self._reclaimed.append(reply)
+                case Spent():
+                    self._spent.append(reply)
                 case Moved():
                     self._spans.move(reply, now_ns)
+                    self._stories.moved(reply)
                 case _:
                     assert_never(reply)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from noria.shared.config import Config
-from noria.shared.endpoints import runtime_dir
+from noria.shared.endpoints import runtime_dir, state_dir
 from noria.shared.models import cache_dir, resolve, served_names
 
 
@@ -34,7 +34,13 @@ def supervisor_config(config: Config) -> SupervisorConfig:
         served_names=served_names(config.model),
         cache_dir=str(cache_dir(config.model)),
     )
-    runtime = msgspec.structs.replace(config.runtime, dir=str(folder), supervised=True)
+    runtime = msgspec.structs.replace(
+        config.runtime,
+        dir=str(folder),
+        state_dir=str(state_dir(config.runtime)),
+        supervised=True,
+        config_file="",  # theirs is the one that is written for them
+    )
     return SupervisorConfig(
         folder=folder,
         http=config.http.address,

@@ -25,11 +25,13 @@ from noria.services.supervisor.config import (
 from noria.services.supervisor.core import events, stack
 from noria.shared.actor import Actor
 from noria.shared.config import Config
+from noria.shared.config_sources import write
 from noria.shared.endpoints import mailbox
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder
 from noria.shared.log import logger
 from noria.shared.mailbox import Mailbox
+from noria.shared.process import reload
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
 
@@ -43,8 +45,10 @@ class Supervisor:
         config_path: Path,
         actor: Actor,
         command: Callable[[str, Path], list[str]],
+        original: Config,
     ) -> None:
         self._config = config
+        self._original = original
         self._command = command
         self._config_path = config_path
         self._actor = actor
@@ -52,6 +56,9 @@ class Supervisor:
         self._processes: dict[Service, subprocess.Popen[bytes]] = {}
         self._told_ready: dict[Service, bool] = {}
         self._stops_asked = 0
+        self._on_terminal = sys.stderr.isatty()
+        self._to_reload: set[Service] = set()
+        actor.on_hang_up(self._reload)
         self._started_ns = time.monotonic_ns()
         self.outcome = events.Over(stack.EXIT_FAILED, "the supervisor stopped by itself")
 
@@ -91,6 +98,7 @@ class Supervisor:
             self._apply(events.StopAsked(now_ns))
         self._collect(now_ns)
         self._hear(now_ns)
+        self._pass_reload_on()
         self._apply(events.Ticked(now_ns))
         return self._stack.wanted_ns()
 
@@ -137,10 +145,10 @@ class Supervisor:
 
     def close(self) -> None:
         """Leave no child behind, even when the loop failed."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for child in self._processes.values():
+            if child.poll() is None:
+                child.kill()
+                child.wait()
 
     def _apply(self, event: events.Event) -> None:
         for reply in self._stack.apply(event):
@@ -162,30 +170,31 @@ class Supervisor:
 
     def _spawn(self, service: Service) -> None:
         # A session of its own: Ctrl-C in the terminal reaches the supervisor alone.
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             self._command(f"noria.services.{service.value}", self._config_path),
             stdin=subprocess.DEVNULL,
             env=child_environment(),
             cwd=self._config.folder,
             start_new_session=True,
         )
-        self._processes[service] = process
-        _LOG.info("service spawned", child=service.value, pid=process.pid)
-        self._apply(events.Spawned(service, process.pid, time.monotonic_ns()))
+        self._processes[service] = child
+        self._to_reload.discard(service)
+        _LOG.info("service spawned", child=service.value, pid=child.pid)
+        self._apply(events.Spawned(service, child.pid, time.monotonic_ns()))
 
     def _collect(self, now_ns: int) -> None:
-        for service, process in list(self._processes.items()):
-            status = process.poll()
+        for service, child in list(self._processes.items()):
+            status = child.poll()
             if status is not None:
                 del self._processes[service]
-                _LOG.info("service ended", child=service.value, pid=process.pid, status=status)
+                _LOG.info("service ended", child=service.value, pid=child.pid, status=status)
                 self._apply(events.Exited(service, status, now_ns))
 
     def _hear(self, now_ns: int) -> None:
         for service, link in self._actor.mailbox.links.items():
-            process = self._processes.get(service)
+            child = self._processes.get(service)
             # The pid tells our child from a stranger that bound its endpoint.
-            if process is None or not link.joined or link.pid != process.pid:
+            if child is None or not link.joined or link.pid != child.pid:
                 continue
             ready = link.state is State.READY
             if self._told_ready.get(service) is not ready:
@@ -197,9 +206,28 @@ class Supervisor:
             service: child.pid for service, child in self._stack.children.items()
         }
 
+    def _reload(self) -> None:
+        reload(Service.SUPERVISOR, self._original, self._take_policy)
+
+    def _take_policy(self, config: Config) -> None:
+        children = msgspec.structs.replace(self._config.children, classes=config.classes, tenants=config.tenants)
+        self._config = msgspec.structs.replace(self._config, children=children)
+        write(children, self._config_path)
+        self._to_reload = set(self._processes)
+
+    def _pass_reload_on(self) -> None:
+        """Have children read their file again; one that has not greeted yet may not listen to signals."""
+        for service in list(self._to_reload):
+            child, link = self._processes.get(service), self._actor.mailbox.links[service]
+            if child is None:
+                self._to_reload.discard(service)
+            elif link.joined and link.pid == child.pid:
+                self._to_reload.discard(service)
+                child.send_signal(signal.SIGHUP)
+
     def _hang_up(self) -> None:
-        if not sys.stderr.isatty():
-            _LOG.info("hang-up ignored: the configuration is read once, at the start")
+        if not self._on_terminal or sys.stderr.isatty():
+            self._actor.hang_up()
             return
         # The terminal is gone: what is written to it from now on would fail.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
@@ -231,7 +259,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
         lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
         actor = Actor(post, runtime)
-        shell = Supervisor(own, path, actor, command)
+        shell = Supervisor(own, path, actor, command, config)
         shell.listen_to_signals()
         actor.run(shell)
         premises.clear(own)

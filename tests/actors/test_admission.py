@@ -38,9 +38,12 @@ from noria.proto.output import Open, TextRun, Texts
 from noria.proto.scheduling import Capacity, ClassCapacity, Submit, Withdraw
 from noria.proto.wire import Codec
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import Policy
+from noria.services.admission.database import Database
 from noria.services.admission.door import Door
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
+from noria.services.admission.usage import UsageBook
 from noria.shared.actor import Actor
 from noria.shared.chat_template import ChatTemplate
 from noria.shared.config import RuntimeSettings, TelemetrySettings
@@ -48,6 +51,7 @@ from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
 from noria.shared.inspect import inspect
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
+from noria.shared.usage import SCHEMA, database_path
 
 PATIENCE_S = 20
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -162,7 +166,9 @@ class Client:
 class Stack:
     """Admission between its fakes."""
 
-    def __init__(self, folder: Path, peer_timeout_s: float = 15.0, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, peer_timeout_s: float = 15.0, policy: Policy | None = None, **changes: Any
+    ) -> None:
         self.settings = RuntimeSettings(dir=str(folder), heartbeat_s=0.2, peer_timeout_s=peer_timeout_s)
         prepare_runtime_dir(self.settings)
         self.rules: Rules = rules(
@@ -181,6 +187,8 @@ class Stack:
             Door(self.endpoint, post.incarnation, MESSAGE_BYTES_MAX),
             TokenizerPool(tokenizer, template, self.actor.wake),
             self.rules,
+            policy or Policy(),
+            UsageBook(Database(database_path(self.settings), (SCHEMA,))),
         )
         self._failed: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)

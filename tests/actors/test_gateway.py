@@ -1,6 +1,7 @@
 """The gateway on a real port, between HTTP clients and a fake admission."""
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 from fakes.front_door import FrontDoor, Mail, refuse, words
 
 from noria.proto.base import End, Service
-from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Generate, Message
+from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Forecast, Generate, Message, Preview
 from noria.proto.lifecycle import State
 from noria.services.gateway.config import gateway_config
 from noria.services.gateway.protocol import HEAD_BYTES_MAX, BoundedHttp
@@ -33,6 +34,7 @@ from noria.shared.inspect import inspect
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
 
+DIGEST = hashlib.sha256(b"secret").hexdigest()[:16]
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
 STREAM = {**HI, "stream": True}
@@ -221,10 +223,12 @@ def test_headers_reach_admission(gateway: Gateway) -> None:
     assert response.headers["x-request-id"] == "mine"
     mail = gateway.door.wait_for(Generate)
     body = sent(gateway)
-    assert (body.id, body.traffic_class, body.credential) == ("mine", "batch", "secret")
+    # The name is told apart from the same name chosen by the holder of another key.
+    assert (body.id, body.traffic_class, body.credential) == (f"mine~{DIGEST}", "batch", "secret")
     assert mail.header.traceparent == trace
     gateway.http.post("/v1/chat/completions", json={**HI, "service_tier": "auto"})
     assert gateway.door.of(Generate)[1].traffic_class == ""
+    assert not body.keep
     response = gateway.http.post("/v1/chat/completions", json=HI, headers={"x-request-id": "a b"})
     assert response.json()["error"]["param"] == "X-Request-Id"
 
@@ -428,6 +432,67 @@ def test_the_state_of_every_process_is_shown(gateway: Gateway) -> None:
     assert state["gateway"]["state"] == "ready"
     assert state["gateway"]["open_responses"] == 0
     assert state["scheduler"] is None
+
+
+def test_the_state_is_for_operators_alone(gateway: Gateway) -> None:
+    for key, status, code in (("nobody", 401, "invalid_api_key"), ("user", 403, "forbidden"), ("operator", 200, "")):
+        response = gateway.http.get("/debug/state", headers={"authorization": f"Bearer {key}"})
+        assert response.status_code == status
+        assert status == 200 or response.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [("auto", ""), ("default", ""), ("priority", "interactive"), ("flex", "batch"), ("nightly", "nightly")],
+)
+def test_service_tiers_name_classes(gateway: Gateway, tier: str, expected: str) -> None:
+    gateway.http.post("/v1/chat/completions", json={**HI, "service_tier": tier})
+    assert sent(gateway).traffic_class == expected
+
+
+def test_times_to_live_come_from_headers_or_the_body(gateway: Gateway) -> None:
+    gateway.http.post("/v1/chat/completions", json={**HI, "ttl_first_ms": 5, "ttl_ms": 70})
+    gateway.http.post("/v1/chat/completions", json={**HI, "ttl_ms": 70}, headers={"x-noria-ttl-ms": "90"})
+    times = [(each.ttl_first_ms, each.ttl_ms) for each in gateway.door.of(Generate)]
+    assert times == [(5, 70), (None, 90)]
+    refused = gateway.http.post("/v1/chat/completions", json=HI, headers={"x-noria-ttl-first-ms": "soon"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Noria-TTL-First-Ms")
+
+
+def test_an_idempotency_key_names_the_request_and_has_its_answer_kept(gateway: Gateway) -> None:
+    headers = {"idempotency-key": "once", "x-request-id": "other"}
+    first = gateway.http.post("/v1/chat/completions", json=HI, headers=headers)
+    assert (sent(gateway).id, sent(gateway).keep) == ("once", True)
+    assert first.headers["x-request-id"] == "once"
+
+
+def test_a_refusal_says_when_to_come_back_to_the_millisecond(gateway: Gateway) -> None:
+    gateway.door.script = refuse(Code.QUOTA, "enough", retry_after_ms=1500)
+    response = gateway.http.post("/v1/chat/completions", json=HI)
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("2", "1500")
+    with pytest.raises(openai.RateLimitError):
+        gateway.openai.chat.completions.create(model="fake", messages=HI["messages"])  # type: ignore[arg-type]
+
+
+def test_a_preview_tells_the_predicted_course_or_the_refusal(gateway: Gateway) -> None:
+    course = gateway.http.post("/v1/preview", json=HI, headers={"x-noria-class": "batch"}).json()
+    assert course == {
+        "admitted": True, "traffic_class": "batch", "prompt_tokens": 7, "expected_output_tokens": 16,
+        "start_ms": 1.0, "first_token_ms": 2.0, "finish_ms": 3.0,
+    }  # fmt: skip
+    asked = gateway.door.of(Preview)[0].request
+    assert asked.messages == (Message("user", "hi"),)
+    usual = gateway.door.forecast
+    gateway.door.forecast = lambda each: Forecast(
+        each.request.id, False, "standard", code=Code.QUOTA, reason="no", retry_after_ms=9
+    )
+    refused = gateway.http.post("/v1/preview", json={"prompt": "x"})
+    gateway.door.forecast = usual
+    assert refused.json() == {
+        "admitted": False, "traffic_class": "standard", "code": "quota", "reason": "no", "retry_after_ms": 9,
+    }  # fmt: skip
+    several = gateway.http.post("/v1/preview", json={"prompt": ["x", "y"]})
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("stream", [False, True])

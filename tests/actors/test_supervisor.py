@@ -26,7 +26,7 @@ STOP_ORDER = ["gateway", "admission", "scheduler", "executor", "detokenizer"]
 class Supervised:
     """One supervisor with fake children, in a folder of its own."""
 
-    def __init__(self, folder: Path, misbehaviour: str = "", **runtime: object) -> None:
+    def __init__(self, folder: Path, misbehaviour: str = "", stderr: int | None = None, **runtime: object) -> None:
         self.runtime_dir = folder / "run"
         self.model = folder / "model"
         self.model.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ class Supervised:
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(FAKES / "supervised.py"), "--config", str(config)],
-                stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment,
+                stdout=output, stderr=output if stderr is None else stderr, stdin=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
 
     def text(self) -> str:
@@ -81,8 +81,10 @@ def folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def supervised(folder: Path, misbehaviour: str = "", **runtime: object) -> Iterator[Supervised]:
-    stack = Supervised(folder, misbehaviour, **runtime)
+def supervised(
+    folder: Path, misbehaviour: str = "", stderr: int | None = None, **runtime: object
+) -> Iterator[Supervised]:
+    stack = Supervised(folder, misbehaviour, stderr, **runtime)
     try:
         yield stack
     finally:
@@ -185,8 +187,41 @@ def test_children_of_a_killed_supervisor_are_named_and_stopped_by_down(folder: P
             third.ready()
 
 
-def test_a_hang_up_without_a_terminal_is_ignored(folder: Path) -> None:
+def test_a_hang_up_reads_classes_and_tenants_again_and_tells_the_children(folder: Path) -> None:
     with supervised(folder) as stack:
-        stack.ready().process.send_signal(signal.SIGHUP)
-        stack.wait(lambda: "hang-up ignored" in stack.text())
+        stack.ready()
+        file = folder / "noria.json"
+        effective = stack.runtime_dir / "effective.json"
+
+        def change(tenants: dict[str, Any]) -> None:
+            file.write_text(json.dumps({**json.loads(file.read_text()), "tenants": tenants}))
+            stack.process.send_signal(signal.SIGHUP)
+
+        change({"acme": {"weight": 0}})
+        stack.wait(lambda: "configuration not reloaded" in stack.text())
+        assert "tenants.acme.weight" in stack.text()
+        assert json.loads(effective.read_text())["tenants"] == {}
+        change({"acme": {"weight": 2.0}})
+        stack.wait(lambda: stack.text().count('"configuration reloaded"') == 1)
+        stack.wait(lambda: json.loads(effective.read_text())["tenants"]["acme"]["weight"] == 2.0)
         assert len(stack.snapshots()) == len(Service)
+
+
+def test_a_terminal_that_is_gone_stops_the_stack_and_one_that_is_there_does_not(folder: Path) -> None:
+    keyboard, screen = os.openpty()
+    with supervised(folder, stderr=screen) as stack:
+        os.close(screen)
+        os.set_blocking(keyboard, False)
+
+        def shown() -> bytes:
+            with contextlib.suppress(BlockingIOError):
+                seen.extend(os.read(keyboard, 65536))
+            return bytes(seen)
+
+        seen = bytearray()
+        stack.wait(lambda: bool(shown()) and "noria is ready after" in stack.text())
+        stack.process.send_signal(signal.SIGHUP)
+        stack.wait(lambda: b"configuration reloaded" in shown())
+        os.close(keyboard)
+        stack.process.send_signal(signal.SIGHUP)
+        assert stack.process.wait(20) == 0

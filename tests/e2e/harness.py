@@ -40,9 +40,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
 
 
 class Stack:
-    """One `noria up`, its log in a file."""
+    """One `noria up`, its log in a file. api_key: for what needs one of an operator."""
 
-    def __init__(self, model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, model: str, *arguments: str, environment: Mapping[str, str] | None = None, api_key: str = ""
+    ) -> None:
+        self.api_key = api_key
         self.folder = Path(tempfile.mkdtemp(prefix="noria-e2e-"))
         self.runtime_dir = self.folder / "run"
         self.port = free_port()
@@ -89,7 +92,9 @@ class Stack:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+            request = urllib.request.Request(self.url + path, headers=headers)
+            with urllib.request.urlopen(request, timeout=10) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
@@ -152,8 +157,10 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Stack]:
-    running = Stack(model, *arguments, environment=environment)
+def stack(
+    model: str, *arguments: str, environment: Mapping[str, str] | None = None, api_key: str = ""
+) -> Iterator[Stack]:
+    running = Stack(model, *arguments, environment=environment, api_key=api_key)
     try:
         yield running.wait_ready()
     finally:

@@ -1,5 +1,6 @@
 """Admission's core on a bench: events by hand, invariants checked after each, clients that read or do not."""
 
+import hashlib
 from collections.abc import Sequence
 
 from noria.proto.base import Sampling, Service, Stream
@@ -10,10 +11,33 @@ from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import ToClient
 from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
 
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"
 FIRST_NUMBER = 100
+_ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep")
+CLASSES = {
+    "interactive": ClassRule("interactive", rank=2),
+    "standard": ClassRule("standard", rank=1),
+    "batch": ClassRule("batch", rank=0),
+    "admin": ClassRule("admin", rank=3, isolated=True, queue_requests_max=2),
+}
+
+
+def tenant(name: str, **changes: object) -> TenantRule:
+    """A tenant whose API key is its name, for all classes but admin."""
+    values: dict[str, object] = {
+        "classes": ("interactive", "standard", "batch"),
+        "default_class": "standard",
+        "keys": (hashlib.sha256(name.encode()).digest(),),
+    }
+    return TenantRule(name, **(values | changes))  # type: ignore[arg-type]  # a test's shorthand
+
+
+def policy(*tenants: TenantRule, **classes: ClassRule) -> Policy:
+    """The usual classes, some of them replaced, and these tenants."""
+    return Policy({**CLASSES, **classes}, tenants)
 
 
 def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
@@ -39,7 +63,7 @@ def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
 
 
 def token_request(name: str = "r1", tokens: int = 3, n: int = 1, **changes: object) -> Generate:
-    ttl = {key: changes.pop(key) for key in ("ttl_ms", "ttl_first_ms") if key in changes}
+    ttl = {key: changes.pop(key) for key in _ENVELOPE if key in changes}
     return Generate(
         name,
         token_ids=tuple(range(10, 10 + tokens)),
@@ -52,8 +76,14 @@ def token_request(name: str = "r1", tokens: int = 3, n: int = 1, **changes: obje
 class Bench:
     """A core that is ready, with everything it said kept by kind."""
 
-    def __init__(self, *, ready: bool = True, **changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> None:
-        self.core = Admission(rules(**changes), FIRST_NUMBER)
+    def __init__(
+        self,
+        *,
+        ready: bool = True,
+        policy: Policy | None = None,
+        **changes: int | bool | tuple[int, ...] | tuple[str, ...],
+    ) -> None:
+        self.core = Admission(rules(**changes), FIRST_NUMBER, policy)
         self.now_ns = 1_000 * SECOND
         self.turn = Turn([], [], [], [], [])
         self.incarnations: dict[str, int] = {}

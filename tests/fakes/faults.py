@@ -231,8 +231,8 @@ class ShortRing(_Unchecked):
     def spoil(self, memory: Memory) -> None:
         extend = memory.cache.extend
 
-        def short(holding: Holding, length: int) -> tuple[tuple[int, ...], ...] | None:
-            added = extend(holding, length)
+        def short(holding: Holding, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
+            added = extend(holding, length, spared)
             table = holding.tables[-1]
             if added is None or len(table) < 3 or not added[-1]:
                 return added

@@ -23,9 +23,13 @@ from noria.proto.frontdoor import (
     Describe,
     Description,
     Finished,
+    Forecast,
     Generate,
+    Identified,
+    Identify,
     Ping,
     Pong,
+    Preview,
     Rejected,
     Timings,
     Updates,
@@ -82,6 +86,9 @@ class FrontDoor:
         self.script = script
         self.lively = lively
         self.description = Description(models=("fake",), max_model_tokens=2048, started_unix_s=1_700_000_000)
+        self.forecast: Callable[[Preview], Forecast] = lambda asked: Forecast(
+            asked.request.id, True, asked.request.traffic_class or "standard", 7, 16, 1.0, 2.0, 3.0
+        )
         self.incarnation = 0
         self.received: list[Mail] = []
         self.failure: BaseException | None = None
@@ -229,6 +236,14 @@ class FrontDoor:
         assert header.sender == client.decode()
         if self.lively and isinstance(mail.body, Ping):
             self.send(client, Pong())
+        if self.lively and isinstance(mail.body, Identify):
+            if mail.body.credential == "nobody":
+                self.send(mail.client, Rejected(mail.body.id, Code.UNAUTHORIZED, "unknown", "credential"))
+            else:
+                classes = ("standard",) if mail.body.credential == "user" else ("standard", "admin")
+                self.send(mail.client, Identified(mail.body.id, "someone", classes, "standard"))
+        if self.lively and isinstance(mail.body, Preview):
+            self.send(mail.client, self.forecast(mail.body))
         if self.lively and isinstance(mail.body, Describe):
             self.send(client, self.description)
         self.script(self, mail)

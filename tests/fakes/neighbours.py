@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,9 @@ import zmq
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import Hello, State
+from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings, TelemetrySettings
@@ -67,7 +69,9 @@ class Peer:
 
 
 @contextmanager
-def running_scheduler(folder: Path, options: Settings) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
+def running_scheduler(
+    folder: Path, options: Settings, event_log: Callable[[Board], EventLog] | None = None
+) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
     """A running scheduler and its three peers, which have not greeted yet."""
     settings = RuntimeSettings(dir=str(folder / "run"))
     prepare_runtime_dir(settings)
@@ -75,7 +79,7 @@ def running_scheduler(folder: Path, options: Settings) -> Iterator[tuple[Runtime
     post = Mailbox(Service.SCHEDULER, mailbox(settings, Service.SCHEDULER), endpoints, settings)
     actor = Actor(post, settings)
     telemetry = Telemetry(Service.SCHEDULER, post.incarnation, TelemetrySettings())
-    thread = threading.Thread(target=actor.run, args=(SchedulerService(actor, telemetry, options),))
+    thread = threading.Thread(target=actor.run, args=(SchedulerService(actor, telemetry, options, event_log),))
     peers = {peer: Peer(peer, settings) for peer in PEERS}
     thread.start()
     try:

@@ -1,5 +1,6 @@
 """Admission, detokenizer and executor around one scheduler core, moved by one seed."""
 
+import dataclasses
 import random
 
 from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid
@@ -9,7 +10,8 @@ from noria.proto.base import End, Ended, Sampling, Stream
 from noria.proto.execution import Failure, Geometry, Group, StepPlan
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, Reply
+from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
@@ -32,11 +34,51 @@ def draw_geometry(draw: random.Random, max_batch_tokens: int) -> Geometry:
     return geometry(page_size=page_size, num_blocks=chunks + 2, kinds=kinds[kind], host_slots=host_slots)
 
 
+def draw_rules(draw: random.Random) -> Rules:
+    """Classes of all kinds."""
+    return Rules(
+        classes=(
+            TrafficClass(
+                "interactive",
+                rank=2,
+                weight=draw.choice([1.0, 4.0]),
+                reserved_slots=draw.choice([0, 1, 3, 20]),
+                reserved_cache=draw.choice([0.0, 0.2, 0.6]),
+                preemptible=draw.random() < 0.3,
+                itl_target_ms=draw.choice([None, 0.1]),
+            ),
+            TrafficClass("standard", quantum_tokens=draw.choice([None, 4])),
+            TrafficClass(
+                "batch",
+                rank=0,
+                weight=draw.choice([0.5, 1.0]),
+                preemptible=draw.random() < 0.8,
+                quantum_tokens=draw.choice([None, 1, 5]),
+            ),
+            TrafficClass(
+                "admin",
+                rank=3,
+                reserved_slots=draw.choice([0, 1, 2]),
+                reserved_cache=draw.choice([0.0, 0.1, 0.5]),
+                isolated=True,
+            ),
+        )[draw.choice([0, 0, 0, 1]) :],
+        tenants={"a": draw.choice([1.0, 3.0])},
+        progress_tokens=draw.choice([1, 2, 8]),
+    )
+
+
 class World:
     """Admission, detokenizer and executor around one core, moved by one seed."""
 
     def __init__(
-        self, seed: int, *, requests: int = 24, core: type[Scheduler] = Scheduler, failures: bool = True
+        self,
+        seed: int,
+        *,
+        requests: int = 24,
+        core: type[Scheduler] = Scheduler,
+        failures: bool = True,
+        fair: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         draw = self.random
@@ -50,6 +92,10 @@ class World:
             safety_margin=draw.choice([None, 0.0]),
             allow_block_sharing=draw.random() < 0.8,
         )
+        # Classes and tenants are drawn apart, so that the other worlds are what they were.
+        self.classes = random.Random(seed) if fair else None
+        if self.classes is not None:
+            self.settings = dataclasses.replace(self.settings, policy="fair", rules=draw_rules(self.classes))
         self.geometry = draw_geometry(draw, self.settings.max_batch_tokens)
         self.core = core(self.settings)
         self.executor = FakeExecutor(self.geometry)
@@ -61,7 +107,7 @@ class World:
         self.beginnings = [tuple(draw.randrange(1, 32) for _ in range(12)) for _ in range(3)]
         self.to_submit: list[Submission] = []
         for number in range(requests):
-            self.to_submit.append(self._submission(number))
+            self.to_submit.append(self._classed(self._submission(number)))
         self.submissions: dict[Stream, Submission] = {}
         self.received: dict[Stream, list[int]] = {}
         self.ends: dict[Stream, End] = {}
@@ -106,10 +152,19 @@ class World:
             self.disturb()
         elif draw < 0.41 and self.submissions:
             self.ask_again()
+            if self.classes is not None:
+                name = self.classes.choice(["fair", "fair", "fair", "fifo"])
+                self.tell(PolicyChanged(name, draw_rules(self.classes)))
         elif self.executor.queued and draw < 0.75:
             self.tell(self.executor.step())
         else:
             self.plan()
+
+    def _classed(self, each: Submission) -> Submission:
+        if self.classes is None:
+            return each
+        name = self.classes.choice(["", *(one.name for one in self.settings.rules.classes), "unheard of"])
+        return replace(each, traffic_class=name, tenant=self.classes.choice(["", "a", "b"]))
 
     def disturb(self) -> None:
         kind = self.random.randrange(4)

@@ -19,6 +19,17 @@ def test_every_stream_has_the_tokens_it_has_alone_and_everything_drains(block: i
             raise AssertionError(f"seed {seed}, {world.settings}: {error}") from error
 
 
+@pytest.mark.parametrize("block", range(8))
+def test_so_it_is_with_classes_and_tenants_whatever_the_rules_and_however_they_change(block: int) -> None:
+    for seed in range(1000 + block * 6, 1000 + block * 6 + 6):
+        world = World(seed, fair=True)
+        try:
+            world.run()
+            world.verify()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {world.settings}: {error}") from error
+
+
 @pytest.mark.parametrize("core", FAULTS, ids=lambda core: core.__name__)
 def test_a_planted_fault_is_noticed(core: type[Scheduler]) -> None:
     for seed in range(60):

@@ -9,8 +9,11 @@ from fakes.executor import EOS, FakeExecutor, alone, geometry
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
+from noria.services.scheduler.core.census import take_census
 from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.fair import Fair
+from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
@@ -19,9 +22,18 @@ AT_A_TIME = 16
 PAGE = 4
 PROMPT_MAX = 48
 OUTPUT_MAX = 48
+FIFO = Settings(max_requests_per_batch=AT_A_TIME, max_batch_tokens=32)
+CLASSES = Rules(
+    classes=(
+        TrafficClass("interactive", rank=2, weight=4.0, reserved_slots=4, reserved_cache=0.2, preemptible=False),
+        TrafficClass("standard", rank=1, weight=2.0),
+        TrafficClass("batch", rank=0, quantum_tokens=12),
+        TrafficClass("admin", rank=3, reserved_slots=2, reserved_cache=0.3, preemptible=False, isolated=True),
+    )
+)
 
 
-def submissions(draw: random.Random) -> deque[Submission]:
+def submissions(draw: random.Random, requests: int) -> deque[Submission]:
     """Prompts that share nothing, so that only what preemption leaves in the cache can help."""
     return deque(
         Submission(
@@ -30,19 +42,23 @@ def submissions(draw: random.Random) -> deque[Submission]:
             prompt_ids=tuple(draw.randrange(1, 32) for _ in range(draw.randrange(4, PROMPT_MAX + 1))),
             sampling=Sampling(seed=number, max_tokens=draw.randrange(1, OUTPUT_MAX + 1)),
             end_ids=(EOS,) if draw.random() < 0.3 else (),
+            traffic_class=("interactive", "standard", "batch", "admin")[number % 4],
+            tenant=f"tenant {number % 3}",
         )
-        for number in range(REQUESTS)
+        for number in range(requests)
     )
 
 
-def served(seed: int, host_share: float) -> tuple[Counters, int]:
+def served(
+    seed: int, host_share: float, settings: Settings = FIFO, requests: int = REQUESTS, check_every: int = 500
+) -> tuple[Counters, int]:
     """Run all; returns the counters and how many tokens were served, prompt and output."""
     pages = (PROMPT_MAX + OUTPUT_MAX) // PAGE
     shape = geometry(
         num_blocks=pages * 3 // 2 + 2, page_size=PAGE, max_slots=AT_A_TIME, host_slots=int(pages * host_share)
     )
-    core, executor = Scheduler(Settings(max_requests_per_batch=AT_A_TIME, max_batch_tokens=32)), FakeExecutor(shape)
-    waiting = submissions(random.Random(seed))
+    core, executor = Scheduler(settings), FakeExecutor(shape)
+    waiting = submissions(random.Random(seed), requests)
     alive: dict[Stream, tuple[Submission, list[int]]] = {}
     tokens = now_ns = 0
     core.apply(Event(0, shape))
@@ -66,8 +82,10 @@ def served(seed: int, host_share: float) -> tuple[Counters, int]:
                 tokens += len(each.prompt_ids) + len(output)
                 del alive[reply.stream]
                 core.apply(Event(now_ns, Ended((reply.stream,))))
-        if executor.computed % 500 == 0:
+        if executor.computed % check_every == 0:
             core.check()
+            if isinstance(core.board.policy, Fair):
+                take_census(core.board, core.board.policy).check()
     return core.board.counters, tokens
 
 
@@ -77,4 +95,17 @@ def test_in_a_pool_of_one_and_a_half_times_the_largest_little_is_computed_twice(
 ) -> None:
     counters, tokens = served(1, host_share)
     assert counters.resets + counters.swaps_out > 20, "the pool is too large for this test"
+    assert counters.recomputed_tokens < recomputed_most * tokens
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("host_share", "recomputed_most"), [(0.0, 1.0), (4.0, 0.05)])
+def test_with_classes_of_all_kinds_nobody_is_stuck_or_wrong_there(
+    steps: int, host_share: float, recomputed_most: float
+) -> None:
+    settings = Settings(
+        policy="fair", rules=CLASSES, max_requests_per_batch=AT_A_TIME, max_batch_tokens=32, steps_in_flight=steps
+    )
+    counters, tokens = served(2, host_share, settings, requests=250, check_every=2)
+    assert counters.resets + counters.swaps_out > 20
     assert counters.recomputed_tokens < recomputed_most * tokens

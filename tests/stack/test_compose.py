@@ -120,6 +120,7 @@ class Containers:
         self.clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self.changed = {
             "NORIA_RUNTIME_DIR": str(folder / "run"),
+            "NORIA_RUNTIME_STATE_DIR": str(folder / "state"),
             "NORIA_MODEL_NAME": str(model),
             "NORIA_MODEL_CACHE_DIR": str(folder),
             "NORIA_HTTP_ADDRESS": f"127.0.0.1:{self.port}",

@@ -15,12 +15,16 @@ from noria.proto.frontdoor import (
     Describe,
     Description,
     Generate,
+    Identified,
+    Identify,
     Ping,
     Pong,
+    Preview,
+    Rejected,
 )
 from noria.proto.output import TextRun, Texts, Unknown
-from noria.proto.scheduling import Capacity, Reclaims
-from noria.services.admission.core import intake
+from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent
+from noria.services.admission.core import checks, intake, showing
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.delivery import Delivery
@@ -31,6 +35,7 @@ from noria.services.admission.core.events import (
     Joined,
     Lost,
     News,
+    PolicyChanged,
     Tick,
     Tokenized,
     Turn,
@@ -39,15 +44,16 @@ from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.patience import Patience
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.core.validation import Refusal
 
 
 class Admission:
     """The pure core. `first_number` must be above every request number used before in the life of a journal."""
 
-    def __init__(self, rules: Rules, first_number: int) -> None:
+    def __init__(self, rules: Rules, first_number: int, policy: Policy | None = None) -> None:
         self._rules = rules
-        self.books = Books.open(rules, first_number)
+        self.books = Books.open(rules, first_number, policy or Policy())
         self._patience = Patience(self.books)
 
     @property
@@ -73,6 +79,9 @@ class Admission:
                 self._joined(event.peer)
             case Lost():
                 self._lost(event.peer)
+            case PolicyChanged():
+                self.books.policy = event.policy
+                self.books.tenants.adopt(event.policy, event.now_ns)
             case Draining():
                 self.books.drain_ns = event.until_ns
             case Tick():
@@ -90,6 +99,7 @@ class Admission:
             list(books.jobs.values()),
             books.abandoned[:],
             books.notes[:],
+            books.accounts.take(),
         )
         books.working.update(books.jobs)
         books.jobs.clear()
@@ -139,6 +149,8 @@ class Admission:
                 "submitted": capacity.submitted if capacity is not None else 0,
                 "largest_tokens": books.credit.largest_tokens,
             },
+            "traffic": showing.traffic(books),
+            "tenants": showing.tenants(books),
         }
 
     def check(self) -> None:
@@ -155,9 +167,11 @@ class Admission:
             return False
         match arrival.body:
             case Generate() as body:
-                reserved = intake.generate(self.books, client, arrival, body)
-                if reserved is not None:
-                    self._patience.watch(reserved)
+                self._watch(intake.generate(self.books, client, arrival, body))
+            case Preview() as body:
+                self._watch(intake.preview(self.books, client, arrival, body))
+            case Identify() as body:
+                self._identify(client, body)
             case Attach() as body:
                 self._attach(client, body)
             case Cancel() as body:
@@ -172,18 +186,40 @@ class Admission:
                 assert_never(arrival.body)
         return True
 
+    def _watch(self, reserved: Request | None) -> None:
+        if reserved is not None and reserved.stage is not Stage.ENDED:
+            self._patience.watch(reserved)
+
+    def _identify(self, client: Client, body: Identify) -> None:
+        rule = self.books.policy.identify(body.credential)
+        shown = body.id[: self._rules.request_id_characters_max]
+        if rule is None:
+            refusal = checks.unauthorized(body.credential)
+            self.delivery.answer(client, Rejected(shown, refusal.code, refusal.reason, refusal.parameter))
+        else:
+            self.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
+
     def _attach(self, client: Client, body: Attach) -> None:
-        request = self.books.ledger.keys.get(Key(intake.TENANT, body.id))
-        if request is None:
+        shown = body.id[: self._rules.request_id_characters_max]
+        rule = self.books.policy.identify(body.credential)
+        if rule is None:
+            self.books.refuse(client, client.id, shown, checks.unauthorized(body.credential))
+            return
+        client.tenants.add(rule.name)
+        request = self.books.ledger.keys.get(Key(rule.name, body.id))
+        if request is None or request.preview:
             reason = "there is no such request: it was never accepted, or it ended and was forgotten; send it again"
-            shown = body.id[: self._rules.request_id_characters_max]
             self.books.refuse(client, client.id, shown, Refusal(Code.NOT_FOUND, reason, "id"))
             return
         intake.attach(self.books, client, request, body.have)
 
     def _cancel(self, client: Client, body: Cancel, now_ns: int) -> None:
-        request = self.books.ledger.keys.get(Key(intake.TENANT, body.id))
-        if request is None or not self._owns(client, request):
+        request = self._found(client, body.id, body.credential)
+        if request is None:
+            return
+        if body.left and request.keep and request.stage is not Stage.ENDED:
+            self.delivery.detach(request)
+            self.books.orphans.setdefault(request.number, now_ns + self._rules.client_timeout_ns)
             return
         if body.index is None or (request.stage is Stage.TOKENIZING and request.n == 1 and body.index == 0):
             self.books.cancel(request, now_ns, "cancelled by the client")
@@ -193,9 +229,21 @@ class Admission:
 
     def _acknowledge(self, client: Client, body: Acknowledge) -> None:
         for name in body.ids:
-            request = self.books.ledger.keys.get(Key(intake.TENANT, name))
-            if request is not None and request.stage is Stage.ENDED and self._owns(client, request):
+            request = self._found(client, name)
+            if request is not None and request.stage is Stage.ENDED and not request.keep:
                 self.books.forget(request)
+
+    def _found(self, client: Client, name: str, credential: str = "") -> Request | None:
+        """The request of this name that a client may end: of a tenant that it speaks for, and not another's to read."""
+        tenants = dict.fromkeys(client.tenants)
+        if credential or not self.books.policy.tenants:
+            rule = self.books.policy.identify(credential)
+            tenants = {rule.name: None} if rule is not None else {}
+        for tenant in tenants:
+            request = self.books.ledger.keys.get(Key(tenant, name))
+            if request is not None and self._owns(client, request):
+                return request
+        return None
 
     def _owns(self, client: Client, request: Request) -> bool:
         # An older connection that closes must not end what a newer one has taken over.
@@ -214,6 +262,11 @@ class Admission:
                 self.books.credit.publish(capacity)
             case Reclaims() as reclaims:
                 self.books.reclaims.add(reclaims)
+                for entry in reclaims.entries:
+                    self.books.accounts.reclaimed(entry)
+            case Expenses() as expenses:
+                for spent in expenses.entries:
+                    self._spent(spent, news.now_ns)
             case Texts() as texts:
                 for run in texts.runs:
                     self._text(run, news.now_ns)
@@ -222,6 +275,11 @@ class Admission:
                     self._unknown(stream)
             case _:
                 assert_never(news.body)
+
+    def _spent(self, spent: Spent, now_ns: int) -> None:
+        found = self.books.ledger.choice(spent.stream)
+        tenant, owed = self.books.accounts.spent(spent, found[0] if found is not None else None)
+        self.books.tenants.owe(tenant, owed, now_ns)
 
     def _text(self, run: TextRun, now_ns: int) -> None:
         found = self.books.ledger.choice(run.stream)
@@ -244,6 +302,8 @@ class Admission:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
         self.books.ledger.emit(choice, ids, text, now_ns)
+        if choice.first_token_ns is not None:
+            self.books.queues.remove(request)
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
         if run.end:
@@ -262,6 +322,7 @@ class Admission:
 
     def _joined(self, peer: Service) -> None:
         if peer is Service.SCHEDULER:
+            self.books.accounts.scheduler_left()
             self.books.scheduler.join(self.books.unfinished())
         elif peer is Service.DETOKENIZER:
             self.books.detokenizer.join(self.books.unfinished())

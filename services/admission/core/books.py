@@ -7,22 +7,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from noria.proto.base import End, Service, Stream
-from noria.proto.frontdoor import Rejected
+from noria.proto.frontdoor import Code, Forecast, Rejected
+from noria.services.admission.core.accounts import Account, Accounts
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.events import EndedNote, Job, Note, RefusedNote
 from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
+from noria.services.admission.core.queues import Queues
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
+from noria.services.admission.core.tenancy import ClassRule, Policy
+from noria.services.admission.core.tenants import Tenants
 from noria.services.admission.core.validation import Refusal
+
+NOBODY = Account("", "")
+_WHOLE = (End.STOP, End.LENGTH)
+PREVIEW = "\0"  # begins the ids under which previews are kept, which no request may have
+_SHED = "dropped to make room for requests of a higher class; try again"
 
 
 @dataclass(slots=True, eq=False)
 class Books:
     """All state of admission.
 
+    policy: classes and tenants as last read. tenants: what each has under way. accounts: what each used.
+    queues: requests without a token yet.
     orphans: unfinished requests whose client began a new life, and until when it may come back for them.
     jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
     tokenizing_characters: text that waits for the tokenizer. drain_ns: until when a draining process finishes.
@@ -34,6 +45,10 @@ class Books:
     credit: Credit
     scheduler: SchedulerPost
     detokenizer: DetokenizerPost
+    policy: Policy = field(default_factory=Policy)
+    tenants: Tenants = field(default_factory=Tenants)
+    accounts: Accounts = field(default_factory=Accounts)
+    queues: Queues = field(default_factory=Queues)
     totals: Totals = field(default_factory=Totals)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
     orphans: dict[int, int] = field(default_factory=dict)
@@ -45,7 +60,7 @@ class Books:
     drain_ns: int | None = None
 
     @classmethod
-    def open(cls, rules: Rules, first_number: int) -> "Books":
+    def open(cls, rules: Rules, first_number: int, policy: Policy) -> "Books":
         """Empty books; requests are numbered from `first_number`."""
         credit = Credit()
         return cls(
@@ -55,6 +70,7 @@ class Books:
             credit,
             SchedulerPost(rules, credit),
             DetokenizerPost(rules),
+            policy,
         )
 
     def waiting_for(self) -> tuple[str, ...]:
@@ -72,10 +88,17 @@ class Books:
         """Requests that somebody is still owed something of."""
         return len(self.delivery.attachments) + len(self.orphans)
 
-    def refuse(self, client: Client | None, origin: str, request_id: str, refusal: Refusal) -> None:
+    def class_rule(self, name: str) -> ClassRule:
+        """A class as configured; one that is gone meanwhile has no limits."""
+        return self.policy.classes.get(name) or ClassRule(name)
+
+    def refuse(
+        self, client: Client | None, origin: str, request_id: str, refusal: Refusal, account: Account = NOBODY
+    ) -> None:
         """Answer that a request is not accepted; `origin` is who sent it first."""
         self.totals.refuse(refusal)
-        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter))
+        self.accounts.refuse(account, refusal.code)
+        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
         if client is not None:
             rejected = Rejected(request_id, refusal.code, refusal.reason, refusal.parameter, refusal.retry_after_ms)
             self.delivery.answer(client, rejected)
@@ -83,23 +106,44 @@ class Books:
     def leave_tokenizing(self, request: Request) -> None:
         """Give back what a request under tokenization holds, whatever becomes of it."""
         assert request.stage is Stage.TOKENIZING
-        self.credit.reserved -= request.n
+        self.credit.reserve(-request.claims, request.traffic_class)
         self.tokenizing_characters -= request.characters
         if self.jobs.pop(request.number, None) is None and request.number in self.working:
             self.working.discard(request.number)
             self.abandoned.append(request.number)
 
     def refuse_reserved(self, request: Request, refusal: Refusal) -> None:
-        """Refuse a request whose key was taken, and give the key back."""
+        """Refuse a request whose key was taken, and give the key back; a preview is answered that it would be refused."""
         attachment = self.delivery.attachments.get(request.number)
+        client = attachment.client if attachment is not None else None
         self.leave_tokenizing(request)
         self.forget(request)
-        self.refuse(attachment.client if attachment is not None else None, request.client, request.key.id, refusal)
+        if request.preview:
+            self.foretell(client, refused(request.key.id.removeprefix(PREVIEW), request.traffic_class, refusal))
+            return
+        self.tenants.named(request.key.tenant).streams -= request.n
+        self.refuse(client, request.client, request.key.id, refusal, self.accounts.of(request))
+
+    def foretell(self, client: Client | None, forecast: Forecast) -> None:
+        """Answer a preview, if somebody still waits for it."""
+        if client is not None:
+            self.delivery.answer(client, forecast)
+
+    def shed(self, requests: list[Request], now_ns: int) -> None:
+        """Drop accepted requests that have no token yet, and count their credit as free."""
+        for request in requests:
+            for choice in request.choices:
+                # What has not been sent yet gives its credit back by itself.
+                if choice.end is None and choice.stream not in self.scheduler.submissions:
+                    self.credit.free(request.prompt_tokens)
+            self.end_all(request, End.SHED, now_ns, _SHED)
 
     def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
         """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
+        self.queues.add(request)
+        self.accounts.accept(request)
         self.totals.accepted += len(choices)
         self.totals.prompt_tokens += len(prompt)
         self.delivery.accepted(request)
@@ -121,7 +165,11 @@ class Books:
         """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
         self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
         self.totals.end(end, len(choice.ids))
-        self.scheduler.end(request, choice.stream, None if proposed else end)
+        submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
+        self.accounts.end(request, choice.stream, end, submitted=submitted)
+        tenant = self.tenants.named(request.key.tenant)
+        tenant.streams -= 1
+        tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
         self.detokenizer.end(choice.stream)
         self.delivery.touch(request, choice)
         self.notes.append(
@@ -138,6 +186,8 @@ class Books:
             )
         )
         if request.unfinished == 0:
+            self.queues.remove(request)
+            tenant.settle(request.reserved_tokens, self.accounts.close(request), now_ns)
             self.orphans.pop(request.number, None)
             self.ledger.retain(request, now_ns + self.rules.retention_ns)
 
@@ -153,6 +203,8 @@ class Books:
         One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
         """
         match request.stage:
+            case Stage.TOKENIZING if request.preview:
+                self.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
             case Stage.TOKENIZING:
                 choices = [Choice(Stream(request.number, index), request.sampling) for index in range(request.n)]
                 self.accept(request, (), choices, now_ns)
@@ -179,11 +231,13 @@ class Books:
         self.credit.check()
         assert self.totals.accepted == sum(self.totals.ended.values()) + self.ledger.streams
         tokenizing = self.ledger.tokenizing
-        assert self.credit.reserved == sum(each.n for each in tokenizing.values())
+        assert self.credit.reserved == sum(each.claims for each in tokenizing.values())
+        self._check_policy()
         assert self.tokenizing_characters == sum(each.characters for each in tokenizing.values())
         assert self.jobs.keys() | self.working == {each.number for each in tokenizing.values()}
         assert not self.jobs.keys() & self.working
         for number in (*self.ledger.live, *tokenizing):
+            assert number in tokenizing or not self.ledger.live[number].preview
             assert (number in self.delivery.attachments) is not (number in self.orphans)
         assert self.orphans.keys() <= self.ledger.live.keys() | tokenizing.keys()
         assert self.credit.queued == len(self.scheduler.submissions)
@@ -192,3 +246,28 @@ class Books:
         for stream in (*self.scheduler.ended, *self.scheduler.withdrawals, *self.detokenizer.ended):
             assert self.ledger.choice(stream) is None
         assert self.scheduler.withdrawals.keys() <= self.scheduler.ended.keys()
+
+    def _check_policy(self) -> None:
+        self.queues.check()
+        self.tenants.check()
+        held = {each.rule.name: each.streams for each in self.tenants}
+        for request in self.ledger.live.values():
+            held[request.key.tenant] -= request.unfinished
+            waits = all(choice.first_token_ns is None for choice in request.choices)
+            assert (request.number in self.queues.of(request.traffic_class).requests) is waits
+        for request in self.ledger.tokenizing.values():
+            held[request.key.tenant] -= request.claims
+        assert not any(held.values()), held
+
+
+def refused(request_id: str, traffic_class: str, refusal: Refusal) -> Forecast:
+    """The forecast that a request would be refused."""
+    return Forecast(
+        request_id,
+        admitted=False,
+        traffic_class=traffic_class,
+        code=refusal.code,
+        reason=refusal.reason,
+        parameter=refusal.parameter,
+        retry_after_ms=refusal.retry_after_ms,
+    )

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from noria.proto.base import Stream
-from noria.proto.frontdoor import Accepted, Description, Pong, Rejected, Updates
+from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Updates
 from noria.services.admission.core.ledger import Choice, Request
 
-Answer = Rejected | Description | Pong
-ToClient = Accepted | Rejected | Description | Pong | Updates
+Answer = Rejected | Description | Pong | Forecast | Identified
+ToClient = Accepted | Answer | Updates
 RETRY_NS_MIN: Final = 5_000_000
 RETRY_NS_MAX: Final = 160_000_000
 
@@ -35,7 +35,10 @@ class Attachment:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one."""
+    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one.
+
+    tenants: in whose names it has shown that it may speak.
+    """
 
     id: str
     incarnation: int
@@ -45,6 +48,7 @@ class Client:
     unannounced: dict[int, Attachment] = field(default_factory=dict)
     news: dict[Stream, Attachment] = field(default_factory=dict)
     attachments: dict[int, Attachment] = field(default_factory=dict)
+    tenants: set[str] = field(default_factory=set)
     retry_ns: int = 0
     backoff_ns: int = RETRY_NS_MIN
 

@@ -1,9 +1,11 @@
 """How much more the scheduler will take: its last `Capacity` less what it had not yet counted then.
 
-Every accepted stream is backed by credit, so that an accepted request is never refused later.
+Every accepted stream is backed by credit, so that an accepted request is never refused later. Each class has credit of its
+own; an entry without a name, if there is one, is what all share.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from noria.proto.scheduling import Capacity, ClassCapacity
@@ -11,23 +13,34 @@ from noria.proto.scheduling import Capacity, ClassCapacity
 _RETRY_MS_MIN: Final = 100
 _RETRY_MS_MAX: Final = 60_000
 _RETRY_MS_USUAL: Final = 1_000
+_SHARED: Final = ""
+
+
+@dataclass(slots=True)
+class Pending:
+    """Streams and prompt tokens that the scheduler has not counted yet; `reserved` of the streams have no prompt yet."""
+
+    requests: int = 0
+    tokens: int = 0
+    reserved: int = 0
 
 
 class Credit:
     """Requests and prompt tokens that may still be submitted.
 
     Streams count from the moment their request is received (`reserved`), then while they wait to be sent (`queued`),
-    then until a `Capacity` has counted them (`_transit`: their prompt tokens, in the order sent).
+    then until a `Capacity` has counted them (in transit: class and prompt tokens, in the order sent). What was shed to
+    make room counts as free until the scheduler has counted everything sent.
     """
 
     def __init__(self) -> None:
         self.capacity: Capacity | None = None
         self.reserved = 0
         self.queued = 0
-        self.queued_tokens = 0
         self.sent = 0
-        self._transit: deque[int] = deque()
-        self._transit_tokens = 0
+        self._transit: deque[tuple[str, int]] = deque()
+        self._pending: dict[str, Pending] = {}
+        self._freed = Pending()
 
     @property
     def ready(self) -> bool:
@@ -41,63 +54,105 @@ class Credit:
 
     def reset(self) -> None:
         """The scheduler is gone or new: nothing is known of it, and it has counted nothing."""
+        for traffic_class, tokens in self._transit:
+            self._count(traffic_class, -1, -tokens)
         self.capacity = None
-        self.queued = self.queued_tokens = self.sent = self._transit_tokens = 0
+        self.sent = 0
         self._transit.clear()
+        self._freed = Pending()
 
     def publish(self, capacity: Capacity) -> None:
         """The scheduler has said what it will take."""
         self.capacity = capacity
         while self._transit and self.sent - len(self._transit) < capacity.submitted:
-            self._transit_tokens -= self._transit.popleft()
+            traffic_class, tokens = self._transit.popleft()
+            self._count(traffic_class, -1, -tokens)
+        if not self._transit:
+            self._freed = Pending()
 
-    def allows_requests(self, n: int, traffic_class: str) -> bool:
-        """Whether `n` more streams may be reserved."""
-        known = self._class(traffic_class)
-        return known is not None and known.requests - len(self._transit) - self.queued - self.reserved >= n
+    def lacks(self, requests: int, tokens: int, traffic_class: str) -> Pending | None:
+        """How many more streams and prompt tokens of credit it would take for these; None for none.
 
-    def allows_tokens(self, tokens: int, traffic_class: str) -> bool:
-        """Whether so many more prompt tokens may be submitted."""
-        known = self._class(traffic_class)
-        return known is not None and known.tokens - self._transit_tokens - self.queued_tokens >= tokens
+        Streams that are reserved already are asked for as 0.
+        """
+        if self.capacity is None:
+            return Pending(requests, tokens)
+        named = {each.traffic_class: each for each in self.capacity.classes}
+        own, shared = named.get(traffic_class), named.get(_SHARED)
+        bounds: list[tuple[ClassCapacity, Pending]] = []
+        if own is not None:
+            bounds.append((own, self._pending.get(traffic_class, Pending())))
+        every = shared or (self.capacity.classes[0] if own is None and self.capacity.classes else None)
+        if every is not None:
+            bounds.append((every, self._all()))
+        if not bounds:
+            return Pending(requests, tokens)
+        missing = Pending(
+            max(requests + pending.requests - bound.requests - self._freed.requests for bound, pending in bounds),
+            max(tokens + pending.tokens - bound.tokens - self._freed.tokens for bound, pending in bounds),
+        )
+        return missing if missing.requests > 0 or missing.tokens > 0 else None
+
+    def unheard(self, traffic_class: str) -> Pending:
+        """What was accepted in a class that the scheduler has not counted."""
+        pending = self._pending.get(traffic_class, Pending())
+        return Pending(pending.requests - pending.reserved, pending.tokens)
+
+    def start_ms(self, traffic_class: str) -> float:
+        """The predicted wait of the next request of a class."""
+        classes = self.capacity.classes if self.capacity is not None else ()
+        known = next((each for each in classes if each.traffic_class == traffic_class), classes[0] if classes else None)
+        return known.start_ms if known is not None else 0.0
 
     def retry_after_ms(self, traffic_class: str) -> int:
         """When credit may be back: the predicted wait for a start, else a second."""
-        known = self._class(traffic_class)
-        predicted = known.start_ms if known is not None else 0.0
-        return min(max(int(predicted or _RETRY_MS_USUAL), _RETRY_MS_MIN), _RETRY_MS_MAX)
+        return min(max(int(self.start_ms(traffic_class) or _RETRY_MS_USUAL), _RETRY_MS_MIN), _RETRY_MS_MAX)
 
-    def queue(self, tokens: int) -> None:
+    def free(self, tokens: int) -> None:
+        """A stream of so many prompt tokens was shed, which the scheduler will count later."""
+        self._freed.requests += 1
+        self._freed.tokens += tokens
+
+    def reserve(self, requests: int, traffic_class: str) -> None:
+        """Streams are about to be submitted, their prompts not known yet; a negative number gives back."""
+        self.reserved += requests
+        self._count(traffic_class, requests, 0)
+        self._pending[traffic_class].reserved += requests
+
+    def queue(self, tokens: int, traffic_class: str) -> None:
         """A stream of so many prompt tokens waits to be sent."""
         self.queued += 1
-        self.queued_tokens += tokens
+        self._count(traffic_class, 1, tokens)
 
-    def unqueue(self, tokens: int) -> None:
+    def unqueue(self, tokens: int, traffic_class: str) -> None:
         """It no longer waits."""
         self.queued -= 1
-        self.queued_tokens -= tokens
+        self._count(traffic_class, -1, -tokens)
 
-    def send(self, tokens: int) -> None:
+    def send(self, tokens: int, traffic_class: str) -> None:
         """It was written to the scheduler."""
-        self.unqueue(tokens)
+        self.queued -= 1
         self.sent += 1
-        self._transit.append(tokens)
-        self._transit_tokens += tokens
+        self._transit.append((traffic_class, tokens))
 
-    def unsend(self, tokens: int) -> None:
+    def unsend(self, tokens: int, traffic_class: str) -> None:
         """The stream sent last was not taken by the socket; it waits again."""
-        assert self._transit.pop() == tokens
+        assert self._transit.pop() == (traffic_class, tokens)
         self.sent -= 1
-        self._transit_tokens -= tokens
-        self.queue(tokens)
+        self.queued += 1
 
     def check(self) -> None:
         """Assert that the sums are sums."""
-        assert self.reserved >= 0 and self.queued >= 0 and self.queued_tokens >= 0
-        assert self._transit_tokens == sum(self._transit) and self.sent >= len(self._transit)
+        assert self.reserved >= 0 and self.queued >= 0 and self.sent >= len(self._transit)
+        assert all(each.requests >= 0 and each.tokens >= 0 for each in self._pending.values())
+        assert self._all().requests == self.reserved + self.queued + len(self._transit)
 
-    def _class(self, name: str) -> ClassCapacity | None:
-        if self.capacity is None or not self.capacity.classes:
-            return None
-        classes = self.capacity.classes
-        return next((each for each in classes if each.traffic_class == name), classes[0])
+    def _all(self) -> Pending:
+        return Pending(
+            sum(each.requests for each in self._pending.values()), sum(each.tokens for each in self._pending.values())
+        )
+
+    def _count(self, traffic_class: str, requests: int, tokens: int) -> None:
+        pending = self._pending.setdefault(traffic_class, Pending())
+        pending.requests += requests
+        pending.tokens += tokens

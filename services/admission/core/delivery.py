@@ -7,7 +7,7 @@ The newest attachment to a request owns its streams.
 
 from collections.abc import Iterator
 
-from noria.proto.frontdoor import Accepted, Delta, Finished, Have, Rejected, Updates
+from noria.proto.frontdoor import Accepted, Delta, Description, Finished, Have, Pong, Updates
 from noria.services.admission.core import composing
 from noria.services.admission.core.clients import (
     RETRY_NS_MAX,
@@ -75,7 +75,7 @@ class Delivery:
 
     def answer(self, client: Client, answer: Answer) -> None:
         """Queue something that is not about a request in the ledger; repeated answers to questions are merged."""
-        if not isinstance(answer, Rejected) and any(type(each) is type(answer) for each in client.answers):
+        if isinstance(answer, Description | Pong) and any(type(each) is type(answer) for each in client.answers):
             return
         if len(client.answers) >= self._rules.answers_max:
             self.overflowed += 1

@@ -1,14 +1,27 @@
 """What happens to admission, and what it has others do: the values that cross between the core and its shell."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.proto.base import End, Service
-from noria.proto.frontdoor import Acknowledge, Attach, Cancel, Code, Describe, Generate, Message, Ping
+from noria.proto.frontdoor import (
+    Acknowledge,
+    Attach,
+    Cancel,
+    Code,
+    Describe,
+    Generate,
+    Identify,
+    Message,
+    Ping,
+    Preview,
+)
 from noria.proto.output import Texts, Unknown
-from noria.proto.scheduling import Capacity, Reclaims
+from noria.proto.scheduling import Capacity, Expenses, Reclaims
+from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
+from noria.services.admission.core.tenancy import Policy
 
-FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping
+FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Tokenized:
 class News:
     """A peer's message."""
 
-    body: Capacity | Reclaims | Texts | Unknown
+    body: Capacity | Reclaims | Expenses | Texts | Unknown
     now_ns: int
 
 
@@ -72,15 +85,23 @@ class Tick:
     now_ns: int
 
 
-Event = Arrival | Tokenized | News | Joined | Lost | Draining | Tick
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The configuration was read again: other classes or tenants from now on."""
+
+    policy: Policy
+    now_ns: int
+
+
+Event = Arrival | Tokenized | News | Joined | Lost | Draining | PolicyChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Text to be tokenized: a prompt, or messages to be rendered first."""
+    """Text to be tokenized: a prompt, or messages to be rendered first. Each `owner` gets a fair share of the work."""
 
     number: int
-    client: str
+    owner: str
     characters: int
     prompt: str | None
     messages: tuple[Message, ...] | None
@@ -96,6 +117,8 @@ class AcceptedNote:
     number: int
     prompt_tokens: int
     choices: int
+    tenant: str = ""
+    traffic_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +129,8 @@ class RefusedNote:
     id: str
     code: Code
     parameter: str
+    tenant: str = ""
+    traffic_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +166,11 @@ Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything a turn has others do, except what clients are sent (see `Delivery`)."""
+    """Everything a turn has others do, except what clients are sent (see `Delivery`). usage: to be written down."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]
     jobs: list[Job]
     abandoned: list[int]
     notes: list[Note]
+    usage: dict[Account, Usage] = field(default_factory=dict)

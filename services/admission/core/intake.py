@@ -1,22 +1,25 @@
 """From a `Generate` to a place in the ledger, or a refusal that says why.
 
 The key is reserved on receipt, before anything is tokenized, so that a request sent twice is one request. Credit is
-reserved with it. What the scheduler would later have to refuse is refused here.
+reserved with it. What the scheduler would later have to refuse is refused here. A preview goes the same way and leaves
+before the end, having taken nothing.
 """
 
 from typing import Final
 
-from noria.proto.base import Stream
-from noria.proto.frontdoor import Code, Generate, Have
-from noria.services.admission.core.books import Books
+from noria.proto.base import End, Stream
+from noria.proto.frontdoor import Code, Generate, Have, Preview
+from noria.services.admission.core import checks, forecast
+from noria.services.admission.core.accounts import Account
+from noria.services.admission.core.books import NOBODY, PREVIEW, Books, refused
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
+from noria.services.admission.core.tenancy import TenantRule
 from noria.services.admission.core.validation import Refusal, characters, id_problem, problem
 
-NOT_READY_RETRY_MS: Final = 1_000
-TENANT: Final = ""  # everyone, until credentials name tenants
+_WHOLE: Final = (End.STOP, End.LENGTH)
 
 
 def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request | None:
@@ -25,25 +28,50 @@ def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
     if unnameable is not None:
         books.refuse(client, client.id, body.id[: books.rules.request_id_characters_max], unnameable)
         return None
-    known = books.ledger.keys.get(Key(TENANT, body.id))
+    rule = books.policy.identify(body.credential)
+    if rule is None:
+        books.refuse(client, client.id, body.id, checks.unauthorized(body.credential))
+        return None
+    client.tenants.add(rule.name)
+    known = books.ledger.keys.get(Key(rule.name, body.id))
+    if known is not None and _came_to_nothing(known, body):
+        books.forget(known)
+        known = None
     if known is not None:
         if known.digest != arrival.digest:
-            books.refuse(client, client.id, body.id, _conflict())
+            books.refuse(client, client.id, body.id, _conflict(), books.accounts.of(known))
         else:
             attach(books, client, known)
         return None
-    refusal = problem(body, books.rules) or _unable(books, body)
+    traffic_class = body.traffic_class or rule.default_class
+    refusal = _problem(books, rule, body, arrival.now_ns)
     if refusal is not None:
-        books.refuse(client, client.id, body.id, refusal)
+        account = Account(rule.name, traffic_class) if traffic_class in books.policy.classes else NOBODY
+        books.refuse(client, client.id, body.id, refusal, account)
         return None
-    request = _reserve(books, client, arrival, body)
-    if body.token_ids is not None:
-        accept(books, request, body.token_ids, arrival.now_ns)
-    else:
-        books.jobs[request.number] = Job(
-            request.number, client.id, request.characters, body.prompt, body.messages, arrival.traceparent
-        )
-    return request
+    return _begin(books, client, arrival, body, Key(rule.name, body.id), traffic_class)
+
+
+def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Request | None:
+    """Take a `Preview`; returns what keeps its place while it is tokenized."""
+    asked = body.request
+    rule = books.policy.identify(asked.credential)
+    refusal = id_problem(asked.id, books.rules)
+    if refusal is None and rule is None:
+        refusal = checks.unauthorized(asked.credential)
+    if refusal is None and rule is not None:
+        key = Key(rule.name, PREVIEW + asked.id)
+        if (known := books.ledger.keys.get(key)) is not None:
+            books.delivery.attach(client, known)  # asked again while its prompt is being tokenized
+            return None
+        refusal = _problem(books, rule, asked, arrival.now_ns)
+        if refusal is None:
+            traffic_class = asked.traffic_class or rule.default_class
+            return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
+    assert refusal is not None
+    shown = asked.id[: books.rules.request_id_characters_max]
+    books.foretell(client, refused(shown, asked.traffic_class, refusal))
+    return None
 
 
 def attach(books: Books, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
@@ -67,36 +95,62 @@ def tokenized(books: Books, event: Tokenized) -> None:
 
 
 def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
-    """Accept a reserved request with its prompt, or refuse it."""
-    context = min(books.rules.context_tokens, books.credit.largest_tokens)
-    refusal = (
-        _unready(books)
-        or _unusable(prompt, books.rules.vocabulary)
-        or _too_long(request, len(prompt), context)
-        or _no_credit(books, request, len(prompt))
-    )
+    """Accept a reserved request with its prompt, or refuse it; a preview is told what would become of it."""
+    refusal = checks.unready(books) or checks.unusable(prompt, books.rules.vocabulary)
+    refusal = refusal or checks.too_long(books, request, len(prompt))
     if refusal is not None:
         books.refuse_reserved(request, refusal)
         return
-    given = request.sampling
-    max_tokens = given.max_tokens if given.max_tokens is not None else context - len(prompt)
-    request.end_ids = end_ids(given, books.rules.eos_ids)
-    choices = [
-        Choice(
-            Stream(request.number, index),
-            settle(given, choice_seed(request.seed, index), max_tokens, books.rules.vocabulary),
+    limit = checks.output_limit(books, request, len(prompt))
+    given = request.sampling.max_tokens
+    tenant = books.tenants.named(request.key.tenant)
+    reservation = tenant.reservation(len(prompt), request.n, given, limit)
+    expected = (reservation - len(prompt)) // request.n
+    refusal = tenant.affords(reservation, now_ns) or forecast.too_late(books, request, len(prompt), expected, now_ns)
+    refusal = refusal or checks.no_room(
+        books, request.traffic_class, 0, len(prompt) * request.n, now_ns, shed=not request.preview
+    )
+    if refusal is not None:
+        books.refuse_reserved(request, refusal)
+    elif request.preview:
+        _foretell(books, request, len(prompt), expected)
+    else:
+        tenant.charge(reservation, now_ns)
+        request.reserved_tokens = reservation
+        _enter(books, request, prompt, given if given is not None else limit, now_ns)
+
+
+def _begin(
+    books: Books,
+    client: Client,
+    arrival: Arrival,
+    body: Generate,
+    key: Key,
+    traffic_class: str,
+    *,
+    preview: bool = False,
+) -> Request:
+    request = _reserve(books, client, arrival, body, key, traffic_class, preview=preview)
+    if body.token_ids is not None:
+        accept(books, request, body.token_ids, arrival.now_ns)
+    else:
+        owner = f"{key.tenant} {traffic_class} {client.id}"
+        books.jobs[request.number] = Job(
+            request.number, owner, request.characters, body.prompt, body.messages, arrival.traceparent
         )
-        for index in range(request.n)
-    ]
-    books.accept(request, prompt, choices, now_ns)
-    books.notes.append(AcceptedNote(request.client, request.key.id, request.number, len(prompt), request.n))
+    return request
 
 
-def _reserve(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request:
+def _reserve(
+    books: Books, client: Client, arrival: Arrival, body: Generate, key: Key, traffic_class: str, *, preview: bool
+) -> Request:
     seed = arrival.seed if body.sampling.seed is None else body.sampling.seed
+    rule = books.class_rule(traffic_class)
+    ttl_first_ms = rule.ttl_first_ms if body.ttl_first_ms is None else body.ttl_first_ms
+    ttl_ms = rule.ttl_ms if body.ttl_ms is None else body.ttl_ms
     request = Request(
         number=books.ledger.draw_number(),
-        key=Key(TENANT, body.id),
+        key=key,
         client=client.id,
         digest=arrival.digest,
         model=body.model or books.rules.models[0],
@@ -104,17 +158,70 @@ def _reserve(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
         n=body.n,
         seed=effective_seed(seed),
         traceparent=arrival.traceparent,
-        traffic_class=body.traffic_class,
+        traffic_class=traffic_class,
         received_ns=arrival.now_ns,
-        deadline_first_ns=_deadline(arrival.now_ns, body.ttl_first_ms),
-        deadline_ns=_deadline(arrival.now_ns, body.ttl_ms),
+        deadline_first_ns=_deadline(arrival.now_ns, ttl_first_ms),
+        deadline_ns=_deadline(arrival.now_ns, ttl_ms),
         characters=characters(body),
+        preview=preview,
+        keep=body.keep,
     )
     books.ledger.reserve(request)
     books.delivery.attach(client, request)
-    books.credit.reserved += request.n
+    books.credit.reserve(request.claims, traffic_class)
+    books.tenants.named(key.tenant).streams += request.claims
     books.tokenizing_characters += request.characters
     return request
+
+
+def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
+    """Accept: nothing is in the way any more."""
+    request.end_ids = end_ids(request.sampling, books.rules.eos_ids)
+    choices = [
+        Choice(
+            Stream(request.number, index),
+            settle(request.sampling, choice_seed(request.seed, index), max_tokens, books.rules.vocabulary),
+        )
+        for index in range(request.n)
+    ]
+    books.accept(request, prompt, choices, now_ns)
+    books.notes.append(
+        AcceptedNote(
+            request.client,
+            request.key.id,
+            request.number,
+            len(prompt),
+            request.n,
+            request.key.tenant,
+            request.traffic_class,
+        )
+    )
+
+
+def _foretell(books: Books, request: Request, prompt_tokens: int, expected: int) -> None:
+    attachment = books.delivery.attachments.get(request.number)
+    books.leave_tokenizing(request)
+    books.forget(request)
+    name = request.key.id.removeprefix(PREVIEW)
+    answer = forecast.forecast(books, request, name, prompt_tokens, expected)
+    books.foretell(attachment.client if attachment is not None else None, answer)
+
+
+def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
+    """Everything that can be said against a request before its prompt is tokenized."""
+    traffic_class = body.traffic_class or rule.default_class
+    return (
+        checks.class_denied(books, rule, traffic_class)
+        or problem(body, books.rules)
+        or checks.beyond_limits(books.class_rule(traffic_class), rule, body)
+        or checks.unready(books)
+        or checks.unable(books, books.tenants.get(rule, now_ns), traffic_class, body, now_ns)
+    )
+
+
+def _came_to_nothing(known: Request, body: Generate) -> bool:
+    """Whether a request under an idempotency key is over without its answer, so that a repetition tries again."""
+    return body.keep and known.stage is Stage.ENDED and not all(choice.end in _WHOLE for choice in known.choices)
 
 
 def _deadline(now_ns: int, ttl_ms: int | None) -> int | None:
@@ -127,73 +234,3 @@ def _conflict() -> Refusal:
         "another request with this id is alive or was a moment ago; draw a new id for a new request",
         "id",
     )
-
-
-def _unready(books: Books) -> Refusal | None:
-    if books.drain_ns is not None:
-        return Refusal(
-            Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", NOT_READY_RETRY_MS
-        )
-    waiting = books.waiting_for()
-    if not waiting:
-        return None
-    return Refusal(Code.NOT_READY, f"not ready: waiting for {', '.join(waiting)}; try again", "", NOT_READY_RETRY_MS)
-
-
-def _unable(books: Books, body: Generate) -> Refusal | None:
-    """Refuse at once what could not be accepted even if it were tokenized."""
-    unready = _unready(books)
-    if unready is not None:
-        return unready
-    rules = books.rules
-    if books.held() >= rules.requests_max:
-        return _overloaded(books, f"{rules.requests_max} requests are unfinished already", body.traffic_class)
-    if not books.credit.allows_requests(body.n, body.traffic_class):
-        return _overloaded(books, "the queue is full", body.traffic_class)
-    if books.tokenizing_characters + characters(body) > rules.tokenizing_characters_max:
-        return _overloaded(books, "too much text waits to be tokenized", body.traffic_class)
-    return None
-
-
-def _overloaded(books: Books, reason: str, traffic_class: str) -> Refusal:
-    return Refusal(Code.OVERLOADED, f"{reason}; try again later", "", books.credit.retry_after_ms(traffic_class))
-
-
-def _unusable(prompt: tuple[int, ...], vocabulary: int) -> Refusal | None:
-    if not prompt:
-        return Refusal(Code.INVALID, "the prompt has no tokens; give some text", "prompt")
-    if max(prompt) >= vocabulary:
-        return Refusal(Code.INVALID, f"the prompt has token {max(prompt)}, which this model does not know", "prompt")
-    return None
-
-
-def _too_long(request: Request, prompt_tokens: int, context: int) -> Refusal | None:
-    if prompt_tokens + 1 > context:
-        return Refusal(
-            Code.CONTEXT_LENGTH,
-            f"the prompt has {prompt_tokens} tokens; with at least one of output, at most {context} fit; shorten it",
-            "prompt",
-        )
-    given = request.sampling
-    if given.max_tokens is not None and prompt_tokens + given.max_tokens > context:
-        return Refusal(
-            Code.CONTEXT_LENGTH,
-            f"{prompt_tokens} prompt tokens and max_tokens {given.max_tokens} together exceed the context of "
-            f"{context}; lower max_tokens to {context - prompt_tokens} or shorten the prompt",
-            "max_tokens",
-        )
-    if given.min_tokens > context - prompt_tokens:
-        return Refusal(
-            Code.CONTEXT_LENGTH,
-            f"min_tokens {given.min_tokens} exceeds the {context - prompt_tokens} tokens that fit after the prompt",
-            "min_tokens",
-        )
-    return None
-
-
-def _no_credit(books: Books, request: Request, prompt_tokens: int) -> Refusal | None:
-    # The request's own reservation is part of what `allows_requests` counts, so nothing more is asked for.
-    within = books.credit.allows_requests(0, request.traffic_class) and books.credit.allows_tokens(
-        prompt_tokens * request.n, request.traffic_class
-    )
-    return None if within else _overloaded(books, "the queue is full", request.traffic_class)

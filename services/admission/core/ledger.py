@@ -95,7 +95,9 @@ class Request:
     """One request. `number` names it inside the stack; `client` is who sent it first.
 
     The prompt's text is not kept, and its ids only until the last choice has ended. deadline_first_ns and deadline_ns
-    are admission's own clock for the time to the first token and to the end.
+    are admission's own clock for the time to the first token and to the end. preview: only asked about, never accepted.
+    keep: a repetition is answered from here even after its end was acknowledged. reserved_tokens: what its tenant was
+    charged beforehand.
     """
 
     number: int
@@ -119,6 +121,14 @@ class Request:
     end_ids: tuple[int, ...] = ()
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
+    preview: bool = False
+    keep: bool = False
+    reserved_tokens: int = 0
+
+    @property
+    def claims(self) -> int:
+        """How many streams it takes room for while its prompt is being tokenized."""
+        return 0 if self.preview else self.n
 
 
 class Ledger:

@@ -42,6 +42,8 @@ class SchedulerPost:
     def leave(self) -> None:
         """The scheduler is gone."""
         self.joined = self.recite = False
+        for request, _ in self.submissions.values():
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
         self.credit.reset()
         self.submissions.clear()
         self.withdrawals.clear()
@@ -51,18 +53,19 @@ class SchedulerPost:
         """Have a stream scheduled."""
         if self.joined:
             self.submissions[choice.stream] = (request, choice)
-            self.credit.queue(request.prompt_tokens)
+            self.credit.queue(request.prompt_tokens, request.traffic_class)
 
-    def end(self, request: Request, stream: Stream, withdraw: End | None) -> None:
-        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it."""
+    def end(self, request: Request, stream: Stream, withdraw: End | None) -> bool:
+        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Says if it was told of it."""
         if not self.joined:
-            return
+            return False
         if self.submissions.pop(stream, None) is not None:
-            self.credit.unqueue(request.prompt_tokens)
-            return
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
+            return False
         if withdraw is not None:
             self.withdrawals[stream] = withdraw
         self.ended[stream] = None
+        return True
 
     def take(self, now_ns: int) -> list[ToScheduler]:
         """The messages of this turn, in the order in which they must be sent."""
@@ -71,8 +74,8 @@ class SchedulerPost:
             batch: list[Submission] = []
             tokens = 0
             for request, choice in self.submissions.values():
-                self.credit.send(request.prompt_tokens)
-                batch.append(_submission(request, choice, now_ns))
+                self.credit.send(request.prompt_tokens, request.traffic_class)
+                batch.append(_submission(request, choice, self.rules, now_ns))
                 tokens += request.prompt_tokens + len(choice.ids)
                 if tokens >= self.rules.batch_tokens_max:
                     messages.append(Submit(tuple(batch)))
@@ -96,7 +99,7 @@ class SchedulerPost:
         match message:
             case Submit():
                 for submission in reversed(message.submissions):
-                    self.credit.unsend(len(submission.prompt_ids))
+                    self.credit.unsend(len(submission.prompt_ids), submission.traffic_class)
                 again = {each.stream: pairs[each.stream] for each in message.submissions}
                 self.submissions = again | self.submissions
                 self.recite = self.recite or message.complete
@@ -188,7 +191,17 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
 
 
-def _submission(request: Request, choice: Choice, now_ns: int) -> Submission:
+def _served(request: Request, choice: Choice, rules: Rules) -> float:
+    """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
+    if not choice.ids:
+        return 0.0
+    computed = request.prompt_tokens - choice.cached_tokens
+    return (
+        computed * rules.prompt_price + choice.cached_tokens * rules.cached_price + len(choice.ids) * rules.output_price
+    )
+
+
+def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
         stream=choice.stream,
@@ -204,6 +217,7 @@ def _submission(request: Request, choice: Choice, now_ns: int) -> Submission:
         ttl_first_ms=_left_ms(first_ns, now_ns),
         ttl_ms=_left_ms(request.deadline_ns, now_ns),
         seniority_ms=(now_ns - request.accepted_ns) // 1_000_000,
+        service=_served(request, choice, rules),
         traceparent=request.traceparent,
     )
 

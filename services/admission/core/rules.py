@@ -14,6 +14,7 @@ class Rules:
     tokenizing_characters_max: text that may wait for the tokenizer, of all clients together.
     answers_max: refusals kept for one client that does not read. update_tokens_max: output tokens in one `Updates`.
     batch_tokens_max: token ids in one `Submit` or `Open`. prompt_tail_tokens: prompt ids shown to the detokenizer.
+    prompt_price, cached_price, output_price: what the scheduler charges for a token.
     """
 
     models: tuple[str, ...]
@@ -37,3 +38,6 @@ class Rules:
     update_tokens_max: int = 16_384
     batch_tokens_max: int = 262_144
     prompt_tail_tokens: int = 16
+    prompt_price: float = 1.0
+    cached_price: float = 0.1
+    output_price: float = 2.0

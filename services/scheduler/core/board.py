@@ -7,9 +7,11 @@ from typing import assert_never
 
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry
-from noria.proto.scheduling import Reclaimed
+from noria.proto.scheduling import Reclaimed, Spent
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.counters import Counters
+from noria.services.scheduler.core.deadlines import Deadlines
+from noria.services.scheduler.core.decisions import Decisions
 from noria.services.scheduler.core.events import Moved, Reply, Stage
 from noria.services.scheduler.core.lane import Lane, Step
 from noria.services.scheduler.core.memory import Memory
@@ -21,13 +23,16 @@ from noria.services.scheduler.core.waiting import WaitingQueue
 
 
 class Board:
-    """Requests by state, with cache, slots and lane. `news` is what there is to tell since it was last collected."""
+    """Requests by state, with cache, slots and lane. `news` is what there is to tell since it was last collected.
+
+    now_ns: the time of the event or plan at hand.
+    """
 
     def __init__(self, settings: Settings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
         self.requests: dict[Stream, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(policy.order)
         self.prefilling: dict[Request, None] = {}
         self.decoding: dict[Request, None] = {}
         self.draining: dict[Request, None] = {}
@@ -37,7 +42,10 @@ class Board:
         self.memory: Memory | None = None
         self.slots = Slots(0)
         self.counters = Counters()
+        self.deadlines = Deadlines()
+        self.decisions = Decisions()
         self.news: list[Reply] = []
+        self.now_ns = 0
 
     @property
     def running(self) -> int:
@@ -58,8 +66,23 @@ class Board:
             request.prefix = None
         if geometry is not None:
             self.memory = Memory(geometry, self.lane, self.waiting, sharing=self.settings.allow_block_sharing)
+            self.memory.cache.keep(self.policy.kept)
         count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
         self.slots = Slots(count)
+
+    def change(self, policy: Policy) -> None:
+        """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""
+        for request in self.requests.values():
+            if request.state is not State.WAITING:
+                policy.adopt(request)
+        self.waiting.reorder(policy)
+        self.policy = policy
+        if self.memory is not None:
+            self.memory.cache.keep(policy.kept)
+            for request in self.requests.values():
+                # What was accepted before so much was kept goes on.
+                if request.prompt_tokens + request.limit > self.memory.cache.largest_tokens:
+                    request.exempt = True
 
     def moved(self, request: Request, stage: Stage, now_ns: int, decision: str = "") -> None:
         """Tell that a request entered a stage."""
@@ -70,7 +93,7 @@ class Board:
         """Put a request into the waiting queue."""
         request.state = State.WAITING
         request.decoding_shown = False
-        self.waiting.add(request, self.policy.rank(request))
+        self.waiting.add(request)
         self.moved(request, Stage.QUEUED, now_ns, decision)
 
     def admit(self, request: Request, pages: int, now_ns: int) -> None:
@@ -81,7 +104,9 @@ class Board:
         request.slot = self.slots.take()
         self._count_hits(request, pages * self.memory.cache.page_tokens)
         self.memory.enter(request, pages)
+        request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
         request.filled = request.known
+        request.slot_planned = request.planned
         if request.started_ns is None:
             request.started_ns = now_ns
         self.prefilling[request] = None
@@ -127,6 +152,7 @@ class Board:
         request.state = State.FINISHED
         request.end = end
         request.detail = detail
+        self.policy.ended(request)
         self.finished += 1
         self.moved(request, Stage.ENDED, now_ns, end.label)
 
@@ -138,7 +164,11 @@ class Board:
             self.moved(request, Stage.ENDED, now_ns, decision)
         self._withdraw_from_state(request)
         request.state = State.GONE
+        self.policy.ended(request)
         del self.requests[request.stream]
+        self.deadlines.tidy(len(self.requests))
+        if not request.in_flight:
+            self.spent(request)
         if not reclaim:
             return
         if request.in_flight:
@@ -146,6 +176,10 @@ class Board:
             request.withdrawn_step = self.lane.done
         else:
             self._reclaimed(request, 0, 0, 0)
+
+    def spent(self, request: Request) -> None:
+        """No step touches a forgotten request any more: tell what it cost."""
+        self.news.append(Spent(request.stream, request.spent, request.wasted, request.block_us))
 
     def free(self, step: Step, now_ns: int) -> None:
         """The last step that touched what others had given back is over."""
@@ -165,6 +199,8 @@ class Board:
         lost = self.lane.reopen()
         for step in lost:
             for entry in step.entries:
+                if entry.request.in_flight and entry.request.state is State.GONE:
+                    self.spent(entry.request)
                 entry.request.in_flight = 0
             self.free(step, now_ns)
         for request in (*self.prefilling, *self.decoding, *self.draining):
@@ -202,7 +238,10 @@ class Board:
 
     def _vacate(self, request: Request) -> None:
         """Take slot and cache from a request that runs; blocks that steps in flight touch are freed after them."""
-        assert self.memory is not None
+        assert self.memory is not None and request.held is not None
+        # A holding grows about evenly while it lasts, so that its mean is that of its beginning and its end.
+        held_us = (self.now_ns - request.held_ns) // 1000
+        request.block_us += (request.held_blocks + request.held.blocks) * held_us // 2
         self.slots.give_back(request.slot)
         request.slot = -1
         self.memory.leave(request)

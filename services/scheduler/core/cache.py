@@ -18,7 +18,11 @@ from noria.services.scheduler.core.prefixes import PrefixIndex
 
 
 class Cache:
-    """All allocators over one pool. `index` is None where pages are not shared."""
+    """All allocators over one pool. `index` is None where pages are not shared.
+
+    kept_pages: how many pages of each group are kept for isolated classes. largest_tokens: the longest request that the
+    rest could hold alone, whole_tokens: all of it.
+    """
 
     def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
         self.page_tokens: Final = geometry.page_size
@@ -34,7 +38,10 @@ class Cache:
         self.page: Final = (1,) * len(self.allocators)
         self.size: Final = self.pool.size * self._chunk_units
         self.promised = 0
-        self.largest_tokens: Final = self._largest(geometry.max_model_tokens)
+        self._model_tokens: Final = geometry.max_model_tokens
+        self.kept_pages = 0
+        self.whole_tokens: Final = self._largest(0)
+        self.largest_tokens = self.whole_tokens
 
     @property
     def available(self) -> int:
@@ -73,16 +80,31 @@ class Cache:
         """So many blocks of each group, in units."""
         return sum(count * units for count, units in zip(blocks, self._units, strict=True))
 
-    def fits(self, needs: Needs, keep: int = 0) -> bool:
-        """Whether all of it can be given out, cached pages given up for it, all but `keep` of them."""
-        cached = self.index.cached - keep if self.index else 0
+    def fits(self, needs: Needs, keep: int = 0, spared: int = 0) -> bool:
+        """Whether all of it can be given out, cached pages given up for it, all but `keep` of them.
+
+        spared: pages of each group that could be given out beyond that.
+        """
+        cached = (self.index.cached - keep if self.index else 0) - spared
         chunks = sum(each.chunks(max(0, need - cached)) for each, need in zip(self.allocators, needs, strict=True))
         return chunks <= self.pool.blank
 
-    def extend(self, holding: Holding, length: int) -> tuple[tuple[int, ...], ...] | None:
+    def keep(self, share: float) -> None:
+        """Keep so much of the cache for isolated classes."""
+        pages = int(share * self.size / self._page_units)
+        while pages and not self._largest(pages):
+            pages //= 2
+        self.kept_pages = pages
+        self.largest_tokens = self._largest(pages)
+
+    def pages(self, share: float) -> int:
+        """A share of the cache in pages."""
+        return int(share * self.size / self._page_units)
+
+    def extend(self, holding: Holding, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
         """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
         needs = self.lacks(holding, length)
-        if not self.fits(needs):
+        if not self.fits(needs, 0, spared):
             return None
         while not self._in_hand(needs):
             self._evict()
@@ -95,12 +117,12 @@ class Cache:
         """How many positions the tables can hold."""
         return min(each.room(table) for each, table in zip(self.allocators, holding.tables, strict=True))
 
-    def reachable(self, holding: Holding, length: int) -> int:
+    def reachable(self, holding: Holding, length: int, spared: int = 0) -> int:
         """How many positions, `length` at most, the tables can hold with what can be given out."""
         low, high = self.room(holding) // self.page_tokens, -(-length // self.page_tokens)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.fits(self.lacks(holding, middle * self.page_tokens)):
+            if self.fits(self.lacks(holding, middle * self.page_tokens), 0, spared):
                 low = middle
             else:
                 high = middle - 1
@@ -156,6 +178,8 @@ class Cache:
             renamed = each.gather(table) if each.per_chunk > 1 else {}
             table[:] = [renamed.get(block, block) for block in table]
             moved.append(renamed)
+        for number, page in enumerate(holding.pages):
+            page.blocks = tuple(table[number] for table in holding.tables)
         return moved
 
     def evictions(self) -> int:
@@ -196,14 +220,15 @@ class Cache:
         assert self.index is not None
         self.give_back(self.index.evict().blocks)
 
-    def _largest(self, most: int) -> int:
-        """The longest request, up to `most`, that the pool could hold alone."""
-        low, high = 0, most
+    def _largest(self, kept: int) -> int:
+        """The longest request that the pool could hold alone, but for so many pages of each group."""
+        low, high = 0, self._model_tokens
         empty = [0] * len(self.allocators)
         while low < high:
             middle = (low + high + 1) // 2
             needs = self.needs(empty, middle)
-            chunks = sum(-(-need // each.per_chunk) for each, need in zip(self.allocators, needs, strict=True))
+            pairs = zip(self.allocators, needs, strict=True)
+            chunks = sum(-(-(need + kept) // each.per_chunk) for each, need in pairs)
             if chunks <= self.pool.size:
                 low = middle
             else:

@@ -1,13 +1,21 @@
-"""What admission may count on: credit, the step-time model, and when a new request would start."""
+"""What admission may count on: credit, the step-time model, and when a new request would start.
+
+A prediction is the work that waits, at the pace at which such work was started lately. It is compared with what comes
+true, and how far it was off is published with it. Everything costs O(classes) a step, and O(1) a request.
+"""
 
 from typing import Final
 
 from noria.proto.scheduling import Capacity, ClassCapacity
 from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.decisions import Reason
+from noria.services.scheduler.core.lane import Step
+from noria.services.scheduler.core.pace import Pace
+from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.step_time import StepTimeModel
 
-DEFAULT_CLASS: Final = "standard"
-_SMOOTHING: Final = 0.1
+ALL: Final = ""
+_STEPS_KEPT: Final = 1.0 - 1.0 / 64
 
 
 class Credit:
@@ -17,45 +25,87 @@ class Credit:
         self._board = board
         self.submitted = 0
         self.model = StepTimeModel()
-        self._between_starts_ns = 0.0
-        self._last_plan_ns: int | None = None
+        self._paces: dict[str, Pace] = {ALL: Pace()}
+        self._last_plan_ns = 0
+        self._waited: list[str] = []
+        self._step_us = 0.0
 
-    def planned(self, now_ns: int, started: int, *, waiting_before: int) -> None:
-        """A plan was sent that started so many requests. The pace of starts is learned only while some wait."""
-        last, self._last_plan_ns = self._last_plan_ns, now_ns
-        if not waiting_before:
-            self._last_plan_ns = None
-        elif not started:
-            self._last_plan_ns = now_ns if last is None else last
-        elif last is not None:
-            sample = (now_ns - last) / started
-            old = self._between_starts_ns
-            self._between_starts_ns = sample if not old else old + _SMOOTHING * (sample - old)
+    def done(self, step: Step, compute_us: int) -> None:
+        """A step took so long."""
+        self.model.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us)
+        if step.tokens and compute_us:
+            old = self._step_us
+            self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)
+
+    def received(self, requests: list[Request]) -> None:
+        """New requests wait: keep what is foretold to each, to learn how far it is off."""
+        classes = {each.traffic_class: each for each in self.capacity().classes}
+        for request in requests:
+            offered = classes.get(request.submission.traffic_class, classes[ALL])
+            request.foreseen_ns = int(offered.start_ms * 1e6)
+
+    def planned(self, now_ns: int, started: list[Request]) -> None:
+        """A plan was sent that started these requests, the first time for each."""
+        for name in self._waited:
+            self._pace(name).wait(now_ns - self._last_plan_ns, by_slots=self._by_slots(name))
+        for request in started:
+            for name in dict.fromkeys((ALL, request.submission.traffic_class)):
+                if name in self._waited:
+                    self._pace(name).start(request.prompt_tokens, now_ns - request.received_ns, request.foreseen_ns)
+        self._last_plan_ns, self._waited = now_ns, self._board.waiting.busy()
 
     def capacity(self) -> Capacity:
-        """The present credit of the one class there is."""
+        """The present credit and predictions, for all together and for each class that was seen."""
         board = self._board
         settings, waiting, geometry, memory = board.settings, board.waiting, board.geometry, board.memory
         requests = max(0, settings.queue_requests_max - len(waiting))
         tokens = max(0, settings.queue_tokens_max - waiting.tokens)
-        largest = 0
-        if memory is not None:
-            largest = memory.cache.largest_tokens
+        step = board.decisions.steps[-1] if board.decisions.steps else None
+        prefill_tokens = max(1, step.tokens_max - step.decodes if step is not None else settings.max_batch_tokens)
+        cache_tokens, running = (step.cache_tokens, step.running) if step is not None else (0, 0)
+        prefill_us = self.model.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
         return Capacity(
             submitted=self.submitted,
-            classes=(ClassCapacity(DEFAULT_CLASS, requests, tokens, self._start_ms()),),
+            classes=tuple(self._offer(name, requests, tokens, prefill_us / prefill_tokens) for name in self._paces),
             step_time=self.model.coefficients(),
-            largest_tokens=largest,
+            largest_tokens=memory.cache.largest_tokens if memory is not None else 0,
             ready=geometry is not None,
+            step_ms=round(self._step_us / 1000, 3),
+            prefill_tokens=prefill_tokens,
+            prefill_step_ms=round(prefill_us / 1000, 3),
         )
 
-    def _start_ms(self) -> float:
-        """A new request starts after those that wait: as fast as lately, and no faster than steps take their prompts."""
-        board = self._board
-        waiting = len(board.waiting)
-        if not waiting:
-            return 0.0
-        budget = board.settings.max_batch_tokens
-        steps = board.waiting.tokens / budget
-        prefill_us = steps * self.model.predict_us(budget, 0, min(waiting, board.slots.count))
-        return round(max(prefill_us / 1000, waiting * self._between_starts_ns / 1e6), 1)
+    def _offer(self, name: str, requests: int, tokens: int, token_us: float) -> ClassCapacity:
+        """A new request starts after those that wait before it."""
+        queue = self._board.waiting.queue(name if self._by_class else ALL)
+        pace = self._pace(name if self._by_class else ALL)
+        if not pace.requests:
+            pace = self._pace(ALL)
+        request_ns, token_ns = pace.request_ns, pace.token_ns
+        if not pace.requests:
+            token_ns = token_us * 1000
+        ahead = queue.requests + (0 if self._board.slots.free else 1)
+        start_ns = ahead * request_ns + queue.tokens * token_ns
+        return ClassCapacity(
+            name,
+            requests,
+            tokens,
+            start_ms=round(start_ns / 1e6, 2),
+            request_ms=round(request_ns / 1e6, 4),
+            token_ms=round(token_ns / 1e6, 6),
+            margin=round(pace.margin, 3),
+        )
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether classes have queues of their own."""
+        return self._board.policy.name == "fair"
+
+    def _pace(self, name: str) -> Pace:
+        pace = self._paces.get(name)
+        if pace is None:
+            pace = self._paces[name] = Pace()
+        return pace
+
+    def _by_slots(self, name: str) -> bool:
+        return self._board.decisions.reason(name) in (Reason.SLOTS, Reason.RESERVED)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Grow, Slice
 from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.decisions import Passed, Reason
 from noria.services.scheduler.core.holding import Needs
 from noria.services.scheduler.core.lane import Entry
 from noria.services.scheduler.core.request import Request
@@ -11,7 +13,11 @@ from noria.services.scheduler.core.request import Request
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """What the step will hold so far. stalled: who lacks how many blocks of each group."""
+    """What the step will hold so far. stalled: who lacks how many blocks of each group.
+
+    spared: pages of each group that only exempt requests may take. begun: where the chunks of prompts are among the
+    slices. decodes, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
+    """
 
     number: int
     now_ns: int
@@ -26,12 +32,19 @@ class Draft:
     drained: list[Request] = field(default_factory=list)
     stalled: dict[Request, Needs] = field(default_factory=dict)
     recomputed: int = 0
+    tokens_max: int = 0
+    spared: int = 0
+    decodes: int = 0
+    begun: dict[Request, int] = field(default_factory=dict)
+    passed: list[Passed] = field(default_factory=list)
+    gates: dict[str, Reason] = field(default_factory=dict)
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""
         cache, holding = self.cache, request.held
         assert holding is not None
-        added = cache.extend(holding, length)
+        spared = 0 if request.exempt else self.spared
+        added = cache.extend(holding, length, spared)
         if added is None:
             self.stalled[request] = cache.lacks(holding, length)
             return False
@@ -42,14 +55,20 @@ class Draft:
         request.room = cache.room(holding)
         return True
 
-    def chunk(self, request: Request, *, ahead: bool) -> None:
-        """As much of a prompt, or of tokens to be recomputed, as budgets and blocks allow.
+    def chunk(self, request: Request, *, ahead: bool, most: int | None = None) -> None:
+        """As much of a prompt, or of tokens to be recomputed, as budgets and blocks allow; `most` tokens at most.
 
-        ahead: its next token must wait, so that its last known id is not computed yet.
+        A chunk that the step holds already is made longer. ahead: its next token must wait, so that its last known id is
+        not computed yet.
         """
         start = request.length
         take = min(request.filled - start, self.tokens_left)
-        if self.slices:
+        if most is not None:
+            take = min(take, most)
+        begun = self.begun.get(request)
+        if begun is not None:
+            take = min(take, self.cache_left)
+        elif self.slices:
             take = min(take, self.cache_left - start)
         if ahead and start + take == request.filled:
             take -= 1
@@ -57,12 +76,26 @@ class Draft:
             return
         if start + take > request.room and not self.make_room(request, start + take):
             assert request.held is not None
-            reachable = self.cache.reachable(request.held, start + take)
+            reachable = self.cache.reachable(request.held, start + take, 0 if request.exempt else self.spared)
             if reachable <= start or not self.make_room(request, reachable):
                 return
             take = reachable - start
             self.stalled.pop(request, None)
         self._add(request, start, take)
+
+    @property
+    def chunks(self) -> tuple[tuple[Stream, int], ...]:
+        """Prompts, or tokens to be recomputed, of which the step has a part, and how many tokens."""
+        return tuple((request.stream, self.slices[index].length) for request, index in self.begun.items())
+
+    def pass_over(self, request: Request, reason: Reason) -> None:
+        """Note that a request gets nothing in this step."""
+        self.passed.append(Passed(request.stream, reason))
+
+    def hold_up(self, request: Request, reason: Reason, traffic_class: str = "") -> None:
+        """Note that a waiting request, and with it all of its class or of all, is not admitted into this step."""
+        self.pass_over(request, reason)
+        self.gates.setdefault(traffic_class, reason)
 
     def fill(self, request: Request) -> None:
         """Put a request that was just admitted into its slot, with all that it knows and holds."""
@@ -85,16 +118,28 @@ class Draft:
         assert request.held is not None
         end = start + take
         sample = end == request.filled
-        self.slices.append(Slice(request.slot, start, take, False, sample))
-        self.entries.append(Entry(request, request.planned if sample else -1, take, end, request.held))
+        begun = self.begun.get(request)
+        if begun is None:
+            self.cache_left -= end
+            request.in_flight += 1
+            self._put(request, start, end, request.planned if sample else -1)
+            self.begun[request] = len(self.slices) - 1
+        else:
+            self.cache_left -= take
+            first = self.slices[begun].start
+            self._put(request, first, end, request.planned if sample else -1)
+            self.slices[begun], self.entries[begun] = self.slices.pop(), self.entries.pop()
         self.recomputed += max(0, min(end, request.computed) - start)
         request.length = end
-        request.in_flight += 1
         request.last_step = self.number
         self.tokens_left -= take
-        self.cache_left -= end
         if sample:
             request.planned += 1
             self.prefilled.append(request)
             if request.planned == request.limit:
                 self.drained.append(request)
+
+    def _put(self, request: Request, start: int, end: int, output: int) -> None:
+        assert request.held is not None
+        self.slices.append(Slice(request.slot, start, end - start, False, output >= 0))
+        self.entries.append(Entry(request, output, end - start, end, request.held))

@@ -1,6 +1,6 @@
 """What happens to the scheduler core, and what it answers.
 
-An event is a message of the protocol, or one of the two facts about peers below, with the time at which it was
+An event is a message of the protocol, or one of the facts about peers and time below, with the time at which it was
 received. A list of events and planning times replays a run exactly.
 """
 
@@ -10,7 +10,8 @@ from typing import NamedTuple
 from noria.proto.base import Ended, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.output import Progress, Resend, TokenRun
-from noria.proto.scheduling import Reclaimed, Submit, Withdraw
+from noria.proto.scheduling import Reclaimed, Spent, Submit, Withdraw
+from noria.services.scheduler.core.rules import Rules
 
 
 class IllegalEventError(Exception):
@@ -19,6 +20,17 @@ class IllegalEventError(Exception):
 
 class AdmissionJoined(NamedTuple):
     """Admission began a new life, or was missed: it names its streams anew, counted from zero."""
+
+
+class TimePassed(NamedTuple):
+    """Nothing but time: whoever is out of it ends."""
+
+
+class PolicyChanged(NamedTuple):
+    """The configuration was read again: this policy, with these classes and tenants, from now on."""
+
+    policy: str
+    rules: Rules
 
 
 class ExecutorLost(NamedTuple):
@@ -37,6 +49,8 @@ Body = (
     | Copied
     | Inventory
     | AdmissionJoined
+    | TimePassed
+    | PolicyChanged
     | ExecutorLost
 )
 
@@ -68,4 +82,4 @@ class Moved(NamedTuple):
     decision: str = ""
 
 
-Reply = TokenRun | Reclaimed | Moved
+Reply = TokenRun | Reclaimed | Spent | Moved

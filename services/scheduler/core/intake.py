@@ -8,11 +8,12 @@ from noria.services.scheduler.core.request import Request, State, make_request, 
 
 
 class Intake:
-    """Applies messages about streams to a board."""
+    """Applies messages about streams to a board. taken: the requests that the last `Submit` brought."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._taken = 0
+        self.taken: list[Request] = []
         self._unnamed: dict[Stream, None] = {}
 
     def admission_joined(self) -> None:
@@ -21,6 +22,8 @@ class Intake:
 
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
+        self.taken = []
+        served: list[Request] = []
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
             known = self._board.requests.get(submission.stream)
@@ -28,7 +31,12 @@ class Intake:
                 if known.attempt >= submission.attempt:
                     continue
                 self._board.forget(known, now_ns, "replaced", reclaim=False)
-            self._take(now_ns, submission)
+            request = self._take(now_ns, submission)
+            if known is None and submission.service > 0:
+                served.append(request)
+        # Only now, or those named first would lift those named after them.
+        for request in served:
+            self._board.policy.carried(request)
         if body.complete:
             self.ended(now_ns, Ended(tuple(self._unnamed)))
             self._unnamed.clear()
@@ -60,6 +68,14 @@ class Intake:
             if run.ids or run.end:
                 self._board.news.append(run)
 
+    def expire(self, now_ns: int) -> None:
+        """End who is out of time: waiting ones at once, running ones at the boundary between two steps."""
+        for request in self._board.deadlines.expired(now_ns):
+            whole = request.deadline_ns is not None and request.deadline_ns <= now_ns
+            detail = "not finished within ttl_ms" if whole else "no token within ttl_first_ms"
+            self._board.finish(request, End.DEADLINE, now_ns, detail)
+            self._board.news.append(token_run(request, len(request.output), ()))
+
     def fail(self, request: Request, now_ns: int, detail: str) -> None:
         """End a stream with an error."""
         self._board.finish(request, End.ERROR, now_ns, detail)
@@ -89,12 +105,15 @@ class Intake:
         requests = self._board.requests
         return [requests[stream] for stream in dict.fromkeys(streams) if stream in requests]
 
-    def _take(self, now_ns: int, submission: Submission) -> None:
+    def _take(self, now_ns: int, submission: Submission) -> Request:
         self._taken += 1
         request = make_request(submission, now_ns, self._taken)
         self._board.requests[request.stream] = request
+        self._board.deadlines.watch(request)
+        self.taken.append(request)
         self._board.wait(request, now_ns)
         self.measure(request, now_ns)
+        return request
 
     def _problem(self, request: Request) -> str:
         geometry, cache = self._board.geometry, self._board.cache
@@ -107,7 +126,10 @@ class Intake:
                 f"a prompt of {request.prompt_tokens} tokens leaves no room for output: the context has "
                 f"{geometry.max_model_tokens} and the cache {cache.largest_tokens} tokens"
             )
-        if request.prompt_tokens + request.limit > cache.largest_tokens:
+        needed = request.prompt_tokens + request.limit
+        if cache.largest_tokens < needed <= cache.whole_tokens:
+            request.exempt = True  # accepted before so much was kept for isolated classes
+        elif needed > cache.largest_tokens:
             return (
                 f"prompt and output of {request.prompt_tokens} + {request.limit} tokens can never fit into the cache, "
                 f"which holds {cache.largest_tokens}"

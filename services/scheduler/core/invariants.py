@@ -3,6 +3,8 @@
 from itertools import chain
 
 from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.fair import Fair
+from noria.services.scheduler.core.policy import Policy
 from noria.services.scheduler.core.request import Request, State
 
 
@@ -14,6 +16,7 @@ def check(board: Board) -> None:
     for entry in chain.from_iterable(step.entries for step in board.lane.steps):
         in_flight[entry.request] = in_flight.get(entry.request, 0) + 1
     _check_requests(board, in_flight)
+    board.deadlines.check(list(board.requests.values()), board.now_ns)
     board.slots.check([request.slot for request in running])
     assert len(board.lane.steps) <= board.settings.steps_in_flight
     assert board.lane.numbers == list(range(board.lane.number - len(board.lane.steps) + 1, board.lane.number + 1))
@@ -37,6 +40,19 @@ def check(board: Board) -> None:
         assert len(request.held.pages) * memory.cache.page_tokens <= request.length
 
 
+def _check_account(policy: Policy, request: Request) -> None:
+    """What was planned for a request is charged to its account, and nothing else."""
+    account = request.account
+    if not isinstance(policy, Fair):
+        assert account is None and not request.rank
+        return
+    assert account is not None and request.rank == account.share.terms.rank
+    assert policy.accounts.account(request.submission.traffic_class, request.submission.tenant) is account
+    assert request.prompt_before <= request.paid_prompt <= request.prompt_tokens
+    assert min(request.length, request.prompt_tokens) <= request.paid_prompt
+    assert request.output_before <= request.paid_output and request.planned <= request.paid_output
+
+
 def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
     states = {State.WAITING: 0, State.PREFILLING: 0, State.DECODING: 0, State.DRAINING: 0, State.FINISHED: 0}
     for stream, request in board.requests.items():
@@ -51,6 +67,7 @@ def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
         else:
             assert request.slot == -1 and request.held is None and not request.promised
         assert request.stored is None or request.state is State.WAITING
+        _check_account(board.policy, request)
         if request.state is State.DECODING:
             assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
         if request.state is State.PREFILLING:

@@ -43,6 +43,7 @@ class Memory:
         prefix, cache = self.prefix(request), self.cache
         found = cache.find(prefix)[:pages]
         holding = request.held = cache.open(prefix, found)
+        holding.rank = request.rank
         request.length = len(found) * cache.page_tokens
         stored = request.stored
         if stored is not None:

@@ -4,14 +4,17 @@ Two budgets are spent while it is built, query tokens and cached tokens read; sl
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
-from noria.proto.execution import Slice, StepPlan
-from noria.services.scheduler.core.arrivals import Arrivals
+from collections.abc import Callable
+
+from noria.proto.execution import StepPlan
+from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.decisions import Decision, Reason
 from noria.services.scheduler.core.draft import Draft
-from noria.services.scheduler.core.lane import Entry, Step
+from noria.services.scheduler.core.lane import Step
 from noria.services.scheduler.core.memory import Memory
-from noria.services.scheduler.core.policy import Turn
+from noria.services.scheduler.core.policies import composition_for
 from noria.services.scheduler.core.preemption import Preemption
 
 _UNLIMITED = 1 << 62
@@ -20,14 +23,12 @@ _UNLIMITED = 1 << 62
 class Planner:
     """Plans over a board. `token_limit` is set below the configured budget after a step ran out of memory."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, fit: Callable[[], StepTime]) -> None:
         self._board = board
-        settings = board.settings
-        margin = board.policy.margin if settings.safety_margin is None else settings.safety_margin
-        self._arrivals = Arrivals(board, margin)
+        self._fit = fit
+        self._composition = composition_for(board, fit)
         self._preemption = Preemption(board)
-        self._lookahead = settings.stop_lookahead
-        self.token_limit = settings.max_batch_tokens
+        self.token_limit = board.settings.max_batch_tokens
 
     @property
     def tokens_max(self) -> int:
@@ -36,11 +37,19 @@ class Planner:
         configured = self._board.settings.max_batch_tokens
         return min(configured, geometry.max_batch_tokens) if geometry else configured
 
+    def change_policy(self) -> None:
+        """The board has another policy: steps are composed as it says from now on."""
+        self._composition = composition_for(self._board, self._fit)
+
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
         board, memory = self._board, self._board.memory
-        if memory is None or len(board.lane.steps) >= board.settings.steps_in_flight:
+        if memory is None:
+            board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
             return None
+        if len(board.lane.steps) >= board.settings.steps_in_flight:
+            return None
+        self._composition.prepare(now_ns)
         untold = board.slots.begin()
         draft = self._draft(now_ns, memory.cache)
         while not draft.slices and not board.lane.steps and draft.stalled:
@@ -49,6 +58,7 @@ class Planner:
                 break
             untold = board.slots.begin()
             draft = self._draft(now_ns, memory.cache)
+        board.decisions.held_up(now_ns, draft.gates)
         # An executor without work must still learn which slots are empty.
         if not draft.slices and (board.lane.steps or not untold):
             return None
@@ -57,52 +67,16 @@ class Planner:
     def _draft(self, now_ns: int, cache: Cache) -> Draft:
         board = self._board
         cache_left = board.settings.max_cache_tokens or _UNLIMITED
-        tokens_left = min(self.tokens_max, self.token_limit)
-        draft = Draft(board.lane.number + 1, now_ns, cache, tokens_left, cache_left)
-        for turn in board.policy.turns:
-            match turn:
-                case Turn.DECODES:
-                    self._decodes(draft)
-                case Turn.PREFILLS:
-                    for request in tuple(board.prefilling):
-                        draft.chunk(request, ahead=self._arrivals.ahead(request))
-                case Turn.ARRIVALS:
-                    self._arrivals.admit(draft)
+        tokens_left = self._composition.tokens(min(self.tokens_max, self.token_limit))
+        draft = Draft(board.lane.number + 1, now_ns, cache, tokens_left, cache_left, tokens_max=tokens_left)
+        self._composition.compose(draft)
         return draft
-
-    def _decodes(self, draft: Draft) -> None:
-        """One token for each sequence that continues. The hot loop: everything in it is local."""
-        slices, entries, number, lookahead = draft.slices, draft.entries, draft.number, self._lookahead
-        tokens_left, cache_left = draft.tokens_left, draft.cache_left
-        for request in self._board.decoding:
-            if not tokens_left:
-                break
-            output = request.planned
-            if request.has_stop and output - request.seen >= lookahead:
-                continue
-            length = request.length + 1
-            if length > cache_left and slices:
-                continue
-            if length > request.room and not draft.make_room(request, length):
-                continue
-            slices.append(Slice(request.slot, length - 1, 1, True, True))
-            held = request.held
-            assert held is not None
-            entries.append(Entry(request, output, 1, length, held))
-            request.length = length
-            request.planned = output = output + 1
-            request.in_flight += 1
-            request.last_step = number
-            if output == request.limit:
-                draft.drained.append(request)
-            tokens_left -= 1
-            cache_left -= length
-        draft.tokens_left, draft.cache_left = tokens_left, cache_left
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:
         board = self._board
-        tokens = min(self.tokens_max, self.token_limit) - draft.tokens_left
+        tokens = draft.tokens_max - draft.tokens_left
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
+        self._record(draft, tokens, cache_tokens)
         board.lane.send(Step(draft.number, draft.entries, tokens, cache_tokens))
         swap_out, copies, swap_in, replaced = memory.orders()
         plan = StepPlan(
@@ -126,3 +100,23 @@ class Planner:
         if draft.stalled:
             self._preemption.give_way(draft)
         return plan
+
+    def _record(self, draft: Draft, tokens: int, cache_tokens: int) -> None:
+        """Keep what was decided."""
+        board = self._board
+        board.decisions.decided(
+            Decision(
+                epoch=board.lane.epoch,
+                number=draft.number,
+                at_ns=draft.now_ns,
+                tokens_max=draft.tokens_max,
+                tokens=tokens,
+                cache_tokens=cache_tokens,
+                decodes=draft.decodes,
+                chunks=draft.chunks,
+                admitted=tuple(each.stream for each in draft.fills),
+                passed=tuple(draft.passed),
+                running=board.running,
+                waiting=len(board.waiting),
+            )
+        )

@@ -1,50 +1,116 @@
-"""Who goes first: the order of turns within a step, of waiting requests, and of victims. Policies hold no state."""
+"""What tells one policy from another: whose turn it is among those who wait, who gives way, and who is told what.
 
-from collections.abc import Iterable
-from enum import IntEnum
+A policy knows requests, not the board. `fifo` and `prefill_first` are here; `fair` shares between classes and tenants.
+"""
+
 from typing import ClassVar, Protocol
 
+from noria.services.scheduler.core.accounts import Standing
+from noria.services.scheduler.core.line import Line
 from noria.services.scheduler.core.request import Request
 
 
-class Turn(IntEnum):
-    """A part of a step: sequences that continue, prompts under way, and waiting requests."""
+class Order(Protocol):
+    """The order of waiting requests; it may change while they wait."""
 
-    DECODES = 1
-    PREFILLS = 2
-    ARRIVALS = 3
+    def join(self, request: Request) -> None:
+        """A request waits."""
+
+    def rejoin(self, request: Request) -> None:
+        """A request that waited all the time has a place again."""
+
+    def leave(self, request: Request) -> None:
+        """It does not any more."""
+
+    def first(self) -> Request | None:
+        """Whose turn is next."""
+
+    def check(self, requests: set[Request]) -> None:
+        """Raises AssertionError when it does not hold exactly these requests."""
 
 
 class Policy(Protocol):
-    """What tells one policy from another.
+    """What a board, a planner and preemption ask of a policy.
 
-    turns: who may use a step's budgets first; arrivals come last, for they may not take what running requests lack.
-    margin: share of the blocks that arrivals leave to running requests.
+    name: as configured. order: of waiting requests. margin: share of the blocks that arrivals leave to running requests.
     """
 
-    turns: ClassVar[tuple[Turn, ...]]
+    name: ClassVar[str]
     margin: ClassVar[float]
 
-    def rank(self, request: Request) -> tuple[int, ...]:
-        """A waiting request's place, least first; fixed while it waits."""
+    @property
+    def order(self) -> Order:
+        """The order of waiting requests."""
 
-    def victims(self, running: Iterable[Request]) -> list[Request]:
-        """Running requests in the order in which they are preempted; the last is never preempted."""
+    def precedence(self, request: Request) -> tuple[int, ...]:
+        """Among running requests that lack blocks: who is served first, least first. It never changes."""
+
+    def spares(self, victim: Request, claimant: Request, *, top: bool, desperate: bool) -> bool:
+        """Whether a running request keeps its blocks though the claimant, of higher precedence, lacks some.
+
+        top: the claimant has the highest precedence of all. desperate: nothing is in flight and nobody can go on. For
+        whoever is both nobody may be spared, or nobody would ever go on.
+        """
+
+    @property
+    def kept(self) -> float:
+        """The share of the cache that is kept for isolated classes."""
+
+    def adopt(self, request: Request) -> None:
+        """It is under this policy from now on, whatever it was under. Waiting ones join the order by themselves."""
+
+    def standings(self) -> list[Standing]:
+        """Who has been served how much, for people to read."""
+
+    def carried(self, request: Request) -> None:
+        """A request that had been served by an earlier scheduler waits, and all that came with it."""
+
+    def ended(self, request: Request) -> None:
+        """A request finished or was forgotten; steps in flight may still hold slices of it."""
+
+    def discarded(self, request: Request, output: int, start: int, end: int) -> None:
+        """A slice of an ended request came back: positions `start` to before `end`, output position or -1."""
 
 
 class Fifo:
     """Decodes, then running prefills, then arrivals by age; the newest is preempted first."""
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn.DECODES, Turn.PREFILLS, Turn.ARRIVALS)
+    name: ClassVar[str] = "fifo"
     margin: ClassVar[float] = 0.15
 
-    def rank(self, request: Request) -> tuple[int, ...]:
-        """By age; those who come back from the host go before those who must be computed."""
-        return (request.stored is None, *request.seniority)
+    def __init__(self) -> None:
+        self.order = AgeOrder()
 
-    def victims(self, running: Iterable[Request]) -> list[Request]:
-        """Newest first."""
-        return sorted(running, key=lambda request: request.seniority, reverse=True)
+    def precedence(self, request: Request) -> tuple[int, ...]:
+        """Oldest first."""
+        return request.seniority
+
+    def spares(self, victim: Request, claimant: Request, *, top: bool, desperate: bool) -> bool:
+        """Nobody gives way twice without a token in between, except to the oldest."""
+        del claimant, desperate
+        return victim.immune and not top
+
+    @property
+    def kept(self) -> float:
+        """Nothing is kept."""
+        return 0.0
+
+    def adopt(self, request: Request) -> None:
+        """It has no account and no rank."""
+        request.account, request.rank, request.exempt = None, 0, False
+
+    def standings(self) -> list[Standing]:
+        """Nothing is counted."""
+        return []
+
+    def carried(self, request: Request) -> None:
+        """Nothing is counted."""
+
+    def ended(self, request: Request) -> None:
+        """Nothing is counted."""
+
+    def discarded(self, request: Request, output: int, start: int, end: int) -> None:
+        """Nothing is counted."""
 
 
 class PrefillFirst(Fifo):
@@ -53,16 +119,32 @@ class PrefillFirst(Fifo):
     The order is that of transformers' scheduler of this name: running prefills, decodes, arrivals.
     """
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn.PREFILLS, Turn.DECODES, Turn.ARRIVALS)
+    name: ClassVar[str] = "prefill_first"
     margin: ClassVar[float] = 0.0
 
 
-_POLICIES: dict[str, type[Policy]] = {"fifo": Fifo, "prefill_first": PrefillFirst}
+class AgeOrder:
+    """By age; those who come back from the host go before those who must be computed."""
 
+    def __init__(self) -> None:
+        self._line = Line()
 
-def policy_named(name: str) -> Policy:
-    """Make the policy of this name. Raises ValueError naming the known ones."""
-    kind = _POLICIES.get(name)
-    if kind is None:
-        raise ValueError(f"unknown scheduling policy {name!r}; known: {', '.join(_POLICIES)}")
-    return kind()
+    def join(self, request: Request) -> None:
+        """A request waits."""
+        self._line.add(request, (request.stored is None, *request.seniority))
+
+    def rejoin(self, request: Request) -> None:
+        """A request that waited all the time has a place again."""
+        self.join(request)
+
+    def leave(self, request: Request) -> None:
+        """It does not any more."""
+        self._line.remove(request)
+
+    def first(self) -> Request | None:
+        """Whose turn is next."""
+        return self._line.first()
+
+    def check(self, requests: set[Request]) -> None:
+        """It holds exactly these requests."""
+        self._line.check(requests)

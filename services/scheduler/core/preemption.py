@@ -18,17 +18,20 @@ class Preemption:
         """
         board, cache = self._board, draft.cache
         demand = tuple(map(sum, zip(*draft.stalled.values(), strict=True)))
-        lacking = cache.units(demand) - cache.available - board.lane.soon_free
-        if not board.lane.soon_free and not cache.fits(demand):
+        spared = 0 if all(request.exempt for request in draft.stalled) else draft.spared
+        lacking = cache.units(demand) + spared * cache.units(cache.page) - cache.available - board.lane.soon_free
+        if not board.lane.soon_free and not cache.fits(demand, 0, spared):
             # Nothing that comes by itself helps, though in sum there may be enough: in chunks that another group began.
             lacking = max(lacking, 1)
-        victims = board.policy.victims([*board.prefilling, *board.decoding])
-        first = min(draft.stalled, key=lambda request: request.seniority)
+        policy = board.policy
+        victims = sorted([*board.prefilling, *board.decoding], key=policy.precedence, reverse=True)
+        first = min(draft.stalled, key=policy.precedence)
+        desperate = not draft.slices and not board.lane.steps
         preempted = False
         for victim in victims:
             if lacking <= 0 or victim is first:
                 break
-            if victim.immune and first is not victims[-1]:
+            if policy.spares(victim, first, top=first is victims[-1], desperate=desperate):
                 continue
             assert victim.held is not None
             lacking -= cache.gain(victim.held)

@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Submission
+from noria.services.scheduler.core.accounts import Account
 from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.pages import Prefix
 from noria.services.scheduler.core.swaps import Stored
@@ -39,7 +40,15 @@ class Request:
     cache when it was first admitted.
     in_flight: steps in flight with a slice of it, `last_step` the newest of them.
     seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
-    failures: failed steps it was in since its last token. withdrawn_ns: when it was withdrawn while steps held it.
+    failures: failed steps it was in since its last token. deadline_first_ns, deadline_ns: until when its first token, and
+    its end, must be there. foreseen_ns: the wait for its start as predicted at receipt.
+    withdrawn_ns: when it was withdrawn while steps held it.
+    spent, wasted: query tokens computed for it, and for nothing after its end. held_ns, held_blocks: since when it holds
+    cache, and how much it held then; block_us: blocks times microseconds of earlier holdings.
+    account, rank: whose it is, and the rank of its class, where the policy shares. exempt: it may use what is kept for
+    isolated classes. paid_prompt, paid_output: prompt positions and output tokens charged, each once; prompt_before,
+    output_before: those of them that were not charged to this account. slot_planned: `planned` when it was last given a
+    slot. rotated_ns: when it last let others go first, 0 for never.
     """
 
     submission: Submission
@@ -47,6 +56,8 @@ class Request:
     attempt: int
     seniority: tuple[int, int]
     received_ns: int
+    deadline_first_ns: int | None
+    deadline_ns: int | None
     prompt_tokens: int
     output: list[int]
     end_ids: frozenset[int]
@@ -71,11 +82,26 @@ class Request:
     preempted_at: int = -1
     failures: int = 0
     started_ns: int | None = None
+    foreseen_ns: int = 0
     decoding_shown: bool = False
     end: End | None = None
     detail: str = ""
     withdrawn_ns: int | None = None
     withdrawn_step: int = field(default=0)
+    spent: int = 0
+    wasted: int = 0
+    held_ns: int = 0
+    held_blocks: int = 0
+    block_us: int = 0
+    account: Account | None = None
+    rank: int = 0
+    exempt: bool = False
+    prompt_before: int = 0
+    output_before: int = 0
+    paid_prompt: int = 0
+    paid_output: int = 0
+    slot_planned: int = 0
+    rotated_ns: int = 0
 
     @property
     def known(self) -> int:
@@ -107,6 +133,8 @@ def make_request(submission: Submission, now_ns: int, number: int) -> Request:
         attempt=submission.attempt,
         seniority=(now_ns - submission.seniority_ms * 1_000_000, number),
         received_ns=now_ns,
+        deadline_first_ns=_deadline(now_ns, submission.ttl_first_ms),
+        deadline_ns=_deadline(now_ns, submission.ttl_ms),
         prompt_tokens=len(submission.prompt_ids),
         output=output,
         end_ids=frozenset(submission.end_ids),
@@ -115,6 +143,10 @@ def make_request(submission: Submission, now_ns: int, number: int) -> Request:
         seen=len(output),
         planned=len(output),
     )
+
+
+def _deadline(now_ns: int, ttl_ms: int | None) -> int | None:
+    return None if ttl_ms is None else now_ns + ttl_ms * 1_000_000
 
 
 def natural_end(request: Request) -> End | None:

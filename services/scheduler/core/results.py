@@ -6,11 +6,11 @@ a single token, runs out of memory. All others are computed again in a new epoch
 
 from typing import Final, assert_never
 
-from noria.proto.execution import Failure, Geometry, Sampled, StepDone, StepFailed
+from noria.proto.execution import Copied, Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import IllegalEventError, Stage
+from noria.services.scheduler.core.events import ExecutorLost, IllegalEventError, Stage
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.lane import Entry, Step
 from noria.services.scheduler.core.planner import Planner
@@ -30,6 +30,22 @@ class Results:
         self._credit = credit
         self._steps_since_failure = 0
 
+    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | ExecutorLost | Copied | Inventory) -> None:
+        """Take one message from the executor, or what is known of it."""
+        match body:
+            case StepDone():
+                self.done(now_ns, body)
+            case StepFailed():
+                self.failed(now_ns, body)
+            case Geometry():
+                self.executor_joined(now_ns, body)
+            case ExecutorLost():
+                self.executor_lost(now_ns)
+            case Copied() | Inventory():
+                pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
+            case _:
+                assert_never(body)
+
     def done(self, now_ns: int, body: StepDone) -> None:
         """A step's tokens; results of an older epoch are ignored."""
         if not self._of_this_epoch(body.epoch):
@@ -42,7 +58,7 @@ class Results:
         counters = self._board.counters
         counters.steps += 1
         counters.tokens += step.tokens
-        self._credit.model.observe(step.tokens, step.cache_tokens, len(step.entries), body.compute_us)
+        self._credit.done(step, body.compute_us)
         self._recover()
         self._collect(step, body.sampled, now_ns)
         self._board.free(step, now_ns)
@@ -123,6 +139,7 @@ class Results:
         for entry in step.entries:
             request, output, tokens, end, holding = entry
             request.in_flight -= 1
+            request.spent += tokens
             state = request.state
             if end >= holding.due and memory is not None:
                 counters.merged_pages += memory.publish(holding, request, end)
@@ -130,6 +147,10 @@ class Results:
             if state is finished or state is gone:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
+                request.wasted += tokens
+                board.policy.discarded(request, output, end - tokens, end)
+                if state is gone and not request.in_flight:
+                    board.spent(request)
                 continue
             if not ids:
                 continue

@@ -12,11 +12,19 @@ from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Withdraw
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import AdmissionJoined, Event, ExecutorLost, Reply
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    Event,
+    ExecutorLost,
+    PolicyChanged,
+    Reply,
+    TimePassed,
+)
+from noria.services.scheduler.core.fair import Fair
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.invariants import check
 from noria.services.scheduler.core.planner import Planner
-from noria.services.scheduler.core.policy import policy_named
+from noria.services.scheduler.core.policies import policy_named
 from noria.services.scheduler.core.results import Results
 from noria.services.scheduler.core.settings import Settings
 
@@ -28,9 +36,9 @@ class Scheduler:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.board = Board(settings, policy_named(settings.policy))
-        self._planner = Planner(self.board)
+        self.board = Board(settings, policy_named(settings.policy, settings.rules))
         self._credit = Credit(self.board)
+        self._planner = Planner(self.board, self._credit.model.coefficients)
         self._intake = Intake(self.board)
         self._results = Results(self.board, self._planner, self._intake, self._credit)
 
@@ -40,44 +48,60 @@ class Scheduler:
         Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
         """
         now_ns, body = event
+        self.board.now_ns = now_ns
         match body:
-            case StepDone():
-                self._results.done(now_ns, body)
             case Progress():
                 self._intake.progress(body)
             case Submit():
                 self._credit.submitted += len(body.submissions)
                 self._intake.submit(now_ns, body)
+                self._credit.received(self._intake.taken)
             case Withdraw():
                 self._intake.withdraw(now_ns, body)
             case Ended():
                 self._intake.ended(now_ns, body)
             case Resend():
                 self._intake.resend(body)
-            case Geometry():
-                self._results.executor_joined(now_ns, body)
-            case StepFailed():
-                self._results.failed(now_ns, body)
-            case ExecutorLost():
-                self._results.executor_lost(now_ns)
+            case StepDone() | StepFailed() | Geometry() | ExecutorLost() | Copied() | Inventory():
+                self._results.apply(now_ns, body)
             case AdmissionJoined():
                 self._credit.submitted = 0
                 self._intake.admission_joined()
-            case Copied() | Inventory():
-                pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
+            case PolicyChanged():
+                self._change(body)
+            case TimePassed():
+                pass
             case _:
                 assert_never(body)
+        self._intake.expire(now_ns)
         replies = self.board.news
         self.board.news = []
         return replies
 
+    def _change(self, body: PolicyChanged) -> None:
+        """Nobody is lost: whoever waits or runs goes on under the new rules."""
+        policy = self.board.policy
+        if isinstance(policy, Fair) and body.policy == policy.name:
+            policy.change(body.rules)
+        else:
+            policy = policy_named(body.policy, body.rules)
+        self.board.change(policy)
+        self._planner.change_policy()
+
     def plan(self, now_ns: int) -> StepPlan | None:
         """Plan the next step, or None when none can or need be sent now; call again until None."""
-        started = len(self.board.waiting)
+        self.board.now_ns = now_ns
+        self._intake.expire(now_ns)
         plan = self._planner.plan(now_ns)
         if plan is not None:
-            self._credit.planned(now_ns, len(plan.fill), waiting_before=started)
+            filled = [self.board.requests[each.stream] for each in plan.fill]
+            self._credit.planned(now_ns, [each for each in filled if each.started_ns == now_ns])
         return plan
+
+    @property
+    def due_ns(self) -> int | None:
+        """When a `TimePassed` is wanted, if nothing else happens before."""
+        return self.board.deadlines.next_ns
 
     def traceparent(self, plan: StepPlan) -> str:
         """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.

@@ -1,13 +1,15 @@
 """What the scheduler core is told once, at its start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from noria.services.scheduler.core.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Limits of a step, of the queue and of what runs ahead.
 
-    max_batch_tokens: query tokens in a step. max_requests_per_batch: requests in a step, and slots.
+    rules: classes and tenants, for `fair`. max_batch_tokens: query tokens in a step. max_requests_per_batch: requests in a step, and slots.
     max_cache_tokens: cached tokens read in a step, None without limit; one slice is always allowed.
     safety_margin: share of blocks that new prefills leave to running requests; None takes the policy's own.
     allow_block_sharing: whether streams of one salt share the pages of equal prefixes.
@@ -15,6 +17,7 @@ class Settings:
     """
 
     policy: str = "fifo"
+    rules: Rules = field(default_factory=Rules)
     max_batch_tokens: int = 512
     max_requests_per_batch: int = 64
     max_cache_tokens: int | None = None

@@ -23,14 +23,17 @@ class Twins:
             claims.setdefault(prefix.key(number), holding)
 
     def follow(self, request: Request, found: int) -> bool:
-        """Let a request wait when the page after the `found` published ones of its prefix is claimed."""
+        """Let a request wait when the page after the `found` published ones of its prefix is claimed.
+
+        Nobody waits for a request of a lower class, which may have to wait itself.
+        """
         prefix = request.prefix
         assert prefix is not None
         limit, claims = prefix.shareable, self._claims
         if found >= limit:
             return False
         twin = claims.get(prefix.key(found))
-        if twin is None:
+        if twin is None or twin.rank < request.rank:
             return False
         last = found
         while last + 1 < limit and claims.get(prefix.key(last + 1)) is twin:

@@ -1,71 +1,79 @@
-"""The one waiting queue: a heap by the policy's rank, with counts for credit. Joining and leaving cost O(log n)."""
+"""The one waiting queue: who waits, in numbers, and in an order that is the policy's. Joining and leaving are O(log n)."""
 
-import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from noria.services.scheduler.core.policy import Order, Policy
 from noria.services.scheduler.core.request import Request, State
 
-Rank = tuple[int, ...]
+
+@dataclass(slots=True)
+class Queue:
+    """How many wait, and the tokens of their prompts."""
+
+    requests: int = 0
+    tokens: int = 0
 
 
 class WaitingQueue:
-    """Requests in state WAITING. Who leaves from the middle stays in the heap until it comes up or is swept.
+    """Requests in state WAITING.
 
-    Who is passed over, because it waits for another's prefix, keeps its rank and is out of the heap until it is woken.
+    Who is passed over, because it waits for another's prefix, has no place in the order until it is woken.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Rank, int, Request]] = []
-        self._entries: dict[Request, int] = {}
-        self._passed: dict[Request, Rank] = {}
-        self._next_entry = 0
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._requests: dict[Request, None] = {}
+        self._passed: dict[Request, None] = {}
         self.tokens = 0
+        self._queues: dict[str, Queue] = {"": Queue()}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._entries))
+        return iter(list(self._requests))
 
-    def add(self, request: Request, rank: Rank) -> None:
-        """Let a request wait; least rank first."""
-        assert request not in self._entries
-        self._next_entry += 1
-        self._entries[request] = self._next_entry
+    def add(self, request: Request) -> None:
+        """Let a request wait."""
+        assert request not in self._requests
+        self._requests[request] = None
         self.tokens += request.known
-        heapq.heappush(self._heap, (rank, self._next_entry, request))
+        self._count(request, 1)
+        self._order.join(request)
 
     def first(self) -> Request | None:
         """The request whose turn is next."""
-        heap = self._heap
-        while heap:
-            _, entry, request = heap[0]
-            if self._entries.get(request) == entry:
-                return request
-            heapq.heappop(heap)
-        return None
+        return self._order.first()
 
     def remove(self, request: Request) -> None:
         """Take a request out."""
-        del self._entries[request]
-        self._passed.pop(request, None)
+        del self._requests[request]
         self.tokens -= request.known
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._entries):
-            self._heap = [item for item in self._heap if self._entries.get(item[2]) == item[1]]
-            heapq.heapify(self._heap)
+        self._count(request, -1)
+        if request in self._passed:
+            del self._passed[request]
+        else:
+            self._order.leave(request)
 
-    def pass_over(self, request: Request, rank: Rank) -> None:
+    def pass_over(self, request: Request) -> None:
         """Let others go before this one until it is woken."""
-        self._entries[request] = -1
-        self._passed[request] = rank
+        self._order.leave(request)
+        self._passed[request] = None
 
     def wake(self, request: Request) -> None:
-        """Its turn by rank again, if it is still here and passed over."""
-        rank = self._passed.pop(request, None)
-        if rank is not None:
-            self._next_entry += 1
-            self._entries[request] = self._next_entry
-            heapq.heappush(self._heap, (rank, self._next_entry, request))
+        """Its turn again, if it is still here and passed over."""
+        if request in self._passed:
+            del self._passed[request]
+            self._order.rejoin(request)
+
+    def queue(self, traffic_class: str) -> Queue:
+        """Who waits of a class; "" for all together."""
+        return self._queues.get(traffic_class) or Queue()
+
+    def busy(self) -> list[str]:
+        """The classes of which some wait, and "" for all, when anybody waits."""
+        return [name for name, queue in self._queues.items() if queue.requests]
 
     @property
     def passed_over(self) -> int:
@@ -76,9 +84,32 @@ class WaitingQueue:
         """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
         self.tokens += 1
 
+    def reorder(self, policy: Policy) -> None:
+        """Put everybody under a policy, oldest first."""
+        requests = sorted(self._requests, key=lambda each: each.seniority)
+        ordered = [request for request in requests if request not in self._passed]
+        for request in ordered:
+            self._order.leave(request)
+        self._order = policy.order
+        for request in requests:
+            policy.adopt(request)
+        for request in ordered:
+            self._order.rejoin(request)
+
     def check(self) -> None:
         """Counts and states agree."""
-        assert self.tokens == sum(request.known for request in self._entries)
-        assert all(request.state is State.WAITING for request in self._entries)
-        assert {request for _, _, request in self._heap} | set(self._passed) >= set(self._entries)
-        assert all(self._entries[request] == -1 for request in self._passed)
+        assert self.tokens == sum(request.known for request in self._requests)
+        assert self._queues[""].requests == len(self._requests)
+        assert sum(queue.tokens for name, queue in self._queues.items() if name) <= self._queues[""].tokens
+        assert all(request.state is State.WAITING for request in self._requests)
+        assert self._passed.keys() <= self._requests.keys()
+        self._order.check(self._requests.keys() - self._passed.keys())
+
+    def _count(self, request: Request, change: int) -> None:
+        name, tokens = request.submission.traffic_class, request.prompt_tokens * change
+        for each in dict.fromkeys(("", name)):
+            queue = self._queues.get(each)
+            if queue is None:
+                queue = self._queues[each] = Queue()
+            queue.requests += change
+            queue.tokens += tokens

@@ -85,7 +85,11 @@ def test_text_becomes_a_job_and_is_accepted_when_tokenized() -> None:
     bench = Bench()
     bench.generate(Generate("r1", messages=(Message("user", "hi"),)))
     (job,) = bench.turn.jobs
-    assert (job.number, job.client, job.messages) == (FIRST_NUMBER, ALICE, (Message("user", "hi"),))
+    assert (job.number, job.owner, job.messages) == (
+        FIRST_NUMBER,
+        f"default standard {ALICE}",
+        (Message("user", "hi"),),
+    )
     assert bench.read() == []
     bench.tokenized(FIRST_NUMBER, (4, 5))
     bench.step()

@@ -146,11 +146,16 @@ def test_a_configuration_handed_over_is_the_same_on_the_other_side() -> None:
     code = "import sys; from noria.shared.config_sources import load; print(hash(repr(load(sys.argv[1]))))"
     command = [sys.executable, "-c", code, f"/dev/fd/{descriptor}"]
     here = subprocess.run(
-        command, pass_fds=(descriptor,), capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"}
+        command,
+        pass_fds=(descriptor,),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
     )
     expected = subprocess.run(
         [sys.executable, "-c", f"print(hash({repr(config)!r}))"],
-        capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"},
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
     )  # fmt: skip
     assert here.stdout == expected.stdout
 

@@ -23,7 +23,19 @@ from noria.client import (
 )
 from noria.proto import frontdoor
 from noria.proto.base import End
-from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Have, Ping, Rejected, Updates
+from noria.proto.frontdoor import (
+    Accepted,
+    Acknowledge,
+    Attach,
+    Cancel,
+    Generate,
+    Have,
+    Identify,
+    Ping,
+    Preview,
+    Rejected,
+    Updates,
+)
 
 QUICK = Patience(
     accept_s=5, answer_s=5, ping_s=0.1, silence_s=0.2, reconnect_s=5, resend_s=0.1, resend_max_s=0.2, leave_s=5
@@ -585,3 +597,61 @@ def test_a_deadline_is_an_end_of_its_own(door: FrontDoor) -> None:
 
     run(door, story)
     assert door.script is not silent
+
+
+def test_a_preview_is_a_question_of_its_own_and_carries_the_clients_key_and_class(door: FrontDoor) -> None:
+    async def story(client: AsyncClient) -> None:
+        told, known = await asyncio.gather(
+            client.preview("hi", max_tokens=3, request_id="mine"), client.identify("operator")
+        )
+        assert (told.admitted, told.finish_ms) == (True, 3.0)
+        assert known.classes == ("standard", "admin")
+        asked = door.of(Preview)[0].request
+        assert told.id == asked.id != "mine"
+        assert (asked.prompt, asked.sampling.max_tokens) == ("hi", 3)
+        with pytest.raises(Refused) as caught:
+            await client.identify("nobody")
+        assert caught.value.code is Code.UNAUTHORIZED
+        assert not door.of(Generate) and client.open_requests == 0
+
+    run(door, story)
+
+
+def test_a_question_lost_with_its_server_is_asked_again(door: FrontDoor) -> None:
+    door.lively = False
+
+    async def story(client: AsyncClient) -> None:
+        waiting = asyncio.ensure_future(client.preview("hi"))
+        await came(door, Preview)
+        door.lively = True
+        await asyncio.to_thread(door.restart)
+        assert (await waiting).admitted
+
+    run(door, story)
+
+
+def test_a_question_that_nobody_answers_is_given_up_and_a_closed_client_says_so(door: FrontDoor) -> None:
+    door.lively = False
+
+    async def story(client: AsyncClient) -> None:
+        with pytest.raises(Unreachable, match=r"0\.05 s"):
+            await client.preview("hi", timeout_s=0.05)
+        waiting = asyncio.ensure_future(client.identify())
+        await came(door, Identify)
+        await client.aclose()
+        with pytest.raises(Closed):
+            await waiting
+
+    run(door, story)
+
+
+def test_who_leaves_an_idempotent_request_says_so_and_forgets_it_at_once(door: FrontDoor) -> None:
+    async def story(client: AsyncClient) -> None:
+        generation = client.generate("hi", request_id="once", keep=True, credential="key")
+        await came(door, Generate)
+        await generation.aclose()
+        assert (await came(door, Cancel)).body == Cancel("once", credential="key", left=True)
+        assert client.open_requests == 0
+        assert generation.finished
+
+    run(door, story)

@@ -3,7 +3,7 @@
 from fakes.desk import Desk, submission
 from fakes.executor import geometry
 
-from noria.services.scheduler.core.credit import DEFAULT_CLASS
+from noria.services.scheduler.core.credit import ALL
 from noria.services.scheduler.core.events import AdmissionJoined
 from noria.services.scheduler.core.settings import Settings
 
@@ -11,18 +11,18 @@ from noria.services.scheduler.core.settings import Settings
 def test_credit_is_what_the_queue_still_takes_in_requests_and_tokens() -> None:
     desk = Desk(Settings(queue_requests_max=10, queue_tokens_max=100), join=False)
     desk.submit(submission(1, prompt=30), submission(2, prompt=20))
-    (offered,) = desk.core.capacity().classes
-    assert (offered.traffic_class, offered.requests, offered.tokens) == (DEFAULT_CLASS, 8, 50)
+    offered = desk.core.capacity().classes[0]
+    assert (offered.traffic_class, offered.requests, offered.tokens) == (ALL, 8, 50)
     desk.tell(desk.executor.geometry)
     desk.planned()
-    (offered,) = desk.core.capacity().classes
+    offered = desk.core.capacity().classes[0]
     assert (offered.requests, offered.tokens) == (10, 100)
 
 
 def test_credit_is_never_below_zero() -> None:
     desk = Desk(Settings(queue_requests_max=1, queue_tokens_max=5), join=False)
     desk.submit(submission(1), submission(2))
-    (offered,) = desk.core.capacity().classes
+    offered = desk.core.capacity().classes[0]
     assert (offered.requests, offered.tokens) == (0, 0)
 
 

@@ -1,8 +1,12 @@
 """The board's counts become metrics at most once a second, and at the end."""
 
 from fakes.collector import Collector
+from fakes.desk import submission
+from msgspec.structs import replace
 
 from noria.proto.base import Service
+from noria.proto.scheduling import Submit
+from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.metrics import BoardMetrics
@@ -48,3 +52,19 @@ def test_without_an_executor_no_blocks_are_reported() -> None:
     collector = exported(advance_again_ns=None, closing=True)
     assert "noria.cache.blocks" not in collector.metrics
     assert collector.latest("noria.requests", state="waiting") == 0
+
+
+def test_shares_are_published_by_class_and_tenant() -> None:
+    with Collector() as collector:
+        telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=collector.url))
+        core = Scheduler(Settings(policy="fair"))
+        metrics = BoardMetrics(telemetry, core.board)
+        core.apply(
+            Event(0, Submit((replace(submission(1), tenant="someone"), replace(submission(2), tenant="someone"))))
+        )
+        metrics.advance(0)
+        metrics.close()
+        telemetry.close()
+    of = {"class": "standard", "tenant": "someone"}
+    assert collector.latest("noria.share.waiting", **of) == 2
+    assert collector.latest("noria.share.service", **of) == 0

@@ -2,16 +2,18 @@
 
 from fakes.desk import submission
 
+from noria.services.scheduler.core.line import Line
+from noria.services.scheduler.core.policy import AgeOrder
 from noria.services.scheduler.core.request import Request, make_request
 from noria.services.scheduler.core.slots import Slots
 from noria.services.scheduler.core.waiting import WaitingQueue
 
 
 def queue_of(count: int) -> tuple[WaitingQueue, list[Request]]:
-    queue = WaitingQueue()
+    queue = WaitingQueue(AgeOrder())
     requests = [make_request(submission(number), 0, number) for number in range(count)]
     for request in reversed(requests):
-        queue.add(request, request.seniority)
+        queue.add(request)
     return queue, requests
 
 
@@ -31,19 +33,43 @@ def test_leaving_from_the_middle_costs_no_place_and_leaves_nothing_behind() -> N
         queue.remove(request)
     queue.check()
     assert queue.first() is requests[0]
-    assert len(queue._heap) <= 64
     assert queue.tokens == requests[0].known
 
 
 def test_who_leaves_and_joins_again_waits_once() -> None:
     queue, requests = queue_of(2)
     queue.remove(requests[0])
-    queue.add(requests[0], (5, 0))
-    assert queue.first() is requests[1]
-    queue.remove(requests[1])
+    queue.add(requests[0])
     assert queue.first() is requests[0]
     queue.remove(requests[0])
+    assert queue.first() is requests[1]
+    queue.remove(requests[1])
     assert queue.first() is None
+
+
+def test_a_line_is_swept_of_those_who_left() -> None:
+    _, requests = queue_of(1000)
+    line = Line()
+    for request in requests:
+        line.add(request, request.seniority)
+    for request in requests[1:]:
+        line.remove(request)
+    line.check({requests[0]})
+    assert len(line._heap) <= 64
+
+
+def test_who_is_passed_over_has_its_place_again_when_it_is_woken() -> None:
+    queue, requests = queue_of(3)
+    queue.pass_over(requests[0])
+    queue.check()
+    assert queue.first() is requests[1]
+    queue.wake(requests[0])
+    queue.wake(requests[1])
+    assert queue.first() is requests[0]
+    queue.pass_over(requests[0])
+    queue.remove(requests[0])
+    queue.check()
+    assert len(queue) == 2
 
 
 def test_a_slot_given_back_is_free_from_the_next_plan_and_told_once() -> None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from noria.shared.config import Config
-from noria.shared.config_sources import dump, load, options, origins, write
+from noria.shared.config_sources import KEYED, dump, load, options, origins, write
 from noria.shared.errors import UserError
+from noria.shared.traffic import BUILT_IN, default_class_of
 
 
 def test_without_any_source_everything_is_at_its_default() -> None:
@@ -111,7 +113,7 @@ def test_every_option_has_help_and_no_flag_is_declared_twice() -> None:
     assert len(flags) == len(set(flags))
     assert all(option.help.endswith(".") for option in options())
     assert {f"{option.section}.{option.key}" for option in options()} == {
-        f"{section}.{key}" for section, values in dump(Config()).items() for key in values
+        f"{section}.{key}" for section, values in dump(Config()).items() if section not in KEYED for key in values
     }
 
 
@@ -126,3 +128,66 @@ def test_flags_of_other_engines_are_aliases() -> None:
         "--dtype",
         "--served-model-name",
     }
+
+
+_KEY = "sha256:" + "0" * 64
+
+
+def test_a_file_overrides_single_fields_of_built_in_classes_and_adds_classes_and_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "noria.toml"
+    file.write_text(
+        "[classes.interactive]\nweight = 9\n[classes.nightly]\nrank = 0\n"
+        f'[tenants.acme]\nkeys = ["{_KEY}"]\nclasses = ["nightly", "batch"]\ntokens_per_minute = 600\n'
+    )
+    config = load(file, {}, {})
+    assert config.classes["interactive"] == msgspec.structs.replace(BUILT_IN["interactive"], weight=9.0)
+    assert list(config.classes) == ["interactive", "standard", "batch", "admin", "nightly"]
+    assert config.classes["batch"] == BUILT_IN["batch"]
+    assert config.tenants["acme"].tokens_per_minute == 600
+    assert default_class_of(config.tenants["acme"], config.classes) == "nightly"
+    assert (config.has_policy, config.policy) == (True, "fair")
+    assert origins(file, {}, {})["tenants.acme.tokens_per_minute"] == str(file)
+
+
+def test_without_classes_and_tenants_the_policy_is_fifo_and_with_them_the_named_one_still_wins(tmp_path: Path) -> None:
+    assert (Config().has_policy, Config().policy) == (False, "fifo")
+    file = tmp_path / "noria.toml"
+    file.write_text("[tenants.acme]\n")
+    assert load(file, {"scheduler.policy": "prefill_first"}, {}).policy == "prefill_first"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[classes.interactive]\nwieght = 1", ("classes.interactive.wieght", "did you mean weight?")),
+        ("[classes.interactive]\nweight = 0", ("classes.interactive.weight", "> 0")),
+        ("[classes.Loud]\n", ("classes.Loud", "match")),
+        ("[classes]\ninteractive = 3", ("classes.interactive must be a section",)),
+        ('[tenants.acme]\nclasses = ["intractive"]', ("tenants.acme.classes", "did you mean interactive?")),
+        ('[tenants.acme]\ndefault_class = "bulk"', ("tenants.acme.default_class", "no class bulk")),
+        (
+            '[tenants.acme]\nclasses = ["batch"]\ndefault_class = "standard"',
+            ("tenants.acme.default_class", "not among"),
+        ),
+        ('[tenants.acme]\ndefault_class = "admin"', ("tenants.acme.default_class", "not among")),
+        ('[tenants.acme]\nkeys = ["secret"]', ("tenants.acme.keys", "sha256")),
+        (
+            f'[tenants.a]\nkeys = ["{_KEY}"]\n[tenants.b]\nkeys = ["{_KEY}"]',
+            ("tenants.b.keys", "belongs to tenants.a"),
+        ),
+        ("[tenants.acme]\ntokens_per_minute = 0", ("tenants.acme.tokens_per_minute", ">= 1")),
+        ("[tenant.acme]\n", ("[tenant]", "did you mean tenants?")),
+    ],
+)
+def test_a_mistake_in_a_class_or_tenant_names_file_and_key(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    file = tmp_path / "noria.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load(file, {}, {})
+    for word in (str(file), *words):
+        assert word in str(caught.value)
+
+
+def test_no_variable_sets_classes_or_tenants() -> None:
+    with pytest.raises(UserError, match="unknown environment variable NORIA_CLASSES_BATCH"):
+        load(None, {}, {"NORIA_CLASSES_BATCH": "1"})

@@ -1,0 +1,155 @@
+"""What each tenant used, by class: counted for the metrics, and handed out in pieces to be written down.
+
+A request is counted once, at its end, however often it was asked for. What a stream cost in computation and cache is known
+only when the scheduler has done with it, a step or two later.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Final, NamedTuple
+
+from noria.proto.base import End, Stream
+from noria.proto.frontdoor import Code
+from noria.proto.scheduling import Reclaimed, Spent
+from noria.services.admission.core.ledger import Request
+
+_WHOLE: Final = (End.STOP, End.LENGTH)
+
+
+class Account(NamedTuple):
+    """Whose, and in which class."""
+
+    tenant: str
+    traffic_class: str
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
+
+    output_tokens: what clients got. computed_tokens: query tokens computed, again after preemptions included;
+    wasted_tokens: those of them computed after the end. block_us: cache blocks held, times microseconds.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    wasted_tokens: int = 0
+    block_us: int = 0
+
+    def add(self, other: "Usage") -> None:
+        """Add another's figures to these."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass(slots=True, eq=False)
+class Traffic:
+    """What has happened since the start. Delays go from the end of a running stream to the return of its last block."""
+
+    used: Usage = field(default_factory=Usage)
+    accepted: int = 0
+    ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
+    refused: dict[Code, int] = field(default_factory=dict)
+    reclaims: int = 0
+    reclaim_us_sum: int = 0
+    reclaim_us_max: int = 0
+
+
+class Accounts:
+    """All accounts. `unwritten` is what was used since it was last taken."""
+
+    def __init__(self) -> None:
+        self.traffic: dict[Account, Traffic] = {}
+        self.unwritten: dict[Account, Usage] = {}
+        self._awaited: dict[Stream, tuple[Account, int]] = {}
+
+    @property
+    def awaited(self) -> int:
+        """Ended streams whose cost is not known yet."""
+        return len(self._awaited)
+
+    def of(self, request: Request) -> Account:
+        """A request's account."""
+        return Account(request.key.tenant, request.traffic_class)
+
+    def at(self, account: Account) -> Traffic:
+        """An account's figures."""
+        return self.traffic.setdefault(account, Traffic())
+
+    def accept(self, request: Request) -> None:
+        """Streams were accepted."""
+        self.at(self.of(request)).accepted += len(request.choices)
+
+    def refuse(self, account: Account, code: Code) -> None:
+        """A request was refused."""
+        refused = self.at(account).refused
+        refused[code] = refused.get(code, 0) + 1
+
+    def end(self, request: Request, stream: Stream, end: End, *, submitted: bool) -> None:
+        """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
+        account = self.of(request)
+        self.at(account).ended[end] += 1
+        if submitted:
+            self._awaited[stream] = (account, 0)
+
+    def close(self, request: Request) -> int:
+        """All streams of a request ended; returns the tokens that it is charged for."""
+        usage = Usage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
+        if begun(request):
+            usage.prompt_tokens = request.prompt_tokens
+            usage.cached_tokens = min(choice.cached_tokens for choice in request.choices)
+        elif (first := request.choices[0].stream) in self._awaited:
+            # Of a prompt that came to nothing, what was computed counts.
+            self._awaited[first] = (self.of(request), request.prompt_tokens)
+        self._use(self.of(request), usage)
+        return usage.prompt_tokens + usage.output_tokens
+
+    def spent(self, spent: Spent, request: Request | None) -> tuple[str, int]:
+        """The scheduler has done with a stream; `request`: of one that goes on, under a new attempt.
+
+        Returns the tenant and what it owes for the beginning of a prompt that came to nothing.
+        """
+        known = self._awaited.pop(spent.stream, None)
+        if known is None and request is not None:
+            known = (self.of(request), 0)
+        if known is None:
+            return "", 0
+        account, prompt_tokens = known
+        begun_tokens = min(prompt_tokens, spent.computed_tokens)
+        usage = Usage(
+            prompt_tokens=begun_tokens,
+            computed_tokens=spent.computed_tokens,
+            wasted_tokens=spent.wasted_tokens,
+            block_us=spent.block_us,
+        )
+        self._use(account, usage)
+        return account.tenant, begun_tokens
+
+    def reclaimed(self, entry: Reclaimed) -> None:
+        """The last block of a stream that was running when it ended is back."""
+        known = self._awaited.get(entry.stream)
+        if known is not None:
+            traffic = self.at(known[0])
+            traffic.reclaims += 1
+            traffic.reclaim_us_sum += entry.delay_us
+            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+
+    def scheduler_left(self) -> None:
+        """What the last scheduler knew of ended streams is lost with it."""
+        self._awaited.clear()
+
+    def take(self) -> dict[Account, Usage]:
+        """What was used since the last call."""
+        taken, self.unwritten = self.unwritten, {}
+        return taken
+
+    def _use(self, account: Account, usage: Usage) -> None:
+        self.at(account).used.add(usage)
+        self.unwritten.setdefault(account, Usage()).add(usage)
+
+
+def begun(request: Request) -> bool:
+    """Whether a request got as far as a token or came to an end of its own."""
+    return any(choice.first_token_ns is not None or choice.end in _WHOLE for choice in request.choices)

@@ -1,0 +1,42 @@
+"""A token bucket: a rate in the long run, a burst after a pause. Time arrives as an argument."""
+
+import math
+
+_MINUTE_NS = 60_000_000_000
+
+
+class TokenBucket:
+    """Full at first. What was taken beforehand for more than was used is given back; what was used beyond it is owed."""
+
+    __slots__ = ("_filled_ns", "_level", "capacity", "per_minute")
+
+    def __init__(self, per_minute: int, capacity: int, now_ns: int) -> None:
+        self.per_minute = per_minute
+        self.capacity = capacity
+        self._level = float(capacity)
+        self._filled_ns = now_ns
+
+    def resize(self, per_minute: int, capacity: int, now_ns: int) -> None:
+        """Change rate and burst; what has been used stays used."""
+        if (per_minute, capacity) == (self.per_minute, self.capacity):
+            return
+        used = self.capacity - self.level(now_ns)
+        self.per_minute, self.capacity = per_minute, capacity
+        self._level = capacity - used
+
+    def level(self, now_ns: int) -> float:
+        """Tokens in it; below zero when more was used than was there."""
+        if now_ns > self._filled_ns:
+            gained = (now_ns - self._filled_ns) * self.per_minute / _MINUTE_NS
+            self._level = min(self.capacity, self._level + gained)
+            self._filled_ns = now_ns
+        return self._level
+
+    def wait_ms(self, tokens: int, now_ns: int) -> int:
+        """Milliseconds until so many tokens are there, 0 for now; more than the capacity are never there."""
+        missing = tokens - self.level(now_ns)
+        return 0 if missing <= 0 else math.ceil(missing * 60_000 / self.per_minute)
+
+    def take(self, tokens: int, now_ns: int) -> None:
+        """Take tokens, whether or not they are there; a negative number gives back."""
+        self._level = min(self.capacity, self.level(now_ns) - tokens)

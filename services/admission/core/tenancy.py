@@ -1,0 +1,81 @@
+"""Who may ask for what: traffic classes and tenants as admission enforces them, and whose a credential is.
+
+Decides from the configuration alone. Knows nothing of load, nor of what a tenant has used so far.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+OPEN_TENANT: Final = "default"
+STANDARD: Final = "standard"
+ADMIN: Final = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRule:
+    """What admission holds the requests of a class against; None is no limit.
+
+    rank: a class may be shed for one of higher rank. isolated: it has a small pool of its own. Durations: the time to
+    live of requests that name none. queue_requests_max, queue_tokens_max: streams without a token yet, and the tokens
+    of their prompts.
+    """
+
+    name: str
+    rank: int = 1
+    isolated: bool = False
+    prompt_tokens_max: int | None = None
+    output_tokens_max: int | None = None
+    ttl_first_ms: int | None = None
+    ttl_ms: int | None = None
+    queue_requests_max: int | None = None
+    queue_tokens_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRule:
+    """What one tenant may do; None is no limit. keys: SHA-256 digests of its credentials."""
+
+    name: str
+    classes: tuple[str, ...]
+    default_class: str
+    keys: tuple[bytes, ...] = ()
+    concurrency_max: int | None = None
+    tokens_per_minute: int | None = None
+    burst_tokens: int | None = None
+    prompt_tokens_max: int | None = None
+    output_tokens_max: int | None = None
+    n_max: int | None = None
+
+    @property
+    def administers(self) -> bool:
+        """Whether its credential opens what only operators see."""
+        return ADMIN in self.classes
+
+
+def _built_in() -> Mapping[str, ClassRule]:
+    return {name: ClassRule(name) for name in (STANDARD, "interactive", "batch", ADMIN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All classes and tenants. Without tenants there is one, which needs no credential and may use every class."""
+
+    classes: Mapping[str, ClassRule] = field(default_factory=_built_in)
+    tenants: tuple[TenantRule, ...] = ()
+
+    def identify(self, credential: str) -> TenantRule | None:
+        """Whose a credential is; None for nobody's."""
+        if not self.tenants:
+            names = tuple(self.classes)
+            return TenantRule(OPEN_TENANT, names, STANDARD if STANDARD in self.classes else names[0])
+        given = hashlib.sha256(credential.encode("utf-8", "surrogatepass")).digest()
+        found = None
+        # Every key is compared to its end whichever matches, so that the time taken tells nothing of any of them.
+        for tenant in self.tenants:
+            for key in tenant.keys:
+                if hmac.compare_digest(key, given):
+                    found = tenant
+        return found

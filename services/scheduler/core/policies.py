@@ -1,0 +1,51 @@
+"""Policies by name, and how each composes a step."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from noria.proto.scheduling import StepTime
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.draft import Draft
+from noria.services.scheduler.core.fair import Fair
+from noria.services.scheduler.core.policy import Fifo, Policy, PrefillFirst
+from noria.services.scheduler.core.rules import Rules
+from noria.services.scheduler.core.shares import Shares
+from noria.services.scheduler.core.turns import DECODES_FIRST, PREFILLS_FIRST, Turns
+
+_KNOWN: Final = ", ".join(each.name for each in (Fifo, PrefillFirst, Fair))
+
+
+class Composition(Protocol):
+    """How a step is composed."""
+
+    def prepare(self, now_ns: int) -> None:
+        """Before a step is composed: let requests give way for those who have a right to it."""
+
+    def tokens(self, most: int) -> int:
+        """How many query tokens the step may have, `most` at most."""
+
+    def compose(self, draft: Draft) -> None:
+        """Spend the draft's budgets."""
+
+
+def policy_named(name: str, rules: Rules) -> Policy:
+    """Make the policy of this name. Raises ValueError naming the known ones."""
+    match name:
+        case Fifo.name:
+            return Fifo()
+        case PrefillFirst.name:
+            return PrefillFirst()
+        case Fair.name:
+            return Fair(rules)
+        case _:
+            raise ValueError(f"unknown scheduling policy {name!r}; known: {_KNOWN}")
+
+
+def composition_for(board: Board, fit: Callable[[], StepTime]) -> Composition:
+    """How the board's policy composes steps. fit: the step-time model's present coefficients."""
+    policy = board.policy
+    chosen = board.settings.safety_margin
+    margin = policy.margin if chosen is None else chosen
+    if isinstance(policy, Fair):
+        return Shares(board, policy, margin, fit)
+    return Turns(board, PREFILLS_FIRST if isinstance(policy, PrefillFirst) else DECODES_FIRST, margin)

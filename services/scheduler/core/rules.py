@@ -1,0 +1,60 @@
+"""What the scheduler is told of classes and tenants: how the slots, the cache and the tokens are to be shared."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+STANDARD: Final = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClass:
+    """One class. rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share.
+
+    reserved_slots, reserved_cache: what it gets back within one preemption; the second is a share of the cache.
+    isolated: what it reserves is nobody else's, even unused, and it has no other slots.
+    quantum_tokens: output after which a request lets others go first that wait for a slot. itl_target_ms: time between
+    tokens that steps are sized to keep. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
+    """
+
+    name: str
+    rank: int = 1
+    weight: float = 1.0
+    reserved_slots: int = 0
+    reserved_cache: float = 0.0
+    preemptible: bool = True
+    isolated: bool = False
+    quantum_tokens: int | None = None
+    itl_target_ms: float | None = None
+    queue_requests_max: int | None = None
+    queue_tokens_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a token costs its tenant: computed for a prompt, found in the cache, generated."""
+
+    prompt: float = 1.0
+    cached: float = 0.1
+    output: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """All classes and the tenants' weights (1 where absent).
+
+    progress_tokens: output that a preempted request makes before it may be preempted again.
+    """
+
+    classes: tuple[TrafficClass, ...] = (TrafficClass(STANDARD),)
+    tenants: dict[str, float] = field(default_factory=dict)
+    prices: Prices = Prices()
+    progress_tokens: int = 16
+
+    def class_named(self, name: str) -> TrafficClass:
+        """The class of this name; the default one where there is none."""
+        known = {each.name: each for each in self.classes}
+        if name in known:
+            return known[name]
+        if STANDARD in known:
+            return known[STANDARD]
+        return next((each for each in self.classes if not each.isolated), TrafficClass(STANDARD))

@@ -1,0 +1,264 @@
+"""Composes a step by shares: whoever has been served least by weight goes next, class first, then tenant.
+
+Isolated pools go before everybody. Then each sequence that continues gets its token; then those who have a right to
+reserved slots; then prompts under way and waiting requests contend for what is left, none with more than half of it
+while others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these
+contend, too. What nobody else can use goes to whoever can, so that no token is left while there is work for it.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from noria.proto.execution import Slice
+from noria.proto.scheduling import StepTime
+from noria.services.scheduler.core.accounts import Account, ClassShare
+from noria.services.scheduler.core.arrivals import Arrivals
+from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.budget import step_tokens
+from noria.services.scheduler.core.census import Census, take_census
+from noria.services.scheduler.core.claims import Claims
+from noria.services.scheduler.core.contest import Contest
+from noria.services.scheduler.core.decisions import Reason
+from noria.services.scheduler.core.draft import Draft
+from noria.services.scheduler.core.fair import Fair, account_of, share_of
+from noria.services.scheduler.core.lane import Entry
+from noria.services.scheduler.core.request import Request, State
+
+# Of a step, what one request of an isolated pool may take before all others.
+_ISOLATED_PART: Final = 4
+
+
+class Shares:
+    """Composes steps for `fair`. fit: the step-time model's present coefficients. margin: what arrivals leave free."""
+
+    def __init__(self, board: Board, fair: Fair, margin: float, fit: Callable[[], StepTime]) -> None:
+        self._board = board
+        self._fair = fair
+        self._fit = fit
+        self._lookahead = board.settings.stop_lookahead
+        self._arrivals = Arrivals(board, margin)
+        self._claims = Claims(board, fair, self._arrivals)
+        self._census = Census()
+        self._fresh = False
+
+    def prepare(self, now_ns: int) -> None:
+        """Let requests give way for those who have a right to their slots or blocks."""
+        self._census = self._claims.settle(now_ns)
+        self._fresh = True
+
+    def tokens(self, most: int) -> int:
+        """As many as keep the time between tokens that running requests ask for."""
+        if not self._fresh:  # somebody gave way to running requests since
+            self._census = take_census(self._board, self._fair)
+        self._fresh = False
+        census = self._census
+        return step_tokens(
+            self._fit(),
+            census.target_ms,
+            decodes=census.decodes,
+            cache_tokens=census.cache_tokens,
+            tokens_max=most,
+        )
+
+    def compose(self, draft: Draft) -> None:
+        """Spend the draft's budgets."""
+        board, census = self._board, self._census
+        isolated = self._isolated(draft)
+        draft.spared = max(0, draft.cache.kept_pages - census.isolated_pages)
+        decoding = [request for request in board.decoding if request not in isolated] if isolated else board.decoding
+        short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
+        if not short:
+            self._decodes(draft, decoding)
+        contest = Contest(self._fair.accounts)
+        contest.enter([request for request in board.prefilling if request not in isolated])
+        if short:
+            contest.enter(decoding)
+        half = max(1, -(-draft.tokens_left // 2))
+        self._entitled(draft, contest, half)
+        self._contend(draft, contest, half)
+        contest.close()
+        self._explain(draft)
+        self._count_prompts(draft)
+
+    def _isolated(self, draft: Draft) -> dict[Request, None]:
+        """Isolated pools first, each request with a small part of the step; returns who is running in one."""
+        board, census = self._board, self._census
+        running: dict[Request, None] = {}
+        pools = [share for share, use in census.uses.items() if share.terms.isolated and (use.slots or share.waiting)]
+        if not pools:
+            return running
+        most = max(1, draft.tokens_left // _ISOLATED_PART)
+        for request in (*board.decoding, *board.prefilling):
+            if share_of(request).terms.isolated:
+                running[request] = None
+        self._decodes(draft, [request for request in running if request.state is State.DECODING])
+        for request in running:
+            if request.state is State.PREFILLING:
+                self._chunk(draft, request, most)
+        for share in pools:
+            while draft.tokens_left and board.slots.free and census.has_slot(share):
+                account = share.first()
+                if account is None:
+                    break
+                head = self._fair.order.first_of(account)
+                assert head is not None
+                reason = self._admit(draft, head, most)
+                if reason is None:
+                    running[head] = None
+                elif reason is not Reason.TWIN:
+                    draft.hold_up(head, reason, share.terms.name)
+                    break
+        return running
+
+    def _decodes(self, draft: Draft, decoding: Iterable[Request]) -> None:
+        """One token for each sequence that continues, as in `turns`, and charged."""
+        slices, entries, number, lookahead = draft.slices, draft.entries, draft.number, self._lookahead
+        tokens_left, cache_left, price = draft.tokens_left, draft.cache_left, self._fair.rules.prices.output
+        for request in decoding:
+            if not tokens_left:
+                draft.pass_over(request, Reason.TOKENS)
+                break
+            output = request.planned
+            if request.has_stop and output - request.seen >= lookahead:
+                draft.pass_over(request, Reason.DETOKENIZER)
+                continue
+            length = request.length + 1
+            if length > cache_left and slices:
+                draft.pass_over(request, Reason.READS)
+                continue
+            if length > request.room and not draft.make_room(request, length):
+                draft.pass_over(request, Reason.BLOCKS)
+                continue
+            slices.append(Slice(request.slot, length - 1, 1, True, True))
+            held, account = request.held, request.account
+            assert held is not None and account is not None
+            entries.append(Entry(request, output, 1, length, held))
+            request.length = length
+            request.planned = planned = output + 1
+            request.in_flight += 1
+            request.last_step = number
+            if output >= request.paid_output:
+                request.paid_output = planned
+                account.charge(price)
+            if planned == request.limit:
+                draft.drained.append(request)
+            tokens_left -= 1
+            cache_left -= length
+        draft.decodes += draft.tokens_left - tokens_left
+        draft.tokens_left, draft.cache_left = tokens_left, cache_left
+
+    def _entitled(self, draft: Draft, contest: Contest, half: int) -> None:
+        """Those who have a right to a slot that is reserved for their class, or was taken for it."""
+        census, owed = self._census, self._claims.owed
+        shares = [share for share in census.uses if share.waiting and not share.terms.isolated]
+        for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
+            use = census.uses[share]
+            while draft.tokens_left and (use.slots < use.reserved or owed.get(share, 0) > 0):
+                account = share.first()
+                if account is None:
+                    break
+                if not self._arrive(draft, contest, account, half):
+                    break
+
+    def _contend(self, draft: Draft, contest: Contest, half: int) -> None:
+        """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
+        while draft.tokens_left:
+            account = contest.next(arrivals=bool(self._board.slots.free))
+            if account is None:
+                break
+            request = contest.take(account)
+            if request is None:
+                self._arrive(draft, contest, account, half)
+            elif request.state is State.DECODING:
+                self._decodes(draft, (request,))
+            else:
+                self._chunk(draft, request, half if contest.others(request.rank) else None)
+        if draft.tokens_left:
+            unfinished = [each for each in draft.begun if each.length < each.filled]
+            for request in sorted(unfinished, key=contest.turn):
+                self._chunk(draft, request, None)
+
+    def _arrive(self, draft: Draft, contest: Contest, account: Account, half: int) -> bool:
+        """Offer the first waiting request of an account a place; note who may not go either when it gets none."""
+        request = self._fair.order.first_of(account)
+        assert request is not None
+        most = half if contest.others(request.rank) else None
+        reason = self._admit(draft, request, most)
+        if reason is None or reason is Reason.TWIN:
+            return True
+        share = account.share
+        match reason:
+            case Reason.BLOCKS | Reason.MARGIN | Reason.READS:
+                # Whoever waits for blocks is passed only by higher ranks, and not for long: else small ones starve it.
+                draft.hold_up(request, reason, share.terms.name)
+                if reason is not Reason.READS:
+                    self._claims.blocked[share] = request
+                contest.bar(share, self._claims.slack(share))
+            case Reason.SLOTS | Reason.RUNNING_FIRST:
+                draft.hold_up(request, reason, share.terms.name)
+                contest.shut(share)
+            case _:
+                draft.pass_over(request, reason)
+                contest.set_aside(account)
+        return False
+
+    def _admit(self, draft: Draft, request: Request, most: int | None) -> Reason | None:
+        """Admit a waiting request, or say what it lacks."""
+        board, fair, census, share = self._board, self._fair, self._census, share_of(request)
+        unready = self._arrivals.unready(request)
+        if unready is not None:
+            return unready
+        if not board.slots.free or not census.has_slot(share):
+            return Reason.SLOTS
+        if draft.stalled and request.rank <= max(each.rank for each in draft.stalled):
+            return Reason.RUNNING_FIRST
+        firm = fair.firm(request)
+        if not census.leaves(share, firm=firm):
+            return Reason.RESERVED
+        use, cache = census.uses[share], draft.cache
+        alone = not board.prefilling and not board.decoding
+        spared = 0 if request.exempt else census.spared(share, firm=firm and not alone, kept=cache.kept_pages)
+        within = use.pages + -(-request.known // cache.page_tokens) <= use.reserved_pages
+        planned = request.planned
+        reason = self._arrivals.offer(draft, request, most=most, spared=spared, within=within)
+        if reason is not None:
+            return reason
+        chunk = draft.slices[draft.begun[request]]
+        fair.order.placed(request)
+        fair.admitted(request, chunk.start)
+        fair.computed(request, planned if chunk.sample else -1, chunk.start, request.length)
+        census.add(request, firm=firm)
+        owed = self._claims.owed
+        if owed.get(share):
+            owed[share] -= 1
+        return None
+
+    def _chunk(self, draft: Draft, request: Request, most: int | None) -> None:
+        """A part of a prompt, charged."""
+        start, planned = request.length, request.planned
+        draft.chunk(request, ahead=self._arrivals.ahead(request), most=most)
+        if request.length > start:
+            self._fair.computed(request, planned if request.planned > planned else -1, start, request.length)
+
+    def _explain(self, draft: Draft) -> None:
+        """Say of each class that still waits, and was not looked at, why."""
+        for share in self._census.uses:
+            if not share.waiting or share.terms.name in draft.gates:
+                continue
+            account = share.first()
+            request = self._fair.order.first_of(account) if account is not None else None
+            if request is not None:
+                slots = self._board.slots.free and self._census.has_slot(share)
+                reason = Reason.SLOTS if not slots else Reason.TURN if draft.tokens_left else Reason.TOKENS
+                draft.hold_up(request, reason, share.terms.name)
+
+    def _count_prompts(self, draft: Draft) -> None:
+        """Who contends for prompt tokens until the next step."""
+        counts: dict[ClassShare, dict[Account, int]] = {}
+        for request in self._board.prefilling:
+            if request.length < request.filled:
+                account = account_of(request)
+                mine = counts.setdefault(account.share, {})
+                mine[account] = mine.get(account, 0) + 1
+        for share in self._census.uses:
+            share.count_prompts(counts.get(share, {}))

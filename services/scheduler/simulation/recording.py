@@ -1,0 +1,189 @@
+"""A recorded run, read back: as jobs for a simulation, or told to a core again event by event.
+
+Token ids are made up from the hashes of pages, so that what was equal is equal again. Told again to the same core, the
+same plans come out, at the same times: that is how a recorded run is measured, and explained, afterwards.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, assert_never
+
+from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.execution import Geometry, Sampled, StepDone, StepPlan
+from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
+from noria.services.scheduler import records
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, TimePassed
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.step_time import StepTimeModel
+from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
+from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
+from noria.shared.errors import UserError
+
+_NEVER: Final = 0
+_FACTS: Final[dict[str, Body]] = {
+    "AdmissionJoined": AdmissionJoined(),
+    "ExecutorLost": ExecutorLost(),
+    "TimePassed": TimePassed(),
+}
+
+
+class Recording:
+    """An event log. Raises UserError for a file that is none, or that holds no run."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.records = list(records.read(path))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read the event log {path}: {error}") from error
+        began = self.records[0] if self.records else None
+        geometries = [each.geometry for each in self.records if isinstance(each, records.Joined)]
+        if not isinstance(began, records.Began) or not geometries:
+            raise UserError(f"{path} holds no run: no executor ever joined")
+        self.began: records.Began = began
+        self.geometry: Geometry = geometries[-1]
+        self._pages: dict[Stream, bytes] = {}
+        self.arrivals: dict[Stream, tuple[int, Arrival]] = {}
+        self._outputs: dict[Stream, int] = {}
+        self._stopped: dict[Stream, int] = {}
+        self._withdrawn: dict[Stream, int] = {}
+        for each in self.records:
+            self._scan(each)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it begins with the scheduler's start, so that it can be told to a core again."""
+        return not self.began.continued
+
+    def step_time(self) -> StepTime:
+        """The step-time model of the recorded steps."""
+        model = StepTimeModel()
+        for each in self.records:
+            if isinstance(each, records.Completed):
+                model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us)
+        return model.coefficients()
+
+    def jobs(self) -> list[Job]:
+        """Every stream whose end is in the log, at the time of its arrival there."""
+        found = []
+        for stream, (at_ns, arrival) in self.arrivals.items():
+            outputs = self._outputs.get(stream, -1)
+            if outputs < 0:
+                continue
+            made = max(1, outputs)
+            stops = self._stopped.get(stream) == made - 1
+            submission = self.submission(arrival)
+            found.append(Job(at_ns, submission, made, stops, self._withdrawn.get(stream)))
+        return found
+
+    def submission(self, arrival: Arrival) -> Submission:
+        """The submission with made-up ids."""
+        count = arrival.prompt_tokens + arrival.output_tokens
+        ids = tuple(self.token(arrival.stream, position) for position in range(count))
+        return Submission(
+            stream=arrival.stream,
+            attempt=arrival.attempt,
+            prompt_ids=ids[: arrival.prompt_tokens],
+            sampling=Sampling(seed=0, max_tokens=arrival.max_tokens, min_tokens=arrival.min_tokens),
+            end_ids=self._end_ids(arrival),
+            has_stop_strings=arrival.has_stop_strings,
+            output_ids=ids[arrival.prompt_tokens :],
+            tenant=arrival.tenant,
+            traffic_class=arrival.traffic_class,
+            ttl_first_ms=arrival.ttl_first_ms,
+            ttl_ms=arrival.ttl_ms,
+            seniority_ms=arrival.seniority_ms,
+            service=arrival.service,
+        )
+
+    def token(self, stream: Stream, position: int) -> int:
+        """The made-up id at a position of prompt and output: equal where the recorded pages were equal."""
+        page, offset = divmod(position, self.began.page_tokens)
+        key = self._pages.get(stream, b"")[page * HASH_BYTES : (page + 1) * HASH_BYTES]
+        if key:
+            return 1 + (int.from_bytes(key, "big") >> 2) + offset
+        return made_up_ids(stream.request * 64 + stream.choice, position, 1)[0]
+
+    def again(self) -> Iterator[tuple[Scheduler, int, Body | None, list[StepPlan]]]:
+        """Tell a new core everything; yields it with each time, event (None for planning) and the plans made."""
+        core = Scheduler(self.began.settings)
+        for each in self.records:
+            if isinstance(each, records.Began):
+                continue
+            plans: list[StepPlan] = []
+            if isinstance(each, records.Planned):
+                while (plan := core.plan(each.at_ns)) is not None:
+                    plans.append(plan)
+                yield core, each.at_ns, None, plans
+            else:
+                yield core, each.at_ns, self._body(each, core), plans
+
+    def measured(self) -> tuple[Scheduler, list[Outcome]]:
+        """What became of every stream in the recorded run, and the core at its end."""
+        listener = Listener([Job(at_ns, self.submission(each), 1) for at_ns, each in self.arrivals.values()])
+        core: Scheduler | None = None
+        for core, now_ns, body, _ in self.again():
+            if body is not None:
+                listener.hear(core.apply(Event(now_ns, body)), now_ns)
+        assert core is not None
+        return core, listener.outcomes
+
+    def _end_ids(self, arrival: Arrival) -> tuple[int, ...]:
+        """The id at which the stream stopped, or one that never comes."""
+        stopped = self._stopped.get(arrival.stream)
+        if stopped is not None:
+            return (self.token(arrival.stream, arrival.prompt_tokens + stopped),)
+        return (_NEVER,) if arrival.can_stop else ()
+
+    def _scan(self, record: AnyRecord) -> None:
+        match record:
+            case records.Submitted():
+                for arrival in record.arrivals:
+                    self.arrivals.setdefault(arrival.stream, (record.at_ns, arrival))
+                    if len(arrival.pages) > len(self._pages.get(arrival.stream, b"")):
+                        self._pages[arrival.stream] = arrival.pages
+            case records.Completed():
+                self._stopped.update(record.stops)
+                for stream, page in record.pages:
+                    self._pages[stream] = self._pages.get(stream, b"") + page
+            case records.Forgotten():
+                for stream, outputs in zip(record.streams, record.outputs, strict=True):
+                    if outputs >= 0:
+                        self._outputs[stream] = outputs
+            case records.Withdrawn():
+                for stream in record.streams:
+                    self._withdrawn[stream] = record.at_ns
+            case _:
+                pass
+
+    def _body(self, record: AnyRecord, core: Scheduler) -> Body:
+        match record:
+            case records.Submitted():
+                return Submit(tuple(map(self.submission, record.arrivals)), record.complete)
+            case records.Completed():
+                return self._done(record, core)
+            case records.Withdrawn():
+                return Withdraw(record.streams, record.end)
+            case records.Forgotten():
+                return Ended(record.streams)
+            case records.Looked() | records.Asked() | records.Failed():
+                return record.body
+            case records.Joined():
+                return record.geometry
+            case records.Happened():
+                return _FACTS[record.name]
+            case records.Changed():
+                return PolicyChanged(record.policy, record.rules)
+            case records.Began() | records.Planned():
+                raise AssertionError("no event")
+            case _:
+                assert_never(record)
+
+    def _done(self, record: records.Completed, core: Scheduler) -> StepDone:
+        sampled = []
+        steps = core.board.lane.steps
+        for entry in steps[0].entries if steps and record.epoch == core.board.lane.epoch else ():
+            if entry.output >= 0:
+                request = entry.request
+                token = self.token(request.stream, request.prompt_tokens + entry.output)
+                sampled.append(Sampled(request.stream, request.attempt, entry.output, (token,)))
+        return StepDone(record.epoch, record.number, tuple(sampled), record.compute_us)

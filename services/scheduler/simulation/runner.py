@@ -1,0 +1,123 @@
+"""Runs a workload through the real core on simulated time: arrivals, steps and withdrawals are the only events."""
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from noria.proto.base import End, Ended, Stream
+from noria.proto.execution import Geometry
+from noria.proto.scheduling import Capacity, Submit, Withdraw
+from noria.services.scheduler.core.events import Body, Event, TimePassed
+from noria.services.scheduler.core.lane import Lane
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.simulation.device import SimulatedDevice, Token
+from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
+
+# Asked for each job as it arrives; a job that is not admitted is refused.
+Gate = Callable[[Job, Capacity, int], bool]
+_ARRIVAL, _WITHDRAWAL = 0, 1
+
+
+def admit_all(job: Job, capacity: Capacity, now_ns: int) -> bool:
+    """A gate that is always open."""
+    del job, capacity, now_ns
+    return True
+
+
+class Simulation:
+    """One core, one device and the jobs. `outcomes` are in the order of the jobs.
+
+    output: the ids that a stream generates, from its job and a position; made up where absent. record: how to begin a
+    log of the run, like that of the scheduler.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        device: Callable[[Token], SimulatedDevice],
+        jobs: Iterable[Job],
+        *,
+        gate: Gate = admit_all,
+        output: Callable[[Job, int], int] | None = None,
+        record: Callable[[Lane], EventLog] | None = None,
+    ) -> None:
+        self.core = Scheduler(settings)
+        self._log = record(self.core.board.lane) if record is not None else None
+        self.device = device(self._token)
+        self._listener = Listener(jobs)
+        self.outcomes = self._listener.outcomes
+        self.now_ns = 0
+        self._gate = gate
+        self._output = output
+        self._due: list[tuple[int, int, int]] = []
+        for number, outcome in enumerate(self.outcomes):
+            heapq.heappush(self._due, (outcome.job.at_ns, _ARRIVAL, number))
+            if outcome.job.withdrawn_ns is not None:
+                heapq.heappush(self._due, (outcome.job.withdrawn_ns, _WITHDRAWAL, number))
+        self._apply(geometry)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is still to happen."""
+        return self._next_ns() is not None
+
+    def run(self, until_ns: int | None = None) -> list[Outcome]:
+        """Until all jobs have ended, or to a time; returns the outcomes."""
+        while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
+            self.now_ns = next_ns
+            self._step()
+        if self._log is not None and next_ns is None:
+            self._log.close()
+        return self.outcomes
+
+    def _next_ns(self) -> int | None:
+        times = [self.device.next_ns, self._due[0][0] if self._due else None]
+        if self.core.board.requests:
+            times.append(self.core.due_ns)
+        known = [each for each in times if each is not None]
+        return max(min(known), self.now_ns) if known else None
+
+    def _step(self) -> None:
+        now_ns = self.now_ns
+        done_ns = self.device.next_ns
+        if done_ns is not None and done_ns <= now_ns:
+            self._apply(self.device.finish())
+        while self._due and self._due[0][0] <= now_ns:
+            _, kind, number = heapq.heappop(self._due)
+            self._happen(kind, self.outcomes[number])
+        due_ns = self.core.due_ns
+        if due_ns is not None and due_ns <= now_ns:
+            self._apply(TimePassed())
+        ended = self._listener.take_ended()
+        if ended:
+            self._apply(Ended(ended))
+        if self._log is not None:
+            self._log.planned(now_ns)
+        while (plan := self.core.plan(now_ns)) is not None:
+            self.device.send(plan, now_ns)
+
+    def _happen(self, kind: int, outcome: Outcome) -> None:
+        job = outcome.job
+        if kind == _ARRIVAL:
+            if self._gate(job, self.core.capacity(), self.now_ns):
+                self._apply(Submit((job.submission,)))
+            else:
+                outcome.refused = True
+        elif not outcome.refused and outcome.end is None:
+            outcome.end, outcome.ended_ns = End.CANCELLED, self.now_ns
+            self._apply(Withdraw((job.submission.stream,)))
+
+    def _apply(self, body: Body) -> None:
+        if self._log is not None:
+            self._log.told(self.now_ns, body)
+        self._listener.hear(self.core.apply(Event(self.now_ns, body)), self.now_ns)
+
+    def _token(self, stream: Stream, position: int) -> int:
+        job = self._listener.by_stream[stream].job
+        if job.stops and position >= job.output_tokens - 1:
+            return job.submission.end_ids[0]
+        if self._output is not None:
+            return self._output(job, position)
+        return made_up_ids(stream.request, len(job.submission.prompt_ids) + position, 1)[0]

@@ -1,0 +1,253 @@
+"""Tenants and classes on a whole stack: who is let in, what it costs, and a configuration that changes under load."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from e2e.harness import NORIA, Stack, stack, wait_until
+
+from noria.cli.keys import hash_of
+from noria.client import Client, Code, Refused
+
+TENANTS: dict[str, str] = {
+    "acme": "",
+    "beta": "",
+    "count": "",
+    "small": "tokens_per_minute = 60\nburst_tokens = 60",
+    "single": "concurrency_max = 1",
+    "root": 'classes = ["admin", "standard"]',
+}
+CLASSES = "[classes.narrow]\nrank = 1\nqueue_requests_max = 1\n"
+
+
+def configuration(tenants: dict[str, str]) -> str:
+    """A file in which each tenant's API key is its name."""
+    tables = [f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{lines}\n' for name, lines in tenants.items()]
+    return CLASSES + "".join(tables)
+
+
+@pytest.fixture(scope="module")
+def governed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A tiny random model for several tenants."""
+    file = tmp_path_factory.mktemp("governed") / "noria.toml"
+    file.write_text(configuration(TENANTS))
+    with stack(str(tiny_model), "--dtype", "float32", "--config", str(file), api_key="root") as running:
+        yield running
+
+
+def openai_client(running: Stack, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
+
+
+def complete(
+    running: Stack, key: str, prompt: list[int], headers: dict[str, str] | None = None, **body: Any
+) -> httpx.Response:
+    asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **body}
+    sent = {"authorization": f"Bearer {key}", **(headers or {})}
+    return httpx.post(f"{running.url}/v1/completions", json=asked, headers=sent, timeout=60)
+
+
+def usage(running: Stack, tenant: str) -> list[dict[str, Any]]:
+    command = [str(NORIA), "usage", "--json", "--runtime-dir", str(running.runtime_dir), "--tenant", tenant]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=running.environment)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+@pytest.mark.parametrize("key", ["nobody", "acm"])
+def test_an_unknown_key_is_a_401(governed: Stack, key: str) -> None:
+    client = openai_client(governed, key)
+    with pytest.raises(openai.AuthenticationError) as caught:
+        client.completions.create(model="", prompt="x")
+    assert caught.value.code == "invalid_api_key"
+    assert httpx.post(f"{governed.url}/v1/completions", json={"prompt": "x"}).status_code == 401
+
+
+def test_the_insides_are_for_operators_alone(governed: Stack) -> None:
+    for key, status in (("", 401), ("nobody", 401), ("acme", 403), ("root", 200)):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        assert httpx.get(f"{governed.url}/debug/state", headers=headers).status_code == status
+    for path in ("/ready", "/health", "/v1/models"):
+        assert httpx.get(f"{governed.url}{path}").status_code == 200
+
+
+def test_a_used_up_quota_is_a_429_that_says_when_it_is_there_again(governed: Stack) -> None:
+    client = openai_client(governed, "small")
+    assert complete(governed, "small", [5] * 30, max_tokens=30).status_code == 200
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.completions.create(model="", prompt=[5] * 20, max_tokens=10)
+    headers = caught.value.response.headers
+    wait_ms = int(headers["retry-after-ms"])
+    # A token a second comes in, 30 are wanted, and a moment has passed.
+    assert 15_000 < wait_ms <= 30_000 and int(headers["retry-after"]) == -(-wait_ms // 1000)
+
+
+def test_more_at_a_time_than_allowed_is_a_429(governed: Stack) -> None:
+    with Client(governed.endpoint, credential="single") as client:
+        first = client.generate(token_ids=[5, 6], max_tokens=400, ignore_eos=True)
+        first.accepted()
+        refused = complete(governed, "single", [5, 6])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota")
+        assert "retry-after" in refused.headers
+        first.close()
+        wait_until(lambda: complete(governed, "single", [5, 6]).status_code == 200, 10, "the place is free again")
+
+
+def test_a_full_queue_is_a_503(governed: Stack) -> None:
+    refused = complete(governed, "acme", [5], n=2, headers={"x-noria-class": "narrow"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("header", ["x-noria-ttl-ms", "x-noria-ttl-first-ms"])
+def test_a_time_to_live_that_cannot_be_kept_is_a_504(governed: Stack, header: str) -> None:
+    late = complete(governed, "acme", [5] * 300, max_tokens=100, headers={header: "1"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+
+
+def test_a_class_is_named_by_header_or_service_tier_and_bounded_by_the_tenant(governed: Stack) -> None:
+    assert complete(governed, "beta", [7], headers={"x-noria-class": "interactive"}).status_code == 200
+    assert complete(governed, "beta", [7], service_tier="flex").status_code == 200
+    refused = complete(governed, "beta", [7], headers={"x-noria-class": "admin"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "service_tier")
+    assert complete(governed, "root", [7], headers={"x-noria-class": "admin"}).status_code == 200
+    wait_until(lambda: len(usage(governed, "beta")) == 2, 10, "usage is written")
+    assert {row["traffic_class"] for row in usage(governed, "beta")} == {"interactive", "batch"}
+
+
+def test_two_tenants_with_one_prompt_share_nothing(governed: Stack) -> None:
+    prompt = [(each * 7) % 200 + 10 for each in range(100)]
+
+    def cached(key: str) -> int:
+        return int(complete(governed, key, prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached("acme"), cached("acme") > 0, cached("beta"), cached("root")] == [0, True, 0, 0]
+
+
+def test_what_is_recorded_is_what_the_answers_said(governed: Stack) -> None:
+    answers = [complete(governed, "count", [9] * (20 + each), max_tokens=3 + each).json()["usage"] for each in range(6)]
+    refused = complete(governed, "count", [9], headers={"x-noria-class": "admin"})
+    assert refused.status_code == 400
+
+    def recorded() -> bool:
+        rows = usage(governed, "count") if Path(governed.runtime_dir, "state", "noria.sqlite").exists() else []
+        return bool(rows) and rows[0]["requests"] == 6 and rows[0]["computed_tokens"] > 0
+
+    wait_until(recorded, 10, "usage is written")
+    (row,) = usage(governed, "count")
+    assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in answers)
+    assert row["output_tokens"] == sum(each["completion_tokens"] for each in answers)
+    assert row["cached_tokens"] == sum(each["prompt_tokens_details"]["cached_tokens"] for each in answers)
+    # Each output token but the last of an answer is computed once, and so is what of a prompt was not in the cache.
+    least = row["prompt_tokens"] - row["cached_tokens"] + row["output_tokens"] - 6
+    wait_until(lambda: usage(governed, "count")[0]["computed_tokens"] >= least, 10, "all costs are known")
+    (row,) = usage(governed, "count")
+    assert row["computed_tokens"] == least + row["wasted_tokens"]
+    assert row["cache_block_s"] > 0
+
+
+def requests_of(running: Stack, tenant: str) -> int:
+    traffic = running.state()["admission"]["traffic"]
+    return sum(each["accepted"] for each in traffic if each["tenant"] == tenant)
+
+
+def test_a_repetition_under_one_idempotency_key_is_neither_run_nor_charged_again(governed: Stack) -> None:
+    before = requests_of(governed, "acme")
+    headers = {"idempotency-key": "pay-once"}
+    sampled = {"temperature": 1, "max_tokens": 12}
+    first, second = (complete(governed, "acme", [3, 4], headers=headers, **sampled) for _ in range(2))
+    assert first.json()["choices"] == second.json()["choices"]
+    assert first.json()["usage"]["completion_tokens"] == 12
+    assert requests_of(governed, "acme") == before + 1
+    other = complete(governed, "acme", [3, 5], headers=headers, **sampled)
+    assert other.status_code == 409
+    # The same key of another tenant is another request.
+    assert complete(governed, "beta", [3, 5], headers=headers, **sampled).status_code == 200
+
+
+def test_a_caller_that_hung_up_finds_its_answer_under_its_idempotency_key(governed: Stack) -> None:
+    before = requests_of(governed, "acme")
+    headers = {"authorization": "Bearer acme", "idempotency-key": "come-back"}
+    body = {"prompt": [3, 4], "max_tokens": 60, "ignore_eos": True, "seed": 5}
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{governed.url}/v1/completions", json=body, headers=headers, timeout=0.02)
+    again = httpx.post(f"{governed.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert again.json()["usage"]["completion_tokens"] == 60
+    assert requests_of(governed, "acme") == before + 1
+    governed.wait_idle()
+
+
+def test_a_preview_tells_the_course_and_the_refusal(governed: Stack) -> None:
+    sent = {"authorization": "Bearer acme", "x-noria-class": "batch"}
+    body = {"prompt": [5] * 40, "max_tokens": 10}
+    told = httpx.post(f"{governed.url}/v1/preview", json=body, headers=sent).json()
+    assert (told["admitted"], told["traffic_class"], told["prompt_tokens"]) == (True, "batch", 40)
+    assert 0 <= told["start_ms"] <= told["first_token_ms"] <= told["finish_ms"] < 60_000
+    assert httpx.post(f"{governed.url}/v1/preview", json=body).status_code == 401
+    with Client(governed.endpoint, credential="small") as client:
+        refused = client.preview(token_ids=[5] * 50, max_tokens=30)
+        assert (refused.admitted, refused.code) == (False, Code.INVALID)
+        assert client.identify().tenant == "small"
+        with pytest.raises(Refused, match="not known"):
+            client.identify("nobody")
+
+
+def test_the_command_line_asks_with_a_key(governed: Stack) -> None:
+    command = [str(NORIA), "generate", "x", "--raw", "--max-tokens", "2", "--runtime-dir", str(governed.runtime_dir)]
+    refused = subprocess.run(command, capture_output=True, text=True, env=governed.environment)
+    assert refused.returncode == 2 and "API key" in refused.stderr
+    keyed = {**governed.environment, "NORIA_API_KEY": "acme"}
+    assert subprocess.run(command, capture_output=True, env=keyed).returncode == 0
+    flag = [*command, "--api-key", "acme", "--class", "admin"]
+    denied = subprocess.run(flag, capture_output=True, text=True, env=governed.environment)
+    assert denied.returncode == 2 and "'admin' may not be used" in denied.stderr
+
+
+def test_a_changed_file_is_taken_at_a_hang_up_under_load_and_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "noria.toml"
+    file.write_text(configuration({"acme": "", "root": TENANTS["root"]}))
+    with stack(str(tiny_model), "--dtype", "float32", "--config", str(file), api_key="root") as running:
+
+        async def load(client: httpx.AsyncClient, number: int) -> int:
+            body = {"prompt": [5, number], "max_tokens": 60, "ignore_eos": True}
+            answer = await client.post(
+                f"{running.url}/v1/completions", json=body, headers={"authorization": "Bearer acme"}
+            )
+            return (
+                int(answer.json()["usage"]["completion_tokens"]) if answer.status_code == 200 else -answer.status_code
+            )
+
+        def change(text: str, told: str) -> None:
+            count = running.log().count(told)
+            file.write_text(text)
+            running.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: running.log().count(told) > count, 10, told)
+
+        async def run() -> list[int]:
+            async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=100)) as client:
+                tasks = [asyncio.ensure_future(load(client, number)) for number in range(48)]
+                await asyncio.sleep(0.05)
+                await asyncio.to_thread(change, configuration({"acme": "", "late": "", "root": TENANTS["root"]}),
+                                        "configuration reloaded")  # fmt: skip
+                await asyncio.to_thread(change, "[tenants.acme]\nweight = -1\n", "configuration not reloaded")
+                return await asyncio.gather(*tasks)
+
+        assert complete(running, "late", [5]).status_code == 401
+        assert asyncio.run(run()) == [60] * 48
+        wait_until(lambda: complete(running, "late", [5]).status_code == 200, 10, "the new tenant is known")
+        assert complete(running, "acme", [5]).status_code == 200
+        assert "tenants.acme.weight" in running.log()
+        # The third change takes acme's key away; whoever restarts reads the file as it was last accepted.
+        change(configuration({"late": "", "root": TENANTS["root"]}), "configuration reloaded")
+        wait_until(lambda: complete(running, "acme", [5]).status_code == 401, 10, "the old tenant is gone")
+        running.wait_idle()
+    assert os.environ.get("NORIA_API_KEY") is None

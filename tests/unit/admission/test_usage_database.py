@@ -1,0 +1,71 @@
+"""What is written to the database: whole, once, by hour, and for its owner's eyes alone."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from noria.services.admission.core.accounts import Account, Usage
+from noria.services.admission.database import Database, Write
+from noria.services.admission.usage import UsageBook
+from noria.shared.errors import UserError
+from noria.shared.usage import ADD, SCHEMA, read
+
+ACME, BETA = Account("acme", "batch"), Account("beta", "standard")
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "noria.sqlite"
+
+
+def test_the_file_and_its_folder_are_the_owners_alone(path: Path) -> None:
+    Database(path, (SCHEMA,)).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_usage_of_many_turns_adds_up_and_is_written_at_most_once_a_second(path: Path) -> None:
+    book = UsageBook(Database(path, (SCHEMA,)))
+    for turn in range(100):
+        book.add({ACME: Usage(requests=1, prompt_tokens=turn), BETA: Usage(output_tokens=2)})
+        wanted_ns = book.advance(turn * SECOND // 10)
+    assert wanted_ns == 10 * SECOND
+    book.close()
+    acme, beta = read(path)
+    assert (acme.tenant, acme.requests, acme.prompt_tokens) == ("acme", 100, 4950)
+    assert (beta.traffic_class, beta.output_tokens) == ("standard", 200)
+
+
+def test_a_second_life_adds_to_the_first(path: Path) -> None:
+    for _ in range(2):
+        book = UsageBook(Database(path, (SCHEMA,)))
+        book.add({ACME: Usage(requests=1, block_us=1_500_000)})
+        book.close()
+    (row,) = read(path, tenant="acme")
+    assert (row.requests, row.cache_block_s) == (2, 3.0)
+
+
+def test_a_busy_database_is_tried_again_and_nothing_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.services.admission.database._BUSY_S", 0.01)
+    monkeypatch.setattr("noria.services.admission.database._RETRY_S", 0.01)
+    database = Database(path, (SCHEMA,))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    written = threading.Event()
+    rows = [("acme", "batch", 0, 1, 0, 0, 0, 0, 0, 0)]
+    assert database.write(Write(ADD, rows, written.set))
+    assert not written.wait(0.2)
+    other.execute("ROLLBACK")
+    other.close()
+    assert written.wait(10)
+    database.close()
+    assert read(path)[0].requests == 1
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--state-dir"):
+        Database(tmp_path / "file" / "noria.sqlite", (SCHEMA,))
