@@ -9,7 +9,7 @@ from noria.services.executor.families import Architecture
 from noria.services.executor.linear import Linear
 from noria.services.executor.mlp import Mlp, load_mlp
 from noria.services.executor.operations import Operations
-from noria.services.executor.step import Step
+from noria.services.executor.shape import Integers
 from noria.services.executor.weights import Weights
 
 
@@ -51,28 +51,23 @@ class Decoder:
         self._head = weights.linear(head.float(), None, samples_max)
         self.steady, self.nbytes = weights.steady, weights.nbytes
 
-    def logits(self, operations: Operations, step: Step) -> torch.Tensor | None:
-        """Run a step; returns float32 logits [sampled rows, vocabulary], or None when nothing is sampled."""
-        x = self._embedding.index_select(0, step.token_ids)
-        if self._embedding_scale != 1:
-            x *= self._embedding_scale
-        residual: torch.Tensor | None = None
+    def logits(self, operations: Operations, rows: Integers | None) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
+        x, residual = operations.embedded(self._embedding, self._embedding_scale), None
         for index, layer in enumerate(self._layers):
             x, residual = operations.add_norm(x, residual, layer.input_norm)
-            queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms, step)
-            x = operations.linear(operations.attention(index, queries, step), layer.out)
+            queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms)
+            x = operations.linear(operations.attention(index, queries), layer.out)
             if layer.after_attention is not None:
                 x = operations.norm(x, layer.after_attention)
             x, residual = operations.add_norm(x, residual, layer.mlp_norm)
             x = layer.mlp(x, operations)
             if layer.after_mlp is not None:
                 x = operations.norm(x, layer.after_mlp)
-        if step.sample_rows is None:
+        if rows is None:
             return None
         assert residual is not None
-        rows, rest = x.index_select(0, step.sample_rows), residual.index_select(0, step.sample_rows)
-        normed, _ = operations.add_norm(rows, rest, self._norm)
-        logits = operations.linear(normed.float(), self._head)
+        logits = operations.logits(x, residual, rows, self._norm, self._head)
         cap = self.architecture.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

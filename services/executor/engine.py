@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import torch
 
 from noria.proto.execution import Geometry
@@ -18,10 +19,9 @@ from noria.services.executor.footprint import footprint
 from noria.services.executor.groups import cache_groups, layer_groups
 from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.reference import ReferenceOperations
-from noria.services.executor.sampling import sample
+from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import Memory, sized
-from noria.services.executor.step import Rotations, to_step
 from noria.services.executor.stores import page_bytes
 from noria.shared.models import facts, resolve, served_names
 
@@ -54,19 +54,21 @@ class Engine:
         self.shape = shape
         self.decoder = decoder
         self.cache = Cache(facts_of, shape, places, decoder.dtype, cache_dtype or decoder.dtype)
-        self._operations = ReferenceOperations(facts_of, self.cache, places)
-        self._rotations = [Rotations(rope, facts_of.head_dim, shape.max_model_tokens) for rope in facts_of.ropes]
+        self._operations = ReferenceOperations(facts_of, shape, self.cache, places, decoder.dtype)
         self._last_token = torch.zeros(shape.max_slots, dtype=torch.int64)
+        self._recent = RecentTokens(shape.max_slots)
 
-    def run(self, batch: Batch) -> tuple[int, ...]:
-        """Compute one batch; returns the sampled ids in the order of its products."""
-        logits = self.logits(batch)
-        if logits is None or batch.sampler is None:
-            return ()
+    def run(self, batch: Batch) -> Drawn | None:
+        """Compute one batch; returns what it sampled in the order of its products, None when that is nothing."""
+        logits, sampler = self.logits(batch), batch.sampler
+        if logits is None or sampler is None:
+            return None
+        self._recent.complete(sampler)
         with torch.inference_mode():
-            ids = sample(logits, batch.sampler)
-            self._last_token[torch.from_numpy(batch.sampler.slots)] = ids
-        return tuple(ids.tolist())
+            drawn = self._operations.sample(logits, sampler)
+            self._last_token[torch.from_numpy(sampler.slots)] = torch.from_numpy(drawn.ids)
+        self._recent.note(sampler, drawn.ids)
+        return drawn
 
     def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
         """Compute a batch up to its float32 logits [sampled rows, vocabulary]; None when it samples nothing.
@@ -77,14 +79,12 @@ class Engine:
             self.cache.move(batch.swap_out, batch.copies, batch.swap_in)
             if not len(batch.token_ids):
                 return None
-            facts_of = self.decoder.architecture
-            step = to_step(batch, self._rotations, self.shape, facts_of.query_group, self.decoder.dtype)
             if len(batch.carry_rows):
                 slots = torch.from_numpy(batch.carry_slots)
-                step.token_ids[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
-            if everywhere:
-                step.sample_rows = torch.arange(len(batch.token_ids))
-            return self.decoder.logits(self._operations, step)
+                torch.from_numpy(batch.token_ids)[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
+            rows = np.arange(len(batch.token_ids)) if everywhere else batch.sampler.rows if batch.sampler else None
+            self._operations.begin(batch)
+            return self.decoder.logits(self._operations, rows)
 
 
 def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
