@@ -1,0 +1,91 @@
+"""The kernels as Python sees them: finds the library, chooses a level, binds each function with ctypes.
+
+A level is a set of instructions that the kernels are compiled for: portable, avx2 or avx512. Functions take addresses
+and sizes and check nothing; what they mean is said in api.h.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+# Before the kernels, so that both share the OpenMP pool of the libgomp that torch brings.
+import torch  # noqa: F401
+
+from noria.services.executor.native.build import FOLDER, LEVELS, LIBRARY, digest
+
+Kernel = Callable[..., None]
+
+_POINTER: Final = ctypes.c_void_p
+_SIZE: Final = ctypes.c_int64
+
+
+class KernelsUnavailableError(Exception):
+    """There are no kernels, or not of the level asked for; says why."""
+
+
+class LinearArguments(ctypes.Structure):
+    """NoriaLinear of api.h."""
+
+    _fields_ = (
+        ("weights", _POINTER),
+        ("scales", _POINTER),
+        ("sums", _POINTER),
+        ("bias", _POINTER),
+        ("outputs", _SIZE),
+        ("inputs", _SIZE),
+        ("type", _SIZE),
+        ("input_type", _SIZE),
+        ("output_type", _SIZE),
+    )
+
+
+class Kernels:
+    """The functions of one level. Each releases the interpreter while it runs."""
+
+    def __init__(self, library: ctypes.CDLL, level: str) -> None:
+        self.level = level
+
+        def bound(name: str, *arguments: object) -> Kernel:
+            function: Kernel = getattr(library, f"noria_{level}_{name}")
+            function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]  # a ctypes function
+            return function
+
+        self.linear = bound("linear", _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)
+        self.pack = bound("pack", _POINTER, _POINTER, _SIZE, _SIZE)
+
+
+def open_kernels(level: str = "auto") -> Kernels:
+    """The kernels of a level; auto is the best that this processor runs. Raises KernelsUnavailableError."""
+    library = _library()
+    runs = [each for each in LEVELS if library.noria_runs(each.encode())]
+    if level != "auto" and level not in runs:
+        raise KernelsUnavailableError(f"this processor does not run {level} kernels, only {', '.join(runs)}")
+    return Kernels(library, runs[-1] if level == "auto" else level)
+
+
+def levels() -> list[str]:
+    """The levels that run here, the least first; none without kernels."""
+    try:
+        library = _library()
+    except KernelsUnavailableError:
+        return []
+    return [each for each in LEVELS if library.noria_runs(each.encode())]
+
+
+def _library() -> ctypes.CDLL:
+    path = FOLDER / LIBRARY
+    if not path.exists():
+        raise KernelsUnavailableError(
+            "the kernels were not built when noria was installed; with a C++ compiler, "
+            "`python -m noria.services.executor.native.build` builds them"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"the kernels cannot be loaded: {error}") from error
+    library.noria_digest.restype = ctypes.c_char_p
+    if library.noria_digest() != digest().encode():
+        raise KernelsUnavailableError(
+            "the kernels were built from other sources; `python -m noria.services.executor.native.build` builds them again"
+        )
+    return library
