@@ -186,7 +186,7 @@ class ExecutorShell:
         if prepared is None or self._slots is None or not self._current(batch):
             return
         traceparent, prepare_us = prepared
-        sampled = results(self._slots, batch, computed.ids)
+        sampled = results(self._slots, batch, computed.drawn)
         done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, prepare_us, computed.idle_us)
         self._post.send(self, Service.SCHEDULER, done, traceparent)
         if self._telemetry.enabled and traceparent:
