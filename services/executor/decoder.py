@@ -6,9 +6,11 @@ import torch
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Linear
+from noria.services.executor.linear import ReferenceProducts
 from noria.services.executor.mlp import Mlp, load_mlp
 from noria.services.executor.operations import Operations
+from noria.services.executor.packed import PackedWeights
+from noria.services.executor.products import Linear, Products
 from noria.services.executor.shape import Integers
 from noria.services.executor.weights import Weights
 
@@ -31,14 +33,25 @@ class Layer:
 
 
 class Decoder:
-    """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step."""
+    """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
+
+    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere.
+    """
 
     def __init__(
-        self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, rows_max: int, samples_max: int
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        rows_max: int,
+        samples_max: int,
+        products: Products | None = None,
+        packed: PackedWeights | None = None,
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        weights = Weights(checkpoint, dtype, rows_max, norm_offset=architecture.norm_offset)
+        products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
+        weights = Weights(checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset)
         size = (architecture.vocabulary, architecture.hidden)
         self._embedding = weights.table("model.embed_tokens.weight", size)
         # Rounded as transformers rounds it: the checkpoint was trained so.
@@ -47,9 +60,9 @@ class Decoder:
         self._norm = weights.norm("model.norm.weight", architecture.hidden)
         # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
         tied = architecture.tied or "lm_head.weight" not in checkpoint
-        head = self._embedding if tied else checkpoint.tensor("lm_head.weight", size, dtype)
-        self._head = weights.linear(head.float(), None, samples_max)
-        self.steady, self.nbytes = weights.steady, weights.nbytes
+        self._head = weights.head("model.embed_tokens" if tied else "lm_head", size, samples_max)
+        self.steady, self.nbytes = products.steady, weights.nbytes
+        self.scratch_bytes = products.scratch_bytes(rows_max)
 
     def logits(self, operations: Operations, rows: Integers | None) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""

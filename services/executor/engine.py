@@ -12,6 +12,7 @@ from noria.proto.execution import Geometry
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.decoder import Decoder
 from noria.services.executor.families import architecture
@@ -35,7 +36,10 @@ _PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What loading found out. steady: every matrix product gives a row the same bits in any batch."""
+    """What loading found out. steady: every matrix product gives a row the same bits in any batch.
+
+    kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing.
+    """
 
     shape: Shape
     geometry: Geometry
@@ -43,6 +47,8 @@ class Loaded(msgspec.Struct, frozen=True):
     memory: Memory
     load_s: float
     steady: bool
+    kernels: str = ""
+    unkept: str = ""
 
 
 class Engine:
@@ -98,7 +104,11 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     family = architecture(folder)
     dtype = pick_dtype(config.model.dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
-    decoder = Decoder(family, Checkpoint(folder), dtype, config.max_batch_tokens, config.max_slots)
+    computing = choose(config.kernels, config.quantization)
+    products, packed = computing.products(config, folder, dtype, threads)
+    rows_max, samples_max = config.max_batch_tokens, config.max_slots
+    decoder = Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, products, packed)
+    unkept = packed.keep()
     shape = Shape(
         max_slots=config.max_slots,
         max_batch_tokens=config.max_batch_tokens,
@@ -109,11 +119,12 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
         groups=cache_groups(family.windows, context, config.max_batch_tokens, config.page_size),
     )
     chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
-    rest = footprint(family, shape, dtype.itemsize, converts=cache_dtype != dtype)
+    rest = footprint(family, shape, dtype.itemsize, converts=cache_dtype != dtype, products=decoder.scratch_bytes)
     shape, memory = sized(config, shape, chunk_bytes, free, decoder.nbytes, rest)
     engine = Engine(decoder, shape, cache_dtype)
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)
-    return engine, Loaded(shape, geometry, threads, memory, time.monotonic() - began, decoder.steady)
+    load_s = time.monotonic() - began
+    return engine, Loaded(shape, geometry, threads, memory, load_s, decoder.steady, computing.name, unkept)
 
 
 def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:

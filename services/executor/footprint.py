@@ -25,10 +25,15 @@ class Footprint(msgspec.Struct, frozen=True):
         return self.activations + self.logits + self.buffers + self.bookkeeping
 
 
-def footprint(architecture: Architecture, shape: Shape, item_bytes: int, *, converts: bool) -> Footprint:
-    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes."""
+def footprint(
+    architecture: Architecture, shape: Shape, item_bytes: int, *, converts: bool, products: int = 0
+) -> Footprint:
+    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes.
+
+    products: what a matrix product takes beside its input and output.
+    """
     return Footprint(
-        activations=_activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1),
+        activations=products + _activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1),
         logits=_LOGIT_COPIES * shape.max_slots * architecture.vocabulary * 4,
         buffers=2 * _buffers(shape),
         bookkeeping=_bookkeeping(architecture, shape),

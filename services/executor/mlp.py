@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Linear
 from noria.services.executor.operations import Operations
+from noria.services.executor.products import Linear
 from noria.services.executor.weights import Weights
 
 

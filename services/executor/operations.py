@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from noria.services.executor.batch import Batch
-from noria.services.executor.linear import Linear
+from noria.services.executor.products import Linear
 from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.shape import Integers
 

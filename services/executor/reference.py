@@ -13,7 +13,7 @@ from noria.services.executor.attention import singles_attention, span_attention
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Linear
+from noria.services.executor.products import Linear
 from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.sampling import sample
 from noria.services.executor.shape import Integers, Shape
@@ -117,7 +117,7 @@ class ReferenceOperations:
         """Float32 products of the head."""
         picked = torch.from_numpy(rows)
         normed, _ = self.add_norm(x.index_select(0, picked), residual.index_select(0, picked), weight)
-        return self.linear(normed.float(), head)
+        return self.linear(normed, head)
 
     def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
         """Sample row by row."""

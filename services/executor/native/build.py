@@ -65,7 +65,7 @@ def build(target: Path, objects: Path | None = None) -> None:
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     x86 = platform.machine() in ("x86_64", "AMD64")
     levels = LEVELS if x86 else {"portable": ()}
-    units = [
+    units: list[tuple[Path, tuple[str, ...]]] = [
         (source, (f"-DNORIA_LEVEL={level}", *flags))
         for level, flags in reversed(levels.items())
         for source in sorted(FOLDER.glob("*.cpp"))
@@ -76,7 +76,7 @@ def build(target: Path, objects: Path | None = None) -> None:
         folder = objects or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = list(pool.map(lambda unit: _compiled(compiler, *unit, folder), units))
+            made = list(pool.map(lambda unit: _compiled(compiler, unit[0], unit[1], folder), units))
         target.parent.mkdir(parents=True, exist_ok=True)
         # Into place at once: a process that runs the old library keeps it.
         linked = target.with_name(f"{target.name}.{os.getpid()}")

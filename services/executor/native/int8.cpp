@@ -105,9 +105,10 @@ struct Tile {
 };
 
 template <class Number>
-void product(const NoriaLinear& linear, const Number* x, void* y, int64_t rows, void* scratch, int32_t threads) {
+void product(const NoriaLinear& linear, const Number* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+             int32_t threads) {
   const Quantised quantised = quantise_rows(x, rows, linear.inputs, scratch, threads);
-  if (linear.output_type == NORIA_FLOAT32)
+  if (y_type == NORIA_FLOAT32)
     tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<float>{linear, quantised, (float*)y});
   else
     tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<bf16>{linear, quantised, (bf16*)y});
@@ -151,9 +152,10 @@ void pack(const NoriaLinear& linear, const Source* source, int32_t threads) {
 
 }  // namespace
 
-void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t rows, void* scratch, int32_t threads) {
-  if (linear.input_type == NORIA_FLOAT32) product(linear, (const float*)x, y, rows, scratch, threads);
-  else product(linear, (const bf16*)x, y, rows, scratch, threads);
+void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+                  int32_t threads) {
+  if (linear.input_type == NORIA_FLOAT32) product(linear, (const float*)x, y, y_type, rows, scratch, threads);
+  else product(linear, (const bf16*)x, y, y_type, rows, scratch, threads);
 }
 
 void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int32_t threads) {

@@ -5,11 +5,12 @@ and sizes and check nothing; what they mean is said in api.h.
 """
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Final
 
 # Before the kernels, so that both share the OpenMP pool of the libgomp that torch brings.
-import torch  # noqa: F401
+import torch
 
 from noria.services.executor.native.build import FOLDER, LEVELS, LIBRARY, digest
 
@@ -35,7 +36,6 @@ class LinearArguments(ctypes.Structure):
         ("inputs", _SIZE),
         ("type", _SIZE),
         ("input_type", _SIZE),
-        ("output_type", _SIZE),
     )
 
 
@@ -50,8 +50,15 @@ class Kernels:
             function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]  # a ctypes function
             return function
 
-        self.linear = bound("linear", _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)
+        self.linear = bound("linear", _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE)
         self.pack = bound("pack", _POINTER, _POINTER, _SIZE, _SIZE)
+        self.sample = bound("sample", _POINTER, _POINTER, _SIZE)
+        self._sample_scratch_bytes = getattr(library, f"noria_{level}_sample_scratch_bytes")
+        self._sample_scratch_bytes.argtypes, self._sample_scratch_bytes.restype = (_SIZE,), _SIZE
+
+    def sample_scratch_bytes(self, vocabulary: int) -> int:
+        """What `sample` needs for each row that it works on at once."""
+        return int(self._sample_scratch_bytes(vocabulary))
 
 
 def open_kernels(level: str = "auto") -> Kernels:
@@ -72,6 +79,13 @@ def levels() -> list[str]:
     return [each for each in LEVELS if library.noria_runs(each.encode())]
 
 
+def checksum(array: torch.Tensor) -> int:
+    """A number that identifies the content of a dense uint8 tensor; no protection against intent."""
+    assert array.dtype == torch.uint8 and array.is_contiguous()
+    return int(_library().noria_checksum(array.data_ptr(), array.numel()))
+
+
+@functools.cache
 def _library() -> ctypes.CDLL:
     path = FOLDER / LIBRARY
     if not path.exists():
@@ -84,6 +98,7 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise KernelsUnavailableError(f"the kernels cannot be loaded: {error}") from error
     library.noria_digest.restype = ctypes.c_char_p
+    library.noria_checksum.argtypes, library.noria_checksum.restype = (_POINTER, _SIZE), ctypes.c_uint64
     if library.noria_digest() != digest().encode():
         raise KernelsUnavailableError(
             "the kernels were built from other sources; `python -m noria.services.executor.native.build` builds them again"

@@ -77,10 +77,10 @@ struct Tile {
 };
 
 template <class Kind>
-void product(const NoriaLinear& linear, const void* x, void* y, int64_t rows, int32_t threads) {
+void product(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, int32_t threads) {
   using Number = typename Kind::Number;
   const Number* numbers = (const Number*)x;
-  if (linear.output_type == NORIA_FLOAT32)
+  if (y_type == NORIA_FLOAT32)
     tiles<ROWS_MAX>(rows, linear.outputs, threads, Tile<Kind, float>{linear, numbers, (float*)y});
   else
     tiles<ROWS_MAX>(rows, linear.outputs, threads, Tile<Kind, bf16>{linear, numbers, (bf16*)y});
@@ -109,10 +109,12 @@ void pack_panels(const NoriaLinear& linear, const Source* source, int32_t thread
 
 using namespace noria::NORIA_LEVEL;
 
-void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t rows, void* scratch, int64_t threads) {
-  if (linear->type == NORIA_INT8) product_int8(*linear, x, y, rows, scratch, int32_t(threads));
-  else if (linear->type == NORIA_BFLOAT16) product<Bfloat16>(*linear, x, y, rows, int32_t(threads));
-  else product<Float32>(*linear, x, y, rows, int32_t(threads));
+void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+                          int64_t threads) {
+  const int32_t most = int32_t(threads);
+  if (linear->type == NORIA_INT8) product_int8(*linear, x, y, y_type, rows, scratch, most);
+  else if (linear->type == NORIA_BFLOAT16) product<Bfloat16>(*linear, x, y, y_type, rows, most);
+  else product<Float32>(*linear, x, y, y_type, rows, most);
 }
 
 void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t threads) {

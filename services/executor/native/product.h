@@ -10,7 +10,8 @@
 
 namespace noria::NORIA_LEVEL {
 
-void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t rows, void* scratch, int32_t threads);
+void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+                  int32_t threads);
 void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int32_t threads);
 
 namespace {

@@ -1,0 +1,167 @@
+"""Products by the native kernels: weights packed once, in float32, bfloat16 or int8."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from noria.services.executor.native.library import Kernels, LinearArguments
+from noria.services.executor.packed import PackedWeights
+from noria.services.executor.products import Matrix
+
+PANEL: Final = 32
+"""Outputs that lie together; see api.h."""
+
+GROUP: Final = 32
+"""Inputs that share an int8 scale."""
+
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+"""Element types as the kernels number them."""
+
+
+class Scratch:
+    """Memory that one product at a time works in; grows to what the largest one takes."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, size: int) -> int:
+        """Address of so many bytes of whatever content."""
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory.data_ptr()
+
+
+class NativeLinear:
+    """A `Linear` over packed weights. x is dense, in the dtype that it was made for."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        arguments: LinearArguments,
+        arrays: list[torch.Tensor],
+        scratch: Scratch,
+        threads: int,
+        dtype: torch.dtype,
+        results: torch.dtype,
+    ) -> None:
+        self.inputs: int = arguments.inputs
+        self.outputs: int = arguments.outputs
+        self.row_bytes = scratch_row_bytes(self.inputs) if arguments.type == TYPES[torch.int8] else 0
+        self._kernel = kernels.linear
+        self._arguments = arguments
+        self._address = ctypes.addressof(arguments)
+        self._arrays = arrays  # the arguments hold their addresses
+        self._scratch = scratch
+        self._threads = threads
+        self._dtype, self._results = dtype, results
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs]."""
+        out = torch.empty(x.shape[0], self.outputs, dtype=self._results)
+        self.into(x, out)
+        return out
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """The same into `out`."""
+        rows = x.shape[0]
+        assert x.dtype == self._dtype and x.is_contiguous() and x.shape[1] == self.inputs
+        assert out.is_contiguous() and out.shape == (rows, self.outputs)
+        scratch = self._scratch.address(rows * self.row_bytes) if self.row_bytes else None
+        self._kernel(self._address, x.data_ptr(), out.data_ptr(), TYPES[out.dtype], rows, scratch, self._threads)
+
+
+class NativeProducts:
+    """Makes products for activations of one dtype. quantization: none or int8."""
+
+    def __init__(
+        self, kernels: Kernels, dtype: torch.dtype, quantization: str, packed: PackedWeights, threads: int
+    ) -> None:
+        self.steady = True
+        self.nbytes = 0
+        self._kernels = kernels
+        self._dtype = dtype
+        self._type = torch.int8 if quantization == "int8" else dtype
+        self._packed = packed
+        self._threads = threads
+        self._scratch = Scratch()
+        self._row_bytes = 0
+
+    def scratch_bytes(self, rows_max: int) -> int:
+        """Quantised rows."""
+        return rows_max * self._row_bytes
+
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False) -> NativeLinear:
+        """A product ready for use."""
+        del rows_max
+        arguments = LinearArguments(
+            outputs=matrix.outputs, inputs=matrix.inputs, type=TYPES[self._type], input_type=TYPES[self._dtype]
+        )
+        name = ("logits." if logits else "") + matrix.name
+        arrays = self._weights(name, matrix, arguments)
+        if matrix.bias:
+            arrays.append(self._packed.array(f"{name}.bias", lambda: _filled_up(matrix)))
+            arguments.bias = arrays[-1].data_ptr()
+        self.nbytes += sum(array.nbytes for array in arrays)
+        results = torch.float32 if logits else self._dtype
+        made = NativeLinear(self._kernels, arguments, arrays, self._scratch, self._threads, self._dtype, results)
+        self._row_bytes = max(self._row_bytes, made.row_bytes)
+        return made
+
+    def _weights(self, name: str, matrix: Matrix, arguments: LinearArguments) -> list[torch.Tensor]:
+        """Packed weights, scales and sums as far as there are any; their addresses are written into the arguments."""
+        shapes = _shapes(matrix, self._type)
+        made: dict[str, torch.Tensor] = {}
+
+        def make(part: str) -> Callable[[], torch.Tensor]:
+            def found() -> torch.Tensor:
+                if not made:
+                    made.update(self._pack(matrix, arguments, shapes))
+                return made[part]
+
+            return found
+
+        arrays = [self._packed.array(f"{name}.{part}", make(part)) for part in shapes]
+        for part, array in zip(shapes, arrays, strict=True):
+            setattr(arguments, part, array.data_ptr())
+        return arrays
+
+    def _pack(
+        self, matrix: Matrix, arguments: LinearArguments, shapes: dict[str, tuple[int, torch.dtype]]
+    ) -> dict[str, torch.Tensor]:
+        made = {part: torch.empty(count, dtype=dtype) for part, (count, dtype) in shapes.items()}
+        for part, array in made.items():
+            setattr(arguments, part, array.data_ptr())
+        source = matrix.weights()
+        if source.dtype not in (torch.float32, torch.bfloat16):
+            source = source.float()
+        self._kernels.pack(ctypes.addressof(arguments), source.data_ptr(), TYPES[source.dtype], self._threads)
+        return made
+
+
+def scratch_row_bytes(inputs: int) -> int:
+    """What a row of int8 products takes: a byte for each input, two float32 for each group."""
+    return -(-inputs // GROUP) * (GROUP + 8)
+
+
+def _shapes(matrix: Matrix, dtype: torch.dtype) -> dict[str, tuple[int, torch.dtype]]:
+    """Number and dtype of the elements of each packed array, by its name in the arguments."""
+    outputs = -(-matrix.outputs // PANEL) * PANEL
+    if dtype == torch.int8:
+        groups = outputs * -(-matrix.inputs // GROUP)
+        return {
+            "weights": (groups * GROUP, torch.int8),
+            "scales": (groups, torch.float16),
+            "sums": (groups, torch.int16),
+        }
+    step = 4 // dtype.itemsize
+    return {"weights": (outputs * -(-matrix.inputs // step) * step, dtype)}
+
+
+def _filled_up(matrix: Matrix) -> torch.Tensor:
+    bias = torch.zeros(-(-matrix.outputs // PANEL) * PANEL)
+    given = matrix.biases(torch.float32)
+    assert given is not None
+    bias[: matrix.outputs] = given
+    return bias
