@@ -18,6 +18,7 @@ Kernel = Callable[..., None]
 
 _POINTER: Final = ctypes.c_void_p
 _SIZE: Final = ctypes.c_int64
+_REAL: Final = ctypes.c_double
 
 
 class KernelsUnavailableError(Exception):
@@ -39,6 +40,44 @@ class LinearArguments(ctypes.Structure):
     )
 
 
+class SlicesArguments(ctypes.Structure):
+    """NoriaSlices of api.h."""
+
+    _fields_ = (("starts", _POINTER), ("lengths", _POINTER), ("rows", _POINTER), ("count", _SIZE))
+
+
+class PagesArguments(ctypes.Structure):
+    """NoriaPages of api.h."""
+
+    _fields_ = (
+        ("table", _POINTER),
+        ("entries", _SIZE),
+        ("ring", _SIZE),
+        ("window", _SIZE),
+        ("write_slots", _POINTER),
+    )
+
+
+class CacheArguments(ctypes.Structure):
+    """NoriaCache of api.h."""
+
+    _fields_ = (
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("page_bytes", _SIZE),
+        ("page_size", _SIZE),
+        ("kv_heads", _SIZE),
+        ("head_dim", _SIZE),
+        ("type", _SIZE),
+    )
+
+
+class HeadsArguments(ctypes.Structure):
+    """NoriaHeads of api.h."""
+
+    _fields_ = (("heads", _SIZE), ("type", _SIZE), ("scale", _REAL), ("cap", _REAL))
+
+
 class Kernels:
     """The functions of one level. Each releases the interpreter while it runs."""
 
@@ -52,9 +91,23 @@ class Kernels:
 
         self.linear = bound("linear", _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE)
         self.pack = bound("pack", _POINTER, _POINTER, _SIZE, _SIZE)
+        self.embed = bound("embed", _POINTER, _SIZE, _POINTER, _REAL, _POINTER, _SIZE, _SIZE, _SIZE)
+        self.add_norm = bound(
+            "add_norm", _POINTER, _POINTER, _POINTER, _REAL, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE
+        )
+        self.norm = bound("norm", _POINTER, _POINTER, _REAL, _SIZE, _SIZE, _SIZE)
+        self.rotate_write = bound("rotate_write", *[_POINTER] * 8, _REAL, _POINTER, _SIZE, _SIZE)
+        self.attention = bound("attention", *[_POINTER] * 7, _SIZE)
+        self.gated = bound("gated", _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)
+        self._attention_scratch = getattr(library, f"noria_{level}_attention_scratch")
+        self._attention_scratch.argtypes, self._attention_scratch.restype = (*[_POINTER] * 4, _SIZE), _SIZE
         self.sample = bound("sample", _POINTER, _POINTER, _SIZE)
         self._sample_scratch_bytes = getattr(library, f"noria_{level}_sample_scratch_bytes")
         self._sample_scratch_bytes.argtypes, self._sample_scratch_bytes.restype = (_SIZE,), _SIZE
+
+    def attention_scratch_bytes(self, heads: int, cache: int, slices: int, pages: int, threads: int) -> int:
+        """What `attention` needs for a step; all but threads are addresses of its arguments."""
+        return int(self._attention_scratch(heads, cache, slices, pages, threads))
 
     def sample_scratch_bytes(self, vocabulary: int) -> int:
         """What `sample` needs for each row that it works on at once."""
