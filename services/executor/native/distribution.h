@@ -15,7 +15,9 @@ namespace {
 constexpr int VECTORS = 16;               // in a block
 constexpr int BLOCK = VECTORS * LANES;    // logits
 constexpr int SPAN_BLOCKS = 16;           // what one thread takes of a row that is shared among threads
-constexpr float SCORE_MIN = -126;
+constexpr float SCORE_MIN = -126, ABOVE_MIN = -0x1.f7fffep6f;  // weighs nothing; the next float, which does
+
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // score = (logit - top) * scale
 struct Scale {
@@ -48,7 +50,7 @@ INLINE Floats weights(Floats scores) {
   power = power * part + splat(0x1.ebf9bcp-3f);
   power = power * part + splat(0x1.62e42ap-1f);
   power = power * part + splat(1.f);
-  return zero_below(clipped, splat(nextafterf(SCORE_MIN, 0)), scaled(power, whole));
+  return zero_below(clipped, splat(ABOVE_MIN), scaled(power, whole));
 }
 
 // A block's logits; those of the last one are copied to `spare`, filled up with -inf.
@@ -103,21 +105,8 @@ static double total_of(const Row& row) {
   return total;
 }
 
-static void append(Candidates& c, int32_t first, Floats score, uint32_t lanes) {
-  float found[LANES];
-  if (lanes == 0xffff) {
-    store(c.scores + c.count, score);
-    for (int lane = 0; lane < LANES; ++lane) c.ids[c.count + lane] = first + lane;
-    c.count += LANES;
-    return;
-  }
-  store(found, score);
-  for (; lanes; lanes &= lanes - 1) {
-    const int lane = __builtin_ctz(lanes);
-    c.ids[c.count] = first + lane;
-    c.scores[c.count++] = found[lane];
-  }
-}
+// As many bits as there are numbers left for a vector.
+INLINE uint32_t first_bits(int64_t left) { return left >= LANES ? 0xffff : left > 0 ? (1u << left) - 1 : 0; }
 
 static void fill_up(Candidates& c) { store(c.scores + c.count, splat(-INFINITY)); }
 
@@ -130,10 +119,10 @@ static void gather(const Row& row, Scale s, float least, Candidates& c) {
     const float* logits = block_at(row, block, spare);
     for (int i = 0; i < VECTORS; ++i) {
       const Floats score = scores(load(logits + i * LANES), s);
-      uint32_t lanes = at_least(score, splat(least));
-      const int64_t first = block * BLOCK + i * LANES, left = row.vocabulary - first;
-      if (left < LANES) lanes &= left > 0 ? (1u << left) - 1 : 0;
-      if (lanes) append(c, int32_t(first), score, lanes);
+      const int64_t first = block * BLOCK + i * LANES;
+      const uint32_t lanes = at_least(score, splat(least)) & first_bits(row.vocabulary - first);
+      pack(c.ids + c.count, ascending(int32_t(first)), lanes);
+      c.count += pack(c.scores + c.count, score, lanes);
     }
   }
   fill_up(c);
@@ -141,11 +130,12 @@ static void gather(const Row& row, Scale s, float least, Candidates& c) {
 
 static void keep(Candidates& c, float least) {
   int64_t kept = 0;
-  for (int64_t i = 0; i < c.count; ++i)
-    if (c.scores[i] >= least) {
-      c.ids[kept] = c.ids[i];
-      c.scores[kept++] = c.scores[i];
-    }
+  for (int64_t i = 0; i < c.count; i += LANES) {
+    const Floats score = load(c.scores + i);
+    const uint32_t lanes = at_least(score, splat(least)) & first_bits(c.count - i);
+    pack(c.ids + kept, load_ints(c.ids + i), lanes);
+    kept += pack(c.scores + kept, score, lanes);
+  }
   c.count = kept;
   fill_up(c);
 }
@@ -166,6 +156,12 @@ static double mass_from(const float* scores, const float* weights, int64_t count
   return sum(mass);
 }
 
+static int64_t count_from(const float* numbers, int64_t count, float least) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; i += LANES) found += __builtin_popcount(at_least(load(numbers + i), splat(least)));
+  return found;
+}
+
 // A float by its rank among all: unsigned numbers ordered as the floats are.
 INLINE float by_rank(uint32_t rank) {
   const uint32_t bits = rank & 0x80000000 ? rank & 0x7fffffff : ~rank;
@@ -174,50 +170,60 @@ INLINE float by_rank(uint32_t rank) {
   return x;
 }
 
+// What is no number has ranks beyond both infinities.
+INLINE bool x_is_below(uint32_t rank) { return !(rank & 0x80000000); }
+
 // The highest x for which passes(x) holds, which holds for all below; only the first `bits` of its rank are found, the
 // others are zero. -inf when there is none.
 template <class Passes>
 INLINE float highest(int bits, Passes passes) {
   uint32_t rank = 0;
-  for (int bit = 31; bit > 31 - bits; --bit)
-    if (passes(by_rank(rank | 1u << bit))) rank |= 1u << bit;
+  for (int bit = 31; bit > 31 - bits; --bit) {
+    const uint32_t higher = rank | 1u << bit;
+    const float x = by_rank(higher);
+    if (x == x ? passes(x) : x_is_below(higher)) rank = higher;
+  }
   const float x = by_rank(rank);
   return x >= -FLT_MAX ? x : -INFINITY;
 }
 
 // The k-th largest of numbers that are filled up with -inf to whole vectors; of fewer bits, a number just below it.
 static float kth_largest(const float* numbers, int64_t count, int64_t k, int bits) {
-  return highest(bits, [=](float x) __attribute__((always_inline)) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; i += LANES) found += __builtin_popcount(at_least(load(numbers + i), splat(x)));
-    return found >= k;
-  });
+  return highest(bits, [=](float x) __attribute__((always_inline)) { return count_from(numbers, count, x) >= k; });
 }
 
 // The score at which the likeliest candidates first hold a mass; the least one's where all of them do not.
 //
 // The score is bracketed by halving until few candidates are left between the bounds; those are searched by rank.
-static float least_with_mass(const Candidates& c, double wanted, float* spare_scores, float* spare_weights) {
-  float low = SCORE_MIN, high = 1;  // from low up there is enough, from high up there is not
-  for (int round = 0; round < 20 && c.count > 2048; ++round) {
+static float least_with_mass(const Candidates& c, double wanted, float low, float* spare_scores, float* spare_weights) {
+  float high = 1;  // from low up there is enough, from high up there is not
+  double above = 0;
+  int64_t left = c.count, passed = 0;
+  for (int64_t few = 1024; left > few; few += 256) {
     const float middle = (low + high) / 2;
-    (mass_from(c.scores, c.weights, c.count, middle) >= wanted ? low : high) = middle;
+    const double mass = mass_from(c.scores, c.weights, c.count, middle);
+    const int64_t passing = count_from(c.scores, c.count, middle);
+    if (mass >= wanted) {
+      low = middle, left = passing - passed;
+    } else {
+      high = middle, above = mass, left -= passing - passed, passed = passing;
+    }
   }
-  const double above = mass_from(c.scores, c.weights, c.count, high);
   int64_t count = 0;
-  float least = INFINITY;
-  for (int64_t i = 0; i < c.count; ++i) {
-    const bool between = c.scores[i] >= low && c.scores[i] < high;
-    spare_scores[count] = c.scores[i];
-    spare_weights[count] = c.weights[i];
-    count += between;
-    if (c.scores[i] < least) least = c.scores[i];
+  Floats lowest = splat(INFINITY);
+  for (int64_t i = 0; i < c.count; i += LANES) {
+    const Floats score = load(c.scores + i);
+    const uint32_t lanes = at_least(score, splat(low)) & ~at_least(score, splat(high));
+    pack(spare_weights + count, load(c.weights + i), lanes);
+    count += pack(spare_scores + count, score, lanes);
+    lowest = minimum(first_lanes(int(smaller(LANES, c.count - i)), score, lowest), lowest);
   }
   store(spare_scores + count, splat(-INFINITY));
   store(spare_weights + count, splat(0.f));
   const float found = highest(32, [=](float x) __attribute__((always_inline)) {
     return above + mass_from(spare_scores, spare_weights, count, x) >= wanted;
   });
+  const float least = smallest(lowest);
   return found > least ? found : least;
 }
 
@@ -237,14 +243,15 @@ static int64_t draw_candidate(const Candidates& c, float least, double uniform) 
     store(c.weights + i, zero_below(load(c.scores + i), splat(least), load(c.weights + i)));
   const double target = uniform * mass_from(c.scores, c.weights, c.count, -INFINITY);
   double before = 0;
-  int64_t first = 0;
-  for (; first + BLOCK < c.count; first += BLOCK) {
-    const double mass = mass_from(c.scores + first, c.weights + first, BLOCK, -INFINITY);
+  int64_t block = 0, last = 0;
+  for (; block < c.count; block += BLOCK) {
+    const double mass = mass_from(c.scores + block, c.weights + block, smaller(BLOCK, c.count - block), -INFINITY);
+    if (mass > 0) last = block;
     if (before + mass > target) break;
     before += mass;
   }
-  const int64_t left = c.count - first;
-  return c.ids[first + exceeds(c.weights + first, left, target, before)];
+  if (block >= c.count) block = last;
+  return c.ids[block + exceeds(c.weights + block, smaller(BLOCK, c.count - block), target, before)];
 }
 
 // One token of the whole row, among those with scores of at least `least`, whose masses have been found.

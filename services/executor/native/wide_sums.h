@@ -1,6 +1,9 @@
-// What sampling needs beyond vector.h: sums in float64, and which lanes pass a limit.
+// What sampling needs beyond vector.h: sums in float64, which lanes pass a limit, and only those.
 //
 //   at_least(a, b)        a bit for each lane, the first one lowest, of a >= b; no number passes none
+//   pack(p, x, lanes)     the lanes of x whose bits are set, one after the other, to float* or int32_t*; what follows them in
+//                         the room of a whole vector means nothing; returns how many
+//   ascending(first)      Ints first, first + 1, ...
 //   Doubles               sixteen sums; add(sums, x) adds each lane of x, sum(sums) joins them in halves, quarters, ...
 
 #pragma once
@@ -12,6 +15,18 @@ namespace {
 #if defined(NORIA_AVX512)
 
 INLINE uint32_t at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ); }
+
+INLINE int pack(float* p, Floats x, uint32_t lanes) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(lanes, (__m512)x));
+  return __builtin_popcount(lanes);
+}
+INLINE int pack(int32_t* p, Ints x, uint32_t lanes) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(lanes, (__m512i)x));
+  return __builtin_popcount(lanes);
+}
+INLINE Ints ascending(int32_t first) {
+  return splat(first) + (Ints)_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
 
 struct Doubles {
   __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
@@ -65,6 +80,30 @@ INLINE void add(Doubles& sums, Floats x) {
   for (int i = 0; i < LANES; ++i) sums.lane[i] += lanes[i];
 }
 INLINE void store(double* p, const Doubles& sums) { memcpy(p, sums.lane, sizeof sums.lane); }
+
+#endif
+
+#if !defined(NORIA_AVX512)
+
+template <class Lanes, class T>
+INLINE int packed(T* p, Lanes x, uint32_t lanes) {
+  if (!lanes) return 0;
+  T all[LANES];
+  memcpy(all, &x, sizeof all);
+  int count = 0;
+  for (int lane = 0; lane < LANES; ++lane) {
+    p[count] = all[lane];
+    count += lanes >> lane & 1;
+  }
+  return count;
+}
+INLINE int pack(float* p, Floats x, uint32_t lanes) { return packed(p, x, lanes); }
+INLINE int pack(int32_t* p, Ints x, uint32_t lanes) { return packed(p, x, lanes); }
+INLINE Ints ascending(int32_t first) {
+  int32_t lanes[LANES];
+  for (int lane = 0; lane < LANES; ++lane) lanes[lane] = first + lane;
+  return load_ints(lanes);
+}
 
 #endif
 
