@@ -1,7 +1,6 @@
 """Products by the native kernels: weights packed once, in float32, bfloat16 or int8."""
 
 import ctypes
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -99,7 +98,8 @@ class NativeProducts:
             outputs=matrix.outputs, inputs=matrix.inputs, type=TYPES[self._type], input_type=TYPES[self._dtype]
         )
         name = ("logits." if logits else "") + matrix.name
-        arrays = self._weights(name, matrix, arguments)
+        arrays = [self._packed.array(f"{name}.weight", lambda: self._pack(matrix, arguments))]
+        arguments.weights = arrays[0].data_ptr()
         if matrix.bias:
             arrays.append(self._packed.array(f"{name}.bias", lambda: _filled_up(matrix)))
             arguments.bias = arrays[-1].data_ptr()
@@ -109,35 +109,14 @@ class NativeProducts:
         self._row_bytes = max(self._row_bytes, made.row_bytes)
         return made
 
-    def _weights(self, name: str, matrix: Matrix, arguments: LinearArguments) -> list[torch.Tensor]:
-        """Packed weights, scales and sums as far as there are any; their addresses are written into the arguments."""
-        shapes = _shapes(matrix, self._type)
-        made: dict[str, torch.Tensor] = {}
-
-        def make(part: str) -> Callable[[], torch.Tensor]:
-            def found() -> torch.Tensor:
-                if not made:
-                    made.update(self._pack(matrix, arguments, shapes))
-                return made[part]
-
-            return found
-
-        arrays = [self._packed.array(f"{name}.{part}", make(part)) for part in shapes]
-        for part, array in zip(shapes, arrays, strict=True):
-            setattr(arguments, part, array.data_ptr())
-        return arrays
-
-    def _pack(
-        self, matrix: Matrix, arguments: LinearArguments, shapes: dict[str, tuple[int, torch.dtype]]
-    ) -> dict[str, torch.Tensor]:
-        made = {part: torch.empty(count, dtype=dtype) for part, (count, dtype) in shapes.items()}
-        for part, array in made.items():
-            setattr(arguments, part, array.data_ptr())
+    def _pack(self, matrix: Matrix, arguments: LinearArguments) -> torch.Tensor:
+        packed = torch.empty(_packed_bytes(matrix, self._type), dtype=torch.uint8)
+        arguments.weights = packed.data_ptr()
         source = matrix.weights()
         if source.dtype not in (torch.float32, torch.bfloat16):
             source = source.float()
         self._kernels.pack(ctypes.addressof(arguments), source.data_ptr(), TYPES[source.dtype], self._threads)
-        return made
+        return packed
 
 
 def scratch_row_bytes(inputs: int) -> int:
@@ -145,18 +124,11 @@ def scratch_row_bytes(inputs: int) -> int:
     return -(-inputs // GROUP) * (GROUP + 8)
 
 
-def _shapes(matrix: Matrix, dtype: torch.dtype) -> dict[str, tuple[int, torch.dtype]]:
-    """Number and dtype of the elements of each packed array, by its name in the arguments."""
+def _packed_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
     outputs = -(-matrix.outputs // PANEL) * PANEL
     if dtype == torch.int8:
-        groups = outputs * -(-matrix.inputs // GROUP)
-        return {
-            "weights": (groups * GROUP, torch.int8),
-            "scales": (groups, torch.float16),
-            "sums": (groups, torch.int16),
-        }
-    step = 4 // dtype.itemsize
-    return {"weights": (outputs * -(-matrix.inputs // step) * step, dtype)}
+        return outputs * -(-matrix.inputs // GROUP) * (GROUP + 4)
+    return outputs * -(-matrix.inputs * dtype.itemsize // 4) * 4
 
 
 def _filled_up(matrix: Matrix) -> torch.Tensor:

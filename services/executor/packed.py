@@ -26,10 +26,7 @@ _MAGIC: Final = b"noria packed weights\n"
 _PAGE: Final = 4096
 _SAMPLES: Final = 64
 _TABLE_BYTES_MAX: Final = 64 << 20
-_DTYPES: Final = {
-    str(each).removeprefix("torch."): each
-    for each in (torch.float32, torch.bfloat16, torch.float16, torch.int16, torch.int8)
-}
+_DTYPES: Final = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16, torch.uint8)}
 
 
 class _Place(msgspec.Struct, frozen=True):

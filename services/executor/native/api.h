@@ -23,9 +23,8 @@ extern "C" {
 // y = x @ weights.T + bias. Packed weights lie in panels of 32 outputs, the last one filled up with zeros; along the
 // inputs a panel takes 128 bytes a step: 1 float32, 2 bfloat16 or 4 int8 inputs of each of its outputs.
 struct NoriaLinear {
-  const void* weights;   // [panels][steps][32][inputs in a step]
-  const void* scales;    // int8: half [panels][groups][32], a group is 32 inputs
-  const void* sums;      // int8: int16 [panels][groups][32], sums of a group's weights
+  const void* weights;   // [panels][steps][32][inputs in a step]; int8: [panels][groups of 32 inputs][1152 bytes], the
+                         // weights of a group as above, then of each output its scale (half) and sum of weights (int16)
   const float* bias;     // [panels * 32], or null
   int64_t outputs, inputs;
   int64_t type;          // of the weights
@@ -37,8 +36,8 @@ struct NoriaLinear {
 NORIA_EXPORT void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t y_type, int64_t rows,
                                        void* scratch, int64_t threads);
 
-// Fill `weights` (and int8: `scales` and `sums`) of a NoriaLinear, whose pointers are written through here, from a
-// matrix [outputs, inputs] of `source_type`.
+// Fill the `weights` of a NoriaLinear, which are written through its pointer, from a matrix [outputs, inputs] of
+// `source_type`: NORIA_FLOAT32 or NORIA_BFLOAT16.
 NORIA_EXPORT void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t threads);
 
 // Sampling, sampling.cpp ----------------------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ struct NoriaSampler {
   int64_t top;
 };
 
-// scratch: zeroed once, then left alone: rows_at_once of sample_scratch_bytes(vocabulary), rows_at_once = 2 * threads.
+// scratch: sample_scratch_bytes(vocabulary) for each thread, zeroed once and then left alone.
 NORIA_EXPORT void NORIA_KERNEL(sample)(const NoriaSampler* sampler, void* scratch, int64_t threads);
 NORIA_EXPORT int64_t NORIA_KERNEL(sample_scratch_bytes)(int64_t vocabulary);
 

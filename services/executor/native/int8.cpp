@@ -13,6 +13,13 @@
 namespace noria::NORIA_LEVEL {
 namespace {
 
+// A panel's weights of one group. What is used together lies together: one stream to read from memory.
+struct Block {
+  int8_t weights[GROUP / 4][PANEL][4];
+  half scales[PANEL];
+  int16_t sums[PANEL];
+};
+
 struct Range {
   float scale, least;
 };
@@ -59,10 +66,8 @@ struct Tile {
 
   template <int ROWS>
   __attribute__((noinline)) void run(int64_t row, int64_t output) const {
-    const int64_t groups = ceiling(linear.inputs, GROUP), first = output / PANEL * groups;
-    const char* w = (const char*)linear.weights + first * GROUP * PANEL + output % PANEL * 4;
-    const half* scales = (const half*)linear.scales + first * PANEL + output % PANEL;
-    const int16_t* sums = (const int16_t*)linear.sums + first * PANEL + output % PANEL;
+    const int64_t groups = ceiling(linear.inputs, GROUP), lane = output % PANEL;
+    const Block* block = (const Block*)linear.weights + output / PANEL * groups;
     const uint8_t* a = x.bytes + row * groups * GROUP;
     const Range* ranges = x.ranges + row * groups;
     Floats total[ROWS][WIDTH];
@@ -70,17 +75,17 @@ struct Tile {
     for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 2
       for (int j = 0; j < WIDTH; ++j) total[m][j] = splat(0.f);
-    for (int64_t group = 0; group < groups; ++group, scales += PANEL, sums += PANEL, ++ranges) {
+    for (int64_t group = 0; group < groups; ++group, ++block, ++ranges) {
       Ints c[ROWS][WIDTH];
 #pragma GCC unroll 6
       for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 2
         for (int j = 0; j < WIDTH; ++j) c[m][j] = splat(0);
 #pragma GCC unroll 8
-      for (int step = 0; step < GROUP / 4; ++step, a += 4, w += STEP_BYTES) {
+      for (int step = 0; step < GROUP / 4; ++step, a += 4) {
         Ints weights[WIDTH];
 #pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) weights[j] = load_ints(w + j * LANES * 4);
+        for (int j = 0; j < WIDTH; ++j) weights[j] = load_ints(block->weights[step][lane + j * LANES]);
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; ++m) {
           const Ints bytes = splat_word(a + m * groups * GROUP);
@@ -90,7 +95,8 @@ struct Tile {
       }
 #pragma GCC unroll 2
       for (int j = 0; j < WIDTH; ++j) {
-        const Floats scale = load(scales + j * LANES), sum = floats(load_ints16(sums + j * LANES)) * scale;
+        const Floats scale = load(block->scales + lane + j * LANES);
+        const Floats sum = floats(load_ints16(block->sums + lane + j * LANES)) * scale;
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; ++m) {
           const Range range = ranges[m * groups];
@@ -116,23 +122,23 @@ void product(const NoriaLinear& linear, const Number* x, void* y, int64_t y_type
 
 // One group of one output's weights.
 template <class Source>
-INLINE void pack_group(const Source* source, int64_t count, int8_t* place, half* scale, int16_t* total) {
+INLINE void pack_group(const Source* source, int64_t count, Block& block, int64_t lane) {
   float numbers[GROUP] = {}, most = 0;
   for (int64_t i = 0; i < count; ++i) {
     numbers[i] = to_float(source[i]);
     const float size = fabsf(numbers[i]);
     most = size > most ? size : most;
   }
-  *scale = to_half(most / 127.f);
-  const float kept = to_float(*scale);  // rounded by the scale as it is kept
+  block.scales[lane] = to_half(most / 127.f);
+  const float kept = to_float(block.scales[lane]);  // rounded by the scale as it is kept
   int sum = 0;
   for (int i = 0; i < GROUP; ++i) {
     float q = kept > 0 ? nearbyintf(numbers[i] / kept) : 0.f;
     q = q > 127.f ? 127.f : q < -127.f ? -127.f : q;
     sum += int(q);
-    place[i / 4 * STEP_BYTES + i % 4] = int8_t(q);
+    block.weights[i / 4][lane][i % 4] = int8_t(q);
   }
-  *total = int16_t(sum);
+  block.sums[lane] = int16_t(sum);
 }
 
 template <class Source>
@@ -141,11 +147,10 @@ void pack(const NoriaLinear& linear, const Source* source, int32_t threads) {
   parallel(threads, ceiling(linear.outputs, PANEL), [=, &linear](int64_t panel) {
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t lane = 0; lane < PANEL; ++lane) {
-        const int64_t output = panel * PANEL + lane, start = group * GROUP, place = (panel * groups + group) * PANEL;
+        const int64_t output = panel * PANEL + lane, start = group * GROUP;
         const int64_t count = output < linear.outputs ? least(GROUP, linear.inputs - start) : 0;
         pack_group(source + (count ? output * linear.inputs + start : 0), count,
-                   (int8_t*)linear.weights + place * GROUP + lane * 4, (half*)linear.scales + place + lane,
-                   (int16_t*)linear.sums + place + lane);
+                   ((Block*)linear.weights)[panel * groups + group], lane);
       }
   });
 }

@@ -30,8 +30,6 @@ class LinearArguments(ctypes.Structure):
 
     _fields_ = (
         ("weights", _POINTER),
-        ("scales", _POINTER),
-        ("sums", _POINTER),
         ("bias", _POINTER),
         ("outputs", _SIZE),
         ("inputs", _SIZE),
