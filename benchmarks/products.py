@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.threads == 1:
-        global clock
+        global clock  # noqa: PLW0603 - a script, which chooses its clock once
         clock = time.thread_time
     folder = Path(options.folder) if options.folder else resolve(load(None).model)
     shapes = matrices(architecture(folder), Checkpoint(folder))

@@ -30,7 +30,7 @@ struct Quantised {
 };
 
 template <class Number>
-INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes) {
+INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes, Floats& disease) {
   Number group[GROUP];
   if (count < GROUP) {  // filled up by a number that is there, which does not widen the range; the weights are 0 there
     for (int i = 0; i < GROUP; ++i) group[i] = x[i < count ? i : 0];
@@ -39,6 +39,7 @@ INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes) {
   const Floats low = load(x), high = load(x + LANES);
   const float from = smallest(minimum(low, high)), range = largest(maximum(low, high)) - from;
   const Floats to_bytes = splat(range > 0 ? 255.f / range : 0.f), first = splat(from);
+  disease = disease + (low - low) + (high - high);
   store_bytes(bytes, ints((low - first) * to_bytes));
   store_bytes(bytes + LANES, ints((high - first) * to_bytes));
   return {range / 255.f, from};
@@ -50,10 +51,13 @@ Quantised quantise_rows(const Number* x, int64_t rows, int64_t inputs, void* scr
   uint8_t* bytes = (uint8_t*)scratch;
   Range* ranges = (Range*)(bytes + rows * groups * GROUP);
   parallel(rows > 8 ? threads : 1, rows, [=](int64_t row) {
+    Floats disease = splat(0.f);
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t place = row * groups + group, start = group * GROUP;
-      ranges[place] = quantise(x + row * inputs + start, least(GROUP, inputs - start), bytes + place * GROUP);
+      ranges[place] = quantise(x + row * inputs + start, least(GROUP, inputs - start), bytes + place * GROUP, disease);
     }
+    // 0, but NaN when any number of the row is not finite: bytes would hide that.
+    ranges[row * groups].least += sum(disease);
   });
   return {bytes, ranges};
 }
