@@ -55,9 +55,8 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as create_connection makes it
         """The socket is there."""
-        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.usable = True
 

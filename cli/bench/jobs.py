@@ -51,7 +51,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 class _WorkloadLine(msgspec.Struct, frozen=True):
     prompt: str
-    output_tokens: int
+    max_tokens: int
 
 
 class _MooncakeLine(msgspec.Struct, frozen=True):
@@ -85,14 +85,14 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def read_workload(path: Path, skip: int, count: int | None) -> list[Job]:
-    """The jobs of a JSONL file whose lines have `prompt` and `output_tokens`. Raises UserError naming a bad line."""
+    """The jobs of a JSONL file whose lines have `prompt` and `max_tokens`. Raises UserError naming a bad line."""
     decoder = msgspec.json.Decoder(_WorkloadLine)
     jobs: list[Job] = []
     for number, line in _lines(path):
         entry = _decoded(decoder, line, path, number)
-        if entry.output_tokens < 1:
-            raise UserError(f"{path}, line {number}: output_tokens must be at least 1")
-        jobs.append(Job(len(jobs), entry.prompt, entry.output_tokens))
+        if entry.max_tokens < 1:
+            raise UserError(f"{path}, line {number}: max_tokens must be at least 1")
+        jobs.append(Job(len(jobs), entry.prompt, entry.max_tokens))
     chosen = jobs[skip : None if count is None else skip + count]
     if not chosen:
         raise UserError(f"{path} has {len(jobs)} requests: none is left after the first {skip}")

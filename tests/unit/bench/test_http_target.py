@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
+import uvloop
 from fakes.openai_server import OpenAiServer
 
 from noria.cli.bench.drive import Driven, drive
@@ -29,7 +30,8 @@ def measured(
             await target.close()
             return driven
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 def jobs_of(count: int, tokens: int = 4) -> list[Job]:

@@ -25,9 +25,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def test_a_workload_file_gives_its_prompts_in_order(tmp_path: Path) -> None:
-    lines = "".join(
-        f'{{"id": {n}, "prompt": "p{n}", "prompt_tokens": 1, "output_tokens": {n + 1}}}\n' for n in range(5)
-    )
+    lines = "".join(f'{{"id": {n}, "prompt": "p{n}", "prompt_tokens": 1, "max_tokens": {n + 1}}}\n' for n in range(5))
     path = written(tmp_path, "w.jsonl", lines)
     assert [(job.prompt, job.output_tokens) for job in read_workload(path, 1, 2)] == [("p1", 2), ("p2", 3)]
     assert len(read_workload(path, 0, None)) == 5
@@ -36,9 +34,9 @@ def test_a_workload_file_gives_its_prompts_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "a", "output_tokens": 1}\n{"prompt": 3}\n', "line 2"),
+        ('{"prompt": "a", "max_tokens": 1}\n{"prompt": 3}\n', "line 2"),
         ("nonsense\n", "line 1"),
-        ('{"prompt": "a", "output_tokens": 0}\n', "at least 1"),
+        ('{"prompt": "a", "max_tokens": 0}\n', "at least 1"),
         ("", "none is left"),
     ],
 )
