@@ -24,7 +24,7 @@ from noria.services.executor.native_operations import NativeOperations
 from noria.services.executor.operations import Operations
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
-from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
 from noria.services.executor.sizing import Memory, sized
 from noria.services.executor.stores import page_bytes
 from noria.shared.models import facts, resolve, served_names
@@ -96,8 +96,14 @@ class Engine:
     def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
         """Compute a batch up to its float32 logits [sampled rows, vocabulary]; None when it samples nothing.
 
-        everywhere: of all query tokens, for measuring.
+        They live until the next batch; those everywhere, of all query tokens, for measuring, live on.
         """
+        rows = np.arange(len(batch.token_ids)) if everywhere else batch.sampler.rows if batch.sampler else None
+        logits = self.logits_of(batch, rows)
+        return logits.clone() if everywhere and logits is not None else logits
+
+    def logits_of(self, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
+        """The logits of some query tokens."""
         with torch.inference_mode():
             self.cache.move(batch.swap_out, batch.copies, batch.swap_in)
             if not len(batch.token_ids):
@@ -105,10 +111,8 @@ class Engine:
             if len(batch.carry_rows):
                 slots = torch.from_numpy(batch.carry_slots)
                 torch.from_numpy(batch.token_ids)[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
-            rows = np.arange(len(batch.token_ids)) if everywhere else batch.sampler.rows if batch.sampler else None
             self._operations.begin(batch)
-            logits = self.decoder.logits(self._operations, rows)
-            return logits.clone() if everywhere and logits is not None else logits
+            return self.decoder.logits(self._operations, rows)
 
 
 def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
