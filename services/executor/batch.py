@@ -3,8 +3,6 @@
 Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T) and sampled rows (S).
 """
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +61,10 @@ def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, .
     ids = drawn.ids.tolist()
     for product, token in zip(batch.products, ids, strict=True):
         slots.record(product.slot, product.occupant, token)
-    return tuple(_sampled(product, row, token, drawn) for row, (product, token) in enumerate(zip(batch.products, ids, strict=True)))
+    return tuple(
+        _sampled(product, row, token, drawn)
+        for row, (product, token) in enumerate(zip(batch.products, ids, strict=True))
+    )
 
 
 def _sampled(product: Product, row: int, token: int, drawn: Drawn) -> Sampled:

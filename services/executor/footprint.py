@@ -7,8 +7,9 @@ from noria.services.executor.families import Architecture
 from noria.services.executor.shape import Shape
 from noria.services.executor.step import padded_rows
 
-_LOGIT_COPIES = 5
-"""Logits, shifted scores, cumulative mass in float64, and what sorting takes."""
+_LOGIT_COPIES = 2
+_SAMPLING_ROWS = 128
+"""What sampling keeps beside the logits, in rows of a vocabulary: it works on a row for each thread."""
 
 
 class Footprint(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ def footprint(
     """
     return Footprint(
         activations=products + _activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1),
-        logits=_LOGIT_COPIES * shape.max_slots * architecture.vocabulary * 4,
+        logits=(_LOGIT_COPIES * shape.max_slots + _SAMPLING_ROWS) * architecture.vocabulary * 4,
         buffers=2 * _buffers(shape),
         bookkeeping=_bookkeeping(architecture, shape),
     )

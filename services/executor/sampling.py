@@ -11,7 +11,7 @@ relative to the likeliest token. What is left is drawn by inverting the cumulati
 
 A score is (logit - largest) * scale in float32, in bits, so that a weight is 2 ** score: `weights`, a fixed sequence of
 float32 operations without fused ones, the same bits wherever it is computed. Weights are summed in float64. A logit that is
-no number counts as -inf; in a row in which nothing may be sampled, id 0 is.
+no number counts as -inf, an infinite one as the largest number; in a row in which nothing may be sampled, id 0 is.
 
 Log-probabilities are the model's own, before all of the above, as in OpenAI's API and vLLM (raw_logprobs): what a request
 asks for about likelihood does not change with how it samples. Of equally likely tokens, lower ids come first.
@@ -36,7 +36,7 @@ _POWERS: Final = tuple(
     for each in ("0x1.5bba14p-10", "0x1.3cea88p-7", "0x1.c6b752p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0")
 )
 _LOG2_E: Final = np.float32(math.log2(math.e))
-_LARGEST: Final = np.finfo(np.float32).max
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 def sample(logits: torch.Tensor, sampler: Sampler) -> Drawn:
@@ -55,13 +55,15 @@ def sample(logits: torch.Tensor, sampler: Sampler) -> Drawn:
     with np.errstate(all="ignore"):  # infinities and what comes of them have their meaning here
         for index, row in enumerate(rows):
             wanted = int(parameters["logprobs"][index])
-            shares = _logprobs(row) if wanted >= 0 else None
+            row[:] = _finite(row)
+            raw = row.copy() if wanted >= 0 else row
             _adjust(row, sampler, index)
             token = _draw(_finite(row), parameters[index], float(draws[index]))
             drawn.ids[index] = token
-            if shares is not None:
+            if wanted >= 0:
+                shares = _logprobs(raw)
+                top = np.argsort(-raw, kind="stable")[:wanted]
                 drawn.logprobs[index] = shares[token]
-                top = np.lexsort((np.arange(len(shares)), -shares))[:wanted]
                 drawn.top_ids[index, :wanted], drawn.top_logprobs[index, :wanted] = top, shares[top]
     return drawn
 
@@ -79,10 +81,10 @@ def weights(scores: Floats) -> Floats:
 
 
 def _logprobs(row: Floats) -> NDArray[np.float64]:
-    clean = _finite(row)
-    top = clean.max()
-    total = weights((clean - top) * _LOG2_E).sum(dtype=np.float64)
-    return clean.astype(np.float64) - float(top) - np.log(total)
+    top = row.max()
+    total = weights((row - top) * _LOG2_E).sum(dtype=np.float64)
+    shares: NDArray[np.float64] = row.astype(np.float64) - float(top) - np.log(total)
+    return shares
 
 
 def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
@@ -107,7 +109,8 @@ def _finite(row: Floats) -> Floats:
     """The row with numbers only, or -inf."""
     if np.isfinite(row).all():
         return row
-    return np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
+    clean: Floats = np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
+    return clean
 
 
 def _draw(row: Floats, parameters: np.void, uniform: float) -> int:

@@ -29,7 +29,8 @@ def sampler(
     prompts, outputs = prompts or [()] * rows, outputs or [()] * rows
     histories = [(*prompt, *output) for prompt, output in zip(prompts, outputs, strict=True)]
     biases = [
-        [*each.logit_bias, *((token, -np.inf) for at, token in banned if at == row)] for row, each in enumerate(sampling)
+        [*each.logit_bias, *((token, -np.inf) for at, token in banned if at == row)]
+        for row, each in enumerate(sampling)
     ]
     bits = np.zeros((len(allowed), -(-vocabulary // 32) * 32), np.uint8)
     for index, (_, ids) in enumerate(allowed):

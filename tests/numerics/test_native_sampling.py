@@ -100,7 +100,9 @@ def test_native_and_reference_choose_the_same_tokens(level: str, vocabulary: int
                 theirs, ours = (each.likelihood(row, sampling.logprobs) for each in (expected, found))
                 assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
                 shares = [ours.logprob, *(share for _, share in ours.top)]
-                assert shares == pytest.approx([theirs.logprob, *(share for _, share in theirs.top)], abs=2e-6, nan_ok=True)
+                assert shares == pytest.approx(
+                    [theirs.logprob, *(share for _, share in theirs.top)], abs=2e-6, nan_ok=True
+                )
 
 
 @LEVELS
@@ -127,7 +129,9 @@ def test_native_draws_follow_the_distribution(level: str) -> None:
     counts = np.zeros(vocabulary)
     for first in range(0, draws, 1000):
         rows = sampler([Sampling(temperature=0.9, seed=7)] * 1000, vocabulary, first_position=first)
-        counts += np.bincount(native.sample(torch.from_numpy(np.tile(logits, (1000, 1))), rows).ids, minlength=vocabulary)
+        counts += np.bincount(
+            native.sample(torch.from_numpy(np.tile(logits, (1000, 1))), rows).ids, minlength=vocabulary
+        )
     shares = np.exp(logits.astype(np.float64) / 0.9)
     expected = shares / shares.sum() * draws
     large = expected >= 5

@@ -99,6 +99,11 @@ void tell_likeliest(Work& w) {
   for (int64_t i = count; i < wanted; ++i) found[i] = -INFINITY, ids[i] = 0;
 }
 
+INLINE float& tamed(float& logit) {
+  if (logit > FLT_MAX) logit = FLT_MAX;
+  return logit;
+}
+
 void penalise(Work& w) {
   constexpr int32_t done = 1 << 30;
   const NoriaSampler& s = *w.sampler;
@@ -110,7 +115,7 @@ void penalise(Work& w) {
     const int32_t found = w.counts[ids[i]];
     if (found & done) continue;
     w.counts[ids[i]] = found | done;
-    float& logit = w.row.logits[ids[i]];
+    float& logit = tamed(w.row.logits[ids[i]]);
     logit = logit > 0 ? logit / p.repetition : logit * p.repetition;
     if (found) logit = logit - p.frequency * float(found) - p.presence;
   }
@@ -136,7 +141,7 @@ void adjust(Work& w) {
   if (!adjusts(w)) return;
   if (tells(w)) memcpy(w.raw, w.row.logits, w.row.vocabulary * sizeof(float));
   for (int64_t i = s.bias_starts[w.index]; i < s.bias_starts[w.index + 1]; ++i)
-    w.row.logits[s.bias_ids[i]] += s.bias_values[i];
+    tamed(w.row.logits[s.bias_ids[i]]) += s.bias_values[i];
   penalise(w);
   for (int64_t mask = 0; mask < s.masks; ++mask)
     if (s.allowed_rows[mask] == w.index) ban_all_but(w, s.allowed + mask * s.words);
