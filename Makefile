@@ -17,23 +17,31 @@ BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
 RUN_STAMP := $(if $(wildcard $(VENV)/.stamp-dev),$(VENV)/.stamp-dev,$(VENV)/.stamp-server)
 
+KERNELS := services/executor/native/_kernels.so
+
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test lint format verify-stack verify-memory clean
+.PHONY: help run test kernels lint format verify-stack verify-memory clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-run: $(RUN_STAMP) ## Install, fetch the model, serve, and stream a first answer; Ctrl-C ends it
+run: $(RUN_STAMP) kernels ## Install, fetch the model, serve, and stream a first answer; Ctrl-C ends it
 	@$(BIN)/noria models pull "$(MODEL)"
 	@$(BIN)/noria up --model "$(MODEL)" --http "$(HTTP)" --prompt "$$PROMPT" $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(VENV)/.stamp-dev lint ## Run all checks and tests
+test: $(VENV)/.stamp-dev kernels lint ## Run all checks and tests
 	$(BIN)/noria models pull smollm2
 	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+kernels: $(KERNELS) ## Build the native kernels again when their sources changed
+
+# The install builds them too. Without a C++ compiler everything works, in plain PyTorch.
+$(KERNELS): $(wildcard services/executor/native/*.cpp services/executor/native/*.h) services/executor/native/build.py | $(RUN_STAMP)
+	-@$(BIN)/python services/executor/native/build.py
 
 lint: $(VENV)/.stamp-dev ## Check style, types and import rules
 	$(BIN)/ruff check .

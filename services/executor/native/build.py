@@ -107,5 +107,16 @@ def _run(command: list[str]) -> None:
     sys.stderr.write(done.stderr)
 
 
+def main() -> int:
+    """Build in place, from a source tree or where noria is installed."""
+    tree = FOLDER.parents[2]
+    try:
+        build(FOLDER / LIBRARY, tree / "build" / "kernels" if (tree / "pyproject.toml").exists() else None)
+    except BuildError as error:
+        sys.stderr.write(f"the kernels are not built, the executor will compute in plain PyTorch: {error}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    build(FOLDER / LIBRARY, FOLDER.parents[2] / "build" / "kernels")
+    sys.exit(main())
