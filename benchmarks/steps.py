@@ -89,7 +89,7 @@ class Bench:
         chunk = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, self.cache_dtype)
         chunks = int(options.cache_gib * 2**30) // chunk
         self.shape = msgspec.structs.replace(shape, num_blocks=chunks)
-        self.engine = Engine(self.decoder, self.shape, self.cache_dtype, computing.kernels, options.threads)
+        self.engine = Engine(self.decoder, self.shape, self.cache_dtype)
         for layer in range(family.layers):  # a page that was never written costs nothing to read
             for address in self.engine.cache.addresses(layer):
                 ctypes.memset(address, 1, chunks * self.engine.cache.page_bytes)

@@ -61,7 +61,7 @@ class Decoder:
         # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
         tied = architecture.tied or "lm_head.weight" not in checkpoint
         self._head = weights.head("model.embed_tokens" if tied else "lm_head", size, samples_max)
-        self.steady, self.nbytes = products.steady, weights.nbytes
+        self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
         self.scratch_bytes = products.scratch_bytes(rows_max)
 
     def logits(self, operations: Operations, rows: Integers | None) -> torch.Tensor | None:

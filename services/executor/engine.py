@@ -19,8 +19,8 @@ from noria.services.executor.families import architecture
 from noria.services.executor.footprint import footprint
 from noria.services.executor.groups import cache_groups, layer_groups
 from noria.services.executor.machine import cores, free_memory
-from noria.services.executor.native.library import Kernels
 from noria.services.executor.native_operations import NativeOperations
+from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.operations import Operations
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
@@ -57,27 +57,20 @@ class Loaded(msgspec.Struct, frozen=True):
 class Engine:
     """Model, cache and the slots' last tokens. cache_dtype: the model's own where None.
 
-    kernels: those that the decoder's products were packed for, on so many threads; None is plain PyTorch.
+    A decoder with native products is computed by their kernels altogether.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        shape: Shape,
-        cache_dtype: torch.dtype | None = None,
-        kernels: Kernels | None = None,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, decoder: Decoder, shape: Shape, cache_dtype: torch.dtype | None = None) -> None:
         facts_of = decoder.architecture
         places = layer_groups(facts_of.windows, shape.max_model_tokens)
         self.shape = shape
         self.decoder = decoder
         self.cache = Cache(facts_of, shape, places, decoder.dtype, cache_dtype or decoder.dtype)
-        self._operations: Operations
-        if kernels is None:
-            self._operations = ReferenceOperations(facts_of, shape, self.cache, places, decoder.dtype)
-        else:
-            self._operations = NativeOperations(facts_of, shape, self.cache, places, decoder.dtype, kernels, threads)
+        self._operations: Operations = ReferenceOperations(facts_of, shape, self.cache, places, decoder.dtype)
+        if isinstance(products := decoder.products, NativeProducts):
+            self._operations = NativeOperations(
+                facts_of, shape, self.cache, places, decoder.dtype, products.kernels, products.threads
+            )
         self._last_token = torch.zeros(shape.max_slots, dtype=torch.int64)
         self._recent = RecentTokens(shape.max_slots)
 
@@ -143,7 +136,7 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
     rest = footprint(family, shape, dtype.itemsize, converts=cache_dtype != dtype, products=decoder.scratch_bytes)
     shape, memory = sized(config, shape, chunk_bytes, free, decoder.nbytes, rest)
-    engine = Engine(decoder, shape, cache_dtype, computing.kernels, threads)
+    engine = Engine(decoder, shape, cache_dtype)
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)
     load_s = time.monotonic() - began
     return engine, Loaded(shape, geometry, threads, memory, load_s, decoder.steady, computing.name, unkept)

@@ -72,18 +72,18 @@ class NativeLinear:
 
 
 class NativeProducts:
-    """Makes products for activations of one dtype. quantization: none or int8."""
+    """Makes products for activations of one dtype by kernels on some threads. quantization: none or int8."""
 
     def __init__(
         self, kernels: Kernels, dtype: torch.dtype, quantization: str, packed: PackedWeights, threads: int
     ) -> None:
         self.steady = True
         self.nbytes = 0
-        self._kernels = kernels
+        self.kernels = kernels
+        self.threads = threads
         self._dtype = dtype
         self._type = torch.int8 if quantization == "int8" else dtype
         self._packed = packed
-        self._threads = threads
         self._scratch = Scratch()
         self._row_bytes = 0
 
@@ -105,7 +105,7 @@ class NativeProducts:
             arguments.bias = arrays[-1].data_ptr()
         self.nbytes += sum(array.nbytes for array in arrays)
         results = torch.float32 if logits else self._dtype
-        made = NativeLinear(self._kernels, arguments, arrays, self._scratch, self._threads, self._dtype, results)
+        made = NativeLinear(self.kernels, arguments, arrays, self._scratch, self.threads, self._dtype, results)
         self._row_bytes = max(self._row_bytes, made.row_bytes)
         return made
 
@@ -115,7 +115,7 @@ class NativeProducts:
         source = matrix.weights()
         if source.dtype not in (torch.float32, torch.bfloat16):
             source = source.float()
-        self._kernels.pack(ctypes.addressof(arguments), source.data_ptr(), TYPES[source.dtype], self._threads)
+        self.kernels.pack(ctypes.addressof(arguments), source.data_ptr(), TYPES[source.dtype], self.threads)
         return packed
 
 
