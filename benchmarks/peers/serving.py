@@ -14,7 +14,7 @@ from typing import Final
 
 from engines import Engine, Place
 
-READY_S: Final = 400.0
+READY_S: Final = 600.0
 STOP_S: Final = 30.0
 
 
