@@ -109,6 +109,26 @@ class Likelihood(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Alternative(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One of the likeliest tokens at a position: its id, the bytes that it stands for, its log-probability."""
+
+    id: int
+    token: bytes
+    logprob: float
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """`Likelihood` of an output token, to be read: with the bytes that it stands for, special or not.
+
+    character: position in the stream's text at which its text begins. top: the likeliest tokens, likeliest first.
+    """
+
+    logprob: float
+    token: bytes
+    character: int
+    top: tuple[Alternative, ...] = ()
+
+
 class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Admission to scheduler and detokenizer: these streams have ended in the ledger; forget them, even if running."""
 

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from noria.client import AsyncClient, Generation, Message
 from noria.services.gateway.answers import ChatShape, Shape, TextShape
-from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts
+from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts, wanted_logprobs
 from noria.services.gateway.errors import invalid
 
 _T = TypeVar("_T")
@@ -87,6 +87,11 @@ class Work(msgspec.Struct, frozen=True):
             ignore_eos=bool(body.ignore_eos),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=_or(body.skip_special_tokens, True),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            logit_bias=body.logit_bias or {},
+            logprobs=wanted_logprobs(body),
         )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from noria.proto.base import End, Stream
+from noria.proto.base import End, Likelihood, Stream
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.holding import Holding
 from noria.services.scheduler.core.pages import Prefix
@@ -40,6 +40,7 @@ class Request:
     in_flight: steps in flight with a slice of it, `last_step` the newest of them.
     seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
     failures: failed steps it was in since its last token. withdrawn_ns: when it was withdrawn while steps held it.
+    likelihoods: of the output ids sampled in this life, if it asks for them; nothing here looks into them.
     """
 
     submission: Submission
@@ -76,11 +77,17 @@ class Request:
     detail: str = ""
     withdrawn_ns: int | None = None
     withdrawn_step: int = field(default=0)
+    likelihoods: list[Likelihood] = field(default_factory=list)
 
     @property
     def known(self) -> int:
         """How many ids are known: prompt and output."""
         return self.prompt_tokens + len(self.output)
+
+    def likelihoods_from(self, start: int) -> tuple[Likelihood, ...]:
+        """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
+        first = len(self.output) - len(self.likelihoods)
+        return tuple(self.likelihoods[start - first :]) if self.likelihoods and start >= first else ()
 
     @property
     def active(self) -> bool:
