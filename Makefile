@@ -1,7 +1,8 @@
 # Two commands do everything: `make run` and `make test`.
 #
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
-# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory).
+# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory), WORKLOADS and
+# RESULTS (folders of workload files and of results, for verify-speed).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -12,6 +13,7 @@ PROMPT ?= What is a water wheel? Answer in one sentence.
 ONCE ?=
 ARGS ?= --log-level warning
 TESTS ?= tests
+RESULTS ?= build/speed
 
 BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
@@ -22,7 +24,7 @@ KERNELS := services/executor/native/_kernels.so
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test kernels lint format verify-stack verify-memory clean
+.PHONY: help run test kernels lint format verify-stack verify-memory verify-speed clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -63,6 +65,13 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_gemma.py
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
+
+verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by side, measure int8; WORKLOADS=FOLDER
+	@test -d "$(WORKLOADS)" || { echo "make: name the folder of the workload files: WORKLOADS=..." >&2; exit 1; }
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python benchmarks/peers/install.py
+	$(BIN)/python benchmarks/peers/run.py --workloads "$(WORKLOADS)" --out "$(RESULTS)"
+	$(BIN)/python benchmarks/peers/quality.py | tee "$(RESULTS)/quality.txt"
 
 clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
