@@ -8,7 +8,9 @@ repeated. See docs/benchmarks.md.
 
 import argparse
 import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="requests/s of the half-load measure")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is stopped
     place = Place(options.folder.expanduser().resolve(), options.model.expanduser().resolve(), options.threads)
     raw = options.out / "raw"
     raw.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """One peer's server as a child: started, waited for, weighed, stopped with all its processes."""
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from engines import Engine, Place
 
 READY_S: Final = 600.0
 STOP_S: Final = 30.0
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
 
 
 class StartError(Exception):
@@ -44,6 +47,7 @@ class Server:
                 stderr=sink,
                 env={**clean, **start.environment},
                 start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  # there are no threads here
             )
 
     def wait_ready(self) -> None:
@@ -71,12 +75,12 @@ class Server:
                     total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return total_kb / 1e6
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = STOP_S) -> None:
         """End it, gently first."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_S)
+                self.process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -95,12 +99,21 @@ class Server:
             return str(json.loads(answer.read())["data"][0]["id"]).encode()
 
 
+def _die_with_parent() -> None:
+    """A server outlives no run, not even one that was killed: it would spoil whatever is measured next."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def serving(engine: Engine, place: Place, log: Path) -> Iterator[Server]:
     """The engine's server, ready; stopped at the end whatever happens."""
     server = Server(engine, place, log)
+    patience_s = STOP_S
     try:
         server.wait_ready()
         yield server
+    except (SystemExit, KeyboardInterrupt):
+        patience_s = 3.0  # whoever ended the run waits no longer
+        raise
     finally:
-        server.stop()
+        server.stop(patience_s)
