@@ -56,7 +56,7 @@ class Decoder:
         self._embedding = weights.table("model.embed_tokens.weight", size)
         # Rounded as transformers rounds it: the checkpoint was trained so.
         self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
-        self._layers = [_load(weights, architecture, f"model.layers.{i}.") for i in range(architecture.layers)]
+        self._layers = [_load(weights, architecture, layer) for layer in range(architecture.layers)]
         self._norm = weights.norm("model.norm.weight", architecture.hidden)
         # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
         tied = architecture.tied or "lm_head.weight" not in checkpoint
@@ -85,10 +85,13 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _load(weights: Weights, facts: Architecture, prefix: str) -> Layer:
+def _load(weights: Weights, facts: Architecture, layer: int) -> Layer:
+    prefix = f"model.layers.{layer}."
     query, key = facts.heads * facts.head_dim, facts.key_width
     attention = prefix + "self_attn."
     qkv = [(f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key))]
+    if facts.fused:
+        qkv = [(attention + "qkv_proj", query + 2 * key)]
     head_norms = None
     if facts.head_norm:
         head_norms = (
@@ -107,6 +110,6 @@ def _load(weights: Weights, facts: Architecture, prefix: str) -> Layer:
         out=weights.fused([(attention + "o_proj", facts.hidden)], query, bias=facts.out_bias),
         after_attention=after("post_attention_layernorm"),
         mlp_norm=weights.norm(f"{prefix}{before_mlp}.weight", facts.hidden),
-        mlp=load_mlp(weights, facts, prefix),
+        mlp=load_mlp(weights, facts, prefix, layer),
         after_mlp=after("post_feedforward_layernorm"),
     )

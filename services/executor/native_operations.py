@@ -178,7 +178,7 @@ class NativeOperations:
     def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache."""
         place = self._layers[layer]
-        out = self._buffers.of("attended", *queries.shape, self._dtype)
+        out = self._buffers.of("attended", self._rows, queries.shape[1], self._dtype)
         self._kernels.attention(
             self._heads_at,
             place.at,
