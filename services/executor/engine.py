@@ -22,6 +22,7 @@ from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.native_operations import NativeOperations
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.operations import Operations
+from noria.services.executor.packed import PackedWeights
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
@@ -120,10 +121,17 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     dtype = pick_dtype(config.model.dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
     computing = choose(config.kernels, config.quantization)
-    products, packed = computing.products(config, folder, dtype, threads)
-    rows_max, samples_max = config.max_batch_tokens, config.max_slots
-    decoder = Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, products, packed)
+
+    def made() -> tuple[Decoder, PackedWeights]:
+        products, packed = computing.products(config, folder, dtype, threads)
+        rows_max, samples_max = config.max_batch_tokens, config.max_slots
+        return Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, products, packed), packed
+
+    decoder, packed = made()
     unkept = packed.keep()
+    if packed.written:
+        # Mapped, all weights of a 135M model were read in 9.8 ms, from memory as it is allocated in 14.2.
+        decoder, _ = made()
     shape = Shape(
         max_slots=config.max_slots,
         max_batch_tokens=config.max_batch_tokens,

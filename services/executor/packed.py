@@ -45,7 +45,7 @@ class _Table(msgspec.Struct, frozen=True):
 class PackedWeights:
     """Arrays by name: mapped when the file has them, else made. Without a path nothing is kept.
 
-    key: what identifies the weights and how they are packed; see `identity`.
+    key: what identifies the weights and how they are packed; see `identity`. written: whether `keep` wrote the file.
     """
 
     def __init__(self, path: Path | None = None, key: str = "") -> None:
@@ -53,6 +53,7 @@ class PackedWeights:
         self._key = key
         self._arrays: dict[str, torch.Tensor] = {}
         self._made = 0
+        self.written = False
         self._places: dict[str, _Place] = {}
         self._bytes = torch.empty(0, dtype=torch.uint8)
         if path is not None and (table := _table(path, key)) is not None:
@@ -80,6 +81,7 @@ class PackedWeights:
         if self._path is not None and self._made:
             try:
                 _write(self._path, self._key, self._arrays)
+                self.written = True
             except OSError as error:
                 reason = f"{self._path}: {error.strerror or error}"
         self._arrays = {}
