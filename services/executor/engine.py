@@ -142,7 +142,14 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
         groups=cache_groups(family.windows, context, config.max_batch_tokens, config.page_size),
     )
     chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
-    rest = footprint(family, shape, dtype.itemsize, converts=cache_dtype != dtype, products=decoder.scratch_bytes)
+    rest = footprint(
+        family,
+        shape,
+        dtype.itemsize,
+        converts=cache_dtype != dtype,
+        products=decoder.scratch_bytes,
+        native_threads=threads if computing.kernels else 0,
+    )
     shape, memory = sized(config, shape, chunk_bytes, free, decoder.nbytes, rest)
     engine = Engine(decoder, shape, cache_dtype)
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)

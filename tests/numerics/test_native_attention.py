@@ -70,7 +70,13 @@ def test_a_row_has_the_same_bits_however_it_is_scheduled(layer: Layer, cache: to
 @pytest.mark.parametrize("window", [0, 1500])
 def test_one_long_sequence_has_the_same_bits_on_one_thread_and_on_several(window: int) -> None:
     layer = Layer(
-        head_dim=32, window=window, page_size=64, dtype=torch.bfloat16, cache=torch.bfloat16, level=LEVELS[-1], lengths=(2600,)
+        head_dim=32,
+        window=window,
+        page_size=64,
+        dtype=torch.bfloat16,
+        cache=torch.bfloat16,
+        level=LEVELS[-1],
+        lengths=(2600,),
     )
     schedule: Schedule = [[(0, 0, 2040)], [(0, 2040, 1)], [(0, 2041, 500)], [(0, 2541, 58)], [(0, 2599, 1)]]
     one = attended(msgspec.structs.replace(layer, threads=1), schedule)
