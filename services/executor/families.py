@@ -48,8 +48,8 @@ class Architecture(msgspec.Struct, frozen=True):
 
     windows: by layer, how many tokens it sees, itself included; 0 is all. layer_ropes: index into ropes by layer.
     scale multiplies scores of queries and keys; caps bound scores and logits by cap * tanh(x / cap). norm_offset: norms
-    multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. fused: projections of the same input are one tensor.
-    tied: the head is the embedding; None when the checkpoint's tensors tell.
+    multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. fused: projections of the same
+    input are one tensor. tied: the head is the embedding; None when the checkpoint's tensors tell.
     """
 
     family: str
