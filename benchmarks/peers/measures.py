@@ -119,7 +119,7 @@ def measured(
     """Run it and keep its result in `out`. Raises CalledProcessError when requests fail."""
     arguments = [f"{rate:.6g}" if each == RATE and rate is not None else each for each in measure.arguments]
     if requests is not None:
-        arguments += ["--requests", str(requests)]
+        arguments += ["--requests", str(requests), "--warmup", "1"]
     command = [
         str(Path(sys.executable).with_name("noria")), "bench", "--url", url,
         "--workload", str(workloads / measure.workload), "--out", str(out), *arguments,
