@@ -123,8 +123,9 @@ class ReferenceProducts:
         del rows_max
         return 0
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False) -> ReferenceLinear:
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> ReferenceLinear:
         """A product ready for use."""
+        del exact  # all are
         # Rounded to the model's dtype first: what is served is that model.
         weight, bias = matrix.weights(self._dtype), matrix.biases(self._dtype)
         if logits:

@@ -78,11 +78,11 @@ def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: i
     block = prefix + "block_sparse_moe." if mixtral else mlp
     shared = None
     if experts.shared:
-        gate = weights.fused([(mlp + "shared_expert_gate", 1)], hidden, bias=False)
+        gate = weights.gate(mlp + "shared_expert_gate", 1, hidden)
         shared = Shared(_dense(weights, architecture, mlp + "shared_expert.", experts.shared), gate)
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     return Mixture(
-        weights.fused([(block + "gate", experts.count)], hidden, bias=False),
+        weights.gate(block + "gate", experts.count, hidden),
         [
             _dense(weights, architecture, f"{block}experts.{number}.", experts.intermediate, names)
             for number in range(experts.count)

@@ -91,14 +91,15 @@ class NativeProducts:
         """Quantised rows."""
         return rows_max * self._row_bytes
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False) -> NativeLinear:
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> NativeLinear:
         """A product ready for use."""
         del rows_max
+        kept_as = self._dtype if exact else self._type
         arguments = LinearArguments(
-            outputs=matrix.outputs, inputs=matrix.inputs, type=TYPES[self._type], input_type=TYPES[self._dtype]
+            outputs=matrix.outputs, inputs=matrix.inputs, type=TYPES[kept_as], input_type=TYPES[self._dtype]
         )
         name = ("logits." if logits else "") + matrix.name
-        arrays = [self._packed.array(f"{name}.weight", lambda: self._pack(matrix, arguments))]
+        arrays = [self._packed.array(f"{name}.weight", lambda: self._pack(matrix, arguments, kept_as))]
         arguments.weights = arrays[0].data_ptr()
         if matrix.bias:
             arrays.append(self._packed.array(f"{name}.bias", lambda: _filled_up(matrix)))
@@ -109,8 +110,8 @@ class NativeProducts:
         self._row_bytes = max(self._row_bytes, made.row_bytes)
         return made
 
-    def _pack(self, matrix: Matrix, arguments: LinearArguments) -> torch.Tensor:
-        packed = torch.empty(_packed_bytes(matrix, self._type), dtype=torch.uint8)
+    def _pack(self, matrix: Matrix, arguments: LinearArguments, kept_as: torch.dtype) -> torch.Tensor:
+        packed = torch.empty(_packed_bytes(matrix, kept_as), dtype=torch.uint8)
         arguments.weights = packed.data_ptr()
         source = matrix.weights()
         if source.dtype not in (torch.float32, torch.bfloat16):

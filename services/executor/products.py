@@ -74,5 +74,8 @@ class Products(Protocol):
     def scratch_bytes(self, rows_max: int) -> int:
         """What the largest product so far takes beside its weights and results, for so many rows."""
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False) -> Linear:
-        """A product of at most rows_max rows. logits: its results are float32, whatever x is."""
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
+        """A product of at most rows_max rows.
+
+        logits: its results are float32, whatever x is. exact: its weights stay in the model's dtype.
+        """

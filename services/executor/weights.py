@@ -49,6 +49,10 @@ class Weights:
         """One product for several projections of the same input: (name, outputs) each."""
         return self._products.linear(Matrix(self.checkpoint, tuple(parts), inputs, bias), self._rows_max)
 
+    def gate(self, name: str, outputs: int, inputs: int) -> Linear:
+        """A small product that decides, so that its weights are never quantised: which experts, how much of one."""
+        return self._products.linear(Matrix(self.checkpoint, ((name, outputs),), inputs), self._rows_max, exact=True)
+
     def head(self, name: str, size: tuple[int, int], rows_max: int) -> Linear:
         """The product that gives float32 logits of at most rows_max rows."""
         return self._products.linear(Matrix(self.checkpoint, ((name, size[0]),), size[1]), rows_max, logits=True)
