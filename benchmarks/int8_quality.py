@@ -75,7 +75,7 @@ def engine_of(folder: Path, dtype: torch.dtype, kernels: Kernels | None, quantiz
     packed = PackedWeights()
     products = NativeProducts(kernels, dtype, quantization, packed, threads) if kernels else ReferenceProducts(dtype)
     decoder = Decoder(architecture(folder), Checkpoint(folder), dtype, STEP, STEP, products, packed)
-    return Engine(decoder, shape_of(decoder, 1), None, kernels, threads)
+    return Engine(decoder, shape_of(decoder, 1))
 
 
 def main(arguments: list[str]) -> None:
