@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from noria.services.executor.philox import uniform
 from noria.services.executor.sampler import Drawn, Floats, Sampler, wanted_logprobs
+from noria.services.executor.shape import Integers
 
 SCORE_MIN: Final = np.float32(-126)
 """Scores from here down weigh nothing: 2 ** -126 is the smallest normal float32."""
@@ -62,7 +63,7 @@ def sample(logits: torch.Tensor, sampler: Sampler) -> Drawn:
             drawn.ids[index] = token
             if wanted >= 0:
                 shares = _logprobs(raw)
-                top = np.argsort(-raw, kind="stable")[:wanted]
+                top = _likeliest(raw, wanted)
                 drawn.logprobs[index] = shares[token]
                 drawn.top_ids[index, :wanted], drawn.top_logprobs[index, :wanted] = top, shares[top]
     return drawn
@@ -85,6 +86,15 @@ def _logprobs(row: Floats) -> NDArray[np.float64]:
     total = weights((row - top) * _LOG2_E).sum(dtype=np.float64)
     shares: NDArray[np.float64] = row.astype(np.float64) - float(top) - np.log(total)
     return shares
+
+
+def _likeliest(row: Floats, count: int) -> Integers:
+    """The ids of the largest logits, largest first; of equals the lower id."""
+    if not count:
+        return np.zeros(0, np.int64)
+    found = np.flatnonzero(row >= np.partition(row, -count)[-count])
+    ranked: Integers = found[np.argsort(-row[found], kind="stable")[:count]]
+    return ranked
 
 
 def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
