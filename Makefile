@@ -1,7 +1,8 @@
 # Two commands do everything: `make run` and `make test`.
 #
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
-# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory and verify-policy).
+# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory and verify-policy),
+# WORKLOADS and RESULTS (folders of workload files and of results, for verify-speed).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -12,28 +13,37 @@ PROMPT ?= What is a water wheel? Answer in one sentence.
 ONCE ?=
 ARGS ?= --log-level warning
 TESTS ?= tests
+RESULTS ?= build/speed
 
 BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
 RUN_STAMP := $(if $(wildcard $(VENV)/.stamp-dev),$(VENV)/.stamp-dev,$(VENV)/.stamp-server)
 
+KERNELS := services/executor/native/_kernels.so
+
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test lint format verify-stack verify-memory verify-policy clean
+.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-run: $(RUN_STAMP) ## Install, fetch the model, serve, and stream a first answer; Ctrl-C ends it
+run: $(RUN_STAMP) kernels ## Install, fetch the model, serve, and stream a first answer; Ctrl-C ends it
 	@$(BIN)/noria models pull "$(MODEL)"
 	@$(BIN)/noria up --model "$(MODEL)" --http "$(HTTP)" --prompt "$$PROMPT" $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(VENV)/.stamp-dev lint ## Run all checks and tests
+test: $(VENV)/.stamp-dev kernels lint ## Run all checks and tests
 	$(BIN)/noria models pull smollm2
 	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+kernels: $(KERNELS) ## Build the native kernels again when their sources changed
+
+# The install builds them too. Without a C++ compiler everything works, in plain PyTorch.
+$(KERNELS): $(wildcard services/executor/native/*.cpp services/executor/native/*.h) services/executor/native/build.py | $(RUN_STAMP)
+	-@$(BIN)/python services/executor/native/build.py
 
 lint: $(VENV)/.stamp-dev ## Check style, types and import rules
 	$(BIN)/ruff check .
@@ -59,6 +69,13 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replays a trace of arrivals
 	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
+
+verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by side, measure int8; WORKLOADS=FOLDER
+	@test -d "$(WORKLOADS)" || { echo "make: name the folder of the workload files: WORKLOADS=..." >&2; exit 1; }
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python benchmarks/peers/install.py
+	$(BIN)/python benchmarks/peers/run.py --workloads "$(WORKLOADS)" --out "$(RESULTS)"
+	$(BIN)/python benchmarks/peers/quality.py | tee "$(RESULTS)/quality.txt"
 
 clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

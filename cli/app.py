@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from noria.cli.bench.command import bench
 from noria.cli.chat import chat
 from noria.cli.config_command import config
 from noria.cli.down import down
@@ -59,7 +60,7 @@ def noria(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (up, down, ps, generate, chat, models, config, keys, usage, why, replay, *service_commands()):
+for _command in (up, down, ps, generate, chat, bench, models, config, keys, usage, why, replay, *service_commands()):
     noria.add_command(_command)
 
 

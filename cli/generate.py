@@ -11,7 +11,7 @@ from noria.cli.sampling import complain, connected, sampling_flags, show, wanted
 from noria.shared.config import RuntimeSettings
 
 if TYPE_CHECKING:
-    from noria.client import Client, Completion
+    from noria.client import Client, Completion, Logprobs
     from noria.client.request import Options
 
 
@@ -57,9 +57,15 @@ def _plain(completion: "Completion") -> dict[str, object]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
         "matched": choice.matched,
+        **({"logprobs": [_logprobs(each) for each in choice.logprobs]} if choice.logprobs else {}),
         "usage": completion.usage,
         "timings": msgspec.structs.asdict(choice.timings),
     }
+
+
+def _logprobs(told: "Logprobs") -> dict[str, object]:
+    top = [{"id": each.id, "token": each.token.decode(errors="replace"), "logprob": each.logprob} for each in told.top]
+    return {"token": told.token.decode(errors="replace"), "logprob": told.logprob, "top": top}
 
 
 def _messages(system: str, prompt: str) -> list[dict[str, str]]:

@@ -47,8 +47,26 @@ _FLAGS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
     ("top_p", click.FloatRange(min=0, max=1), "Sample among the likeliest tokens with this much probability."),
     ("top_k", click.IntRange(min=0), "Sample among this many likeliest tokens; 0 is off."),
     ("min_p", click.FloatRange(min=0, max=1), "Drop tokens less likely than this share of the likeliest; 0 is off."),
+    ("presence_penalty", click.FloatRange(min=-2, max=2), "Make tokens that are in the answer less likely; 0 is off."),
+    ("frequency_penalty", click.FloatRange(min=-2, max=2), "The same for each time that they are in it; 0 is off."),
+    ("repetition_penalty", click.FloatRange(min=0, min_open=True), "Divide the logits of what was said; 1 is off."),
+    ("logprobs", click.IntRange(min=0, max=20), "Likeliest tokens to tell with each token, with --json."),
     ("seed", click.INT, "Makes a sampled answer repeatable."),
 )
+
+
+class _Bias(click.ParamType[tuple[int, float]]):
+    """A token id and what is added to its logit."""
+
+    name = "ID=BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        """Split and read it."""
+        token, _, bias = str(value).partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a number, as in 42=-1.5", param, ctx)
 
 
 def sampling_flags(command: _Command) -> _Command:
@@ -58,6 +76,14 @@ def sampling_flags(command: _Command) -> _Command:
         if value is not None and value != ():
             context.meta.setdefault(_WANTED, {})[parameter.name] = value
 
+    command = click.option(
+        "--logit-bias",
+        multiple=True,
+        type=_Bias(),
+        expose_value=False,
+        callback=keep,
+        help="ID=BIAS: add to a token's logit, -100 to 100; may be repeated.",
+    )(command)
     command = click.option(
         "--stop", multiple=True, expose_value=False, callback=keep, help="End before this text; may be repeated."
     )(command)

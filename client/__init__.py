@@ -13,12 +13,13 @@ from noria.client.asynchronous import AsyncClient
 from noria.client.errors import ClientError, Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
 from noria.client.exchange import Patience
 from noria.client.generation import Generation
-from noria.client.results import Accepted, Choice, Completion, Delta, Finish, Timings, Usage
+from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
 from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message
 
 __all__ = [
     "Accepted",
+    "Alternative",
     "AsyncClient",
     "Choice",
     "Client",
@@ -33,6 +34,7 @@ __all__ = [
     "Generation",
     "Identified",
     "Interrupted",
+    "Logprobs",
     "Malformed",
     "Message",
     "Patience",

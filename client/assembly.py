@@ -5,7 +5,7 @@ Pure. Knows nothing of requests, sockets or time.
 
 from dataclasses import dataclass, field
 
-from noria.client.results import Choice, Delta, Finish
+from noria.client.results import Choice, Delta, Finish, Logprobs
 from noria.proto import frontdoor
 
 
@@ -18,6 +18,7 @@ class Assembly:
     ids: list[int] = field(default_factory=list)
     characters: int = 0
     finish: Finish | None = None
+    logprobs: list[Logprobs] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
     _read_ids: int = 0
     _read_parts: int = 0
@@ -32,7 +33,9 @@ class Assembly:
             return False
         if delta.attempt > self.attempt:
             self._truncate(delta.attempt, delta.start, delta.characters)
-        self.ids.extend(delta.ids[len(self.ids) - delta.start :])
+        known = len(self.ids) - delta.start
+        self.ids.extend(delta.ids[known:])
+        self.logprobs.extend(delta.logprobs[known:])
         text = delta.text[self.characters - delta.characters :]
         if text:
             self._parts.append(text)
@@ -61,6 +64,7 @@ class Assembly:
             characters=self._read_characters,
             attempt=self.attempt,
             finish=self.finish if ending else None,
+            logprobs=tuple(self.logprobs[self._read_ids :]),
         )
         self._read_ids, self._read_parts, self._read_characters = len(self.ids), len(self._parts), self.characters
         self._read_finish = self._read_finish or ending
@@ -69,14 +73,14 @@ class Assembly:
     def whole(self) -> Choice:
         """The choice, once ended."""
         assert self.finish is not None
-        return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish)
+        return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish, tuple(self.logprobs))
 
     def _truncate(self, attempt: int, start: int, characters: int) -> None:
         text = "".join(self._parts)
         read = text[: min(self._read_characters, characters)]
         unread = text[len(read) : characters]
         self.attempt = attempt
-        del self.ids[start:]
+        del self.ids[start:], self.logprobs[start:]
         self._parts = [part for part in (read, unread) if part]
         self.characters = characters
         self._read_ids = min(self._read_ids, start)

@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     credential: an API key, where the stack has tenants. traffic_class: one of the classes that it may use.
     ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
     keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.
+    logit_bias: by token id, or as pairs. logprobs: how many of the likeliest tokens to tell with each sampled one.
     All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
     """
 
@@ -48,6 +49,11 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     include_stop: bool
     skip_special_tokens: bool
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    logprobs: int | None
 
 
 def build(
@@ -103,6 +109,8 @@ def _sampling(options: Options) -> Sampling:
     stop = values.get("stop", ())
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)  # type: ignore[arg-type]  # checked when encoded
     values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))  # type: ignore[arg-type]  # checked when encoded
+    bias = values.get("logit_bias", ())
+    values["logit_bias"] = tuple(bias.items()) if isinstance(bias, Mapping) else tuple(bias)  # type: ignore[arg-type]  # as above
     return Sampling(**values)  # type: ignore[arg-type]  # checked when encoded
 
 
@@ -114,7 +122,9 @@ def _reason(error: Exception, parameter: str) -> str:
 
 def _overflowing(options: Options) -> str:
     """The field with a number that does not fit 64 bits; without one, an id in a list did not."""
-    large = (name for name, value in options.items() if isinstance(value, int) and not -(2**63) <= value < 2**63)
+    bias = options.get("logit_bias", ())
+    given = [*options.items(), *(("logit_bias", token) for token in bias if isinstance(token, int))]
+    large = (name for name, value in given if isinstance(value, int) and not -(2**63) <= value < 2**63)
     return next(large, "token_ids")
 
 

@@ -2,9 +2,10 @@
 
 import msgspec
 
+from noria.proto.base import Alternative, Logprobs
 from noria.proto.frontdoor import Accepted, Timings
 
-__all__ = ["Accepted", "Choice", "Completion", "Delta", "Finish", "Timings", "Usage"]
+__all__ = ["Accepted", "Alternative", "Choice", "Completion", "Delta", "Finish", "Logprobs", "Timings", "Usage"]
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     text begins at character `characters` of the choice, token_ids at output token `start`. Both may be empty. Several
     steps' news are one delta for a reader that takes its time. `finish` is set on the last delta of each choice alone.
-    A raised `attempt` (rare) takes back what lies beyond `start` and `characters`.
+    A raised `attempt` (rare) takes back what lies beyond `start` and `characters`. logprobs: of each token, if asked for.
     """
 
     index: int
@@ -38,15 +39,17 @@ class Delta(msgspec.Struct, frozen=True):
     characters: int = 0
     attempt: int = 0
     finish: Finish | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One whole choice."""
+    """One whole choice. logprobs: of each token, if asked for."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def finish_reason(self) -> str:

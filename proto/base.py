@@ -73,7 +73,10 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     max_tokens: None until admission fills in the rest of the context.
     min_tokens: end-of-sequence and stop token ids are masked, and stop strings not looked for, before so many tokens.
     stop_token_ids: end the stream; the id is returned, its text is not unless `include_stop`.
-    The penalties, `logit_bias`, `logprobs` and `grammar` are on the wire for later and refused today.
+    presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once and per occurrence.
+    repetition_penalty: divides positive logits of prompt and output tokens, multiplies the others; 1 is off.
+    logit_bias: (id, what is added to its logit). logprobs: how many of the likeliest tokens to tell with each sampled
+    one and its own log-probability; None is neither. `grammar` is on the wire for later and refused today.
     """
 
     temperature: float = 1.0
@@ -94,6 +97,36 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     grammar: str = ""
+
+
+class Likelihood(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How likely a sampled token was to the model, before temperature, filters, penalties and bias.
+
+    logprob: its natural log-probability. top: (id, log-probability) of the likeliest tokens, likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Alternative(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One of the likeliest tokens at a position: its id, the bytes that it stands for, its log-probability."""
+
+    id: int
+    token: bytes
+    logprob: float
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """`Likelihood` of an output token, to be read: with the bytes that it stands for, special or not.
+
+    character: position in the stream's text at which its text begins. top: the likeliest tokens, likeliest first.
+    """
+
+    logprob: float
+    token: bytes
+    character: int
+    top: tuple[Alternative, ...] = ()
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):

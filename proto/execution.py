@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Likelihood, Sampling, Stream
 
 
 class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -88,12 +88,16 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Sampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Tokens that a step produced for one stream: output ids from output position `start`."""
+    """Tokens that a step produced for one stream: output ids from output position `start`.
+
+    likelihoods: of each id, for streams whose sampling asks for them; else empty.
+    """
 
     stream: Stream
     attempt: int
     start: int
     ids: tuple[int, ...]
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 class StepDone(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from noria.proto.base import End, Sampling
+from noria.proto.base import End, Logprobs, Sampling
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -174,7 +174,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """News of one choice: token ids from output position `start`, text from character position `characters`.
 
     Several steps' news may be merged into one delta for a slow reader; nothing is ever dropped.
-    A higher `attempt` truncates the receiver to `start` and `characters`.
+    A higher `attempt` truncates the receiver to `start` and `characters`. logprobs: of each id, where asked for.
     """
 
     id: str
@@ -184,6 +184,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ids: tuple[int, ...]
     characters: int
     text: str
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Timings(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from noria.proto.base import Ended, Stream
+from noria.proto.base import Ended, Likelihood, Logprobs, Stream
 
 
 class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -10,7 +10,8 @@ class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     prompt_tail: the last prompt ids, so that the text continues it. output_ids and characters: what the ledger already
     has, when the stream is opened again; text before `characters` is not sent again. end_ids: ids whose text is not
-    shown unless `include_stop`; min_tokens: stop strings completed by an earlier token do not end the stream.
+    shown unless `include_stop`; min_tokens: stop strings completed by an earlier token do not end the stream. logprobs:
+    how likely each id was is told, too.
     """
 
     stream: Stream
@@ -24,6 +25,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     output_ids: tuple[int, ...] = ()
     characters: int = 0
     traceparent: str = ""
+    logprobs: bool = False
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -39,7 +41,8 @@ class Open(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Output ids of one stream from output position `start`. `end` (0 = none) proposes that the last id ends it.
 
-    A stream that ends without a token (deadline, error) has empty ids. `detail` says what went wrong.
+    A stream that ends without a token (deadline, error) has empty ids. `detail` says what went wrong. likelihoods: of
+    each id, for streams whose sampling asks for them; else empty.
     """
 
     stream: Stream
@@ -50,6 +53,7 @@ class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     detail: str = ""
     cached_tokens: int = 0
     queue_us: int = 0
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -62,7 +66,8 @@ class TextRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Ids from output position `start` and the text they added from character position `characters`.
 
     end: 0 while the stream goes on, else why it ended; then `start + len(ids)` is its final token count, counted to
-    the token that completed the stop string. matched: the stop string or stop token id.
+    the token that completed the stop string. matched: the stop string or stop token id. logprobs: of each id, for
+    streams whose sampling asks for them; else empty.
     """
 
     stream: Stream
@@ -76,6 +81,7 @@ class TextRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     detail: str = ""
     cached_tokens: int = 0
     queue_us: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):

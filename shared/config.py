@@ -190,6 +190,27 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Compute threads; the cores this container may use where absent.", extra=_flags("--threads")),
     ] = None
+    kernels: Annotated[
+        Literal["auto", "reference", "portable", "avx2", "avx512"],
+        Meta(
+            description="What computes: kernels for these instructions, or plain PyTorch; auto is the best that there is.",
+            extra=_flags("--kernels"),
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        Meta(
+            description="int8: matrix products in eight-bit integers, scaled in groups of 32 inputs.",
+            extra=_flags("--quantization"),
+        ),
+    ] = "none"
+    keep_packed: Annotated[
+        bool,
+        Meta(
+            description="Keep weights as the kernels read them in the model's folder: the next start maps them.",
+            extra=_flags("--keep-packed"),
+        ),
+    ] = True
     ranks: Annotated[
         int,
         Meta(description="Tensor-parallel ranks; only 1 today.", extra=_flags("--tensor-parallel-size"), ge=1, le=1),

@@ -3,36 +3,16 @@
 Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T) and sampled rows (S).
 """
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.proto.base import Sampling
 from noria.proto.execution import Copy, Sampled, Slice, StepPlan
-from noria.services.executor.reads import Reads, reads
+from noria.services.executor.pages import Pages, Slices, pages
+from noria.services.executor.sampled_rows import sampled_rows
+from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.shape import Integers
 from noria.services.executor.slots import IllegalPlanError, Occupant, Slots
-
-
-class Sampler(msgspec.Struct, frozen=True):
-    """What to sample, by row [S]: its query token, slot, and parameters.
-
-    positions: absolute position of the token to be sampled, the counter of its randomness. The pairs (masked_rows,
-    masked_ids) may not be sampled yet.
-    """
-
-    rows: Integers
-    slots: Integers
-    positions: Integers
-    temperature: NDArray[np.float64]
-    top_k: Integers
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    seeds: NDArray[np.uint64]
-    masked_rows: Integers
-    masked_ids: Integers
 
 
 class Product(msgspec.Struct, frozen=True):
@@ -46,7 +26,7 @@ class Product(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """One step, ready for a lane. token_ids and positions are [T]; carried rows take their id on device.
 
-    reads: by group, where its layers write and what they read. Copies are done first, in the order of StepPlan.
+    pages: by group, where its layers write and read. Copies are done first, in the order of StepPlan.
     """
 
     epoch: int
@@ -55,7 +35,8 @@ class Batch(msgspec.Struct, frozen=True):
     positions: Integers
     carry_rows: Integers
     carry_slots: Integers
-    reads: tuple[Reads, ...]
+    slices: Slices
+    pages: tuple[Pages, ...]
     sampler: Sampler | None
     products: tuple[Product, ...]
     swap_out: tuple[Copy, ...]
@@ -73,14 +54,24 @@ def prepare(slots: Slots, plan: StepPlan) -> Batch:
         raise
 
 
-def results(slots: Slots, batch: Batch, ids: Sequence[int]) -> tuple[Sampled, ...]:
-    """Take the sampled ids of a finished step into the slots and name whose they are, in plan order."""
+def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, ...]:
+    """Take what a finished step sampled into the slots and name whose it is, in plan order."""
+    if drawn is None:
+        return ()
+    ids = drawn.ids.tolist()
     for product, token in zip(batch.products, ids, strict=True):
         slots.record(product.slot, product.occupant, token)
     return tuple(
-        Sampled(product.occupant.stream, product.occupant.attempt, product.start, (token,))
-        for product, token in zip(batch.products, ids, strict=True)
+        _sampled(product, row, token, drawn)
+        for row, (product, token) in enumerate(zip(batch.products, ids, strict=True))
     )
+
+
+def _sampled(product: Product, row: int, token: int, drawn: Drawn) -> Sampled:
+    occupant = product.occupant
+    wanted = occupant.sampling.logprobs
+    likelihoods = () if wanted is None else (drawn.likelihood(row, wanted),)
+    return Sampled(occupant.stream, occupant.attempt, product.start, (token,), likelihoods)
 
 
 def _layout(slots: Slots, plan: StepPlan) -> Batch:
@@ -94,18 +85,17 @@ def _layout(slots: Slots, plan: StepPlan) -> Batch:
     first = np.cumsum(length) - length
     of_slice = np.repeat(np.arange(len(slot)), length)
     positions = np.arange(len(of_slice)) - first[of_slice] + start[of_slice]
-    of_slot = slot[of_slice]
+    slices = Slices(start.copy(), length.copy(), first)
     batch = Batch(
         epoch=plan.epoch,
         number=plan.number,
-        token_ids=slots.tokens[of_slot, positions].astype(np.int64),
+        token_ids=slots.tokens[slot[of_slice], positions].astype(np.int64),
         positions=positions,
         carry_rows=first[carry],
         carry_slots=slot[carry],
-        reads=tuple(
-            reads(slots, group, slot, start, length, first, of_slot, positions) for group in range(len(shape.groups))
-        ),
-        sampler=_sampler(slots, slot[sample], (first + length - 1)[sample]),
+        slices=slices,
+        pages=tuple(pages(slots, group, slot, slices, of_slice, positions) for group in range(len(shape.groups))),
+        sampler=sampled_rows(slots, slot[sample], (first + length - 1)[sample]),
         products=_products(slots, slot[sample]),
         swap_out=plan.swap_out,
         copies=plan.copies,
@@ -150,33 +140,6 @@ def _check(
     demand("only the last token's logits may be sampled", sample & (end != total))
     demand("nothing to carry", carry & ((length != 1) | (end != total) | ~slots.sampled[slot]))
     demand("the token's value is not known yet", ~carry & (end > slots.known[slot]))
-
-
-def _sampler(slots: Slots, slot: Integers, rows: Integers) -> Sampler | None:
-    if not len(slot):
-        return None
-    occupants = _occupants(slots, slot)
-    sampling: list[Sampling] = [occupant.sampling for occupant in occupants]
-    produced = slots.total[slot] - slots.prompt[slot]
-    masked = [
-        (row, end)
-        for row, occupant in enumerate(occupants)
-        if produced[row] < occupant.sampling.min_tokens
-        for end in occupant.end_ids
-    ]
-    pairs = np.array(masked, np.int64).reshape(-1, 2)
-    return Sampler(
-        rows=rows,
-        slots=slot,
-        positions=slots.total[slot],
-        temperature=np.array([each.temperature for each in sampling]),
-        top_k=np.array([each.top_k for each in sampling], np.int64),
-        top_p=np.array([each.top_p for each in sampling]),
-        min_p=np.array([each.min_p for each in sampling]),
-        seeds=np.array([(each.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF for each in sampling], np.uint64),
-        masked_rows=pairs[:, 0],
-        masked_ids=pairs[:, 1],
-    )
 
 
 def _products(slots: Slots, slot: Integers) -> tuple[Product, ...]:

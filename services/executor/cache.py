@@ -23,7 +23,8 @@ GATHER_BYTES: Final = 32 << 20
 class Cache:
     """Keys and values of all groups. Memory is taken page by page as blocks are first used.
 
-    places: for each layer its group and its rank there. items_max: chunks of keys gathered at once.
+    places: for each layer its group and its rank there. items_max: chunks of keys gathered at once. dtype: of what is
+    stored.
     """
 
     def __init__(
@@ -35,14 +36,26 @@ class Cache:
         store: torch.dtype,
     ) -> None:
         self._shape = shape
+        self.dtype = store
         self._store = make_store(architecture, shape, compute, store)
         pages = shape.pool_chunk_pages
         self._pool = self._zeros(shape.num_blocks * pages)
         self._host = self._zeros(shape.host_slots * pages)
-        self._layers = [self._store.layer(self._pool[:, rank * shape.num_blocks :]) for _, rank in places]
+        self._ranks = [rank for _, rank in places]
+        self._layers = [self._store.layer(self._pool[:, rank * shape.num_blocks :]) for rank in self._ranks]
         self.bytes, self.host_bytes = self._pool.nbytes, self._host.nbytes
         item = torch.empty(0, dtype=compute).element_size()
         self.items_max = items_max(architecture, shape, item)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of the keys, or of the values, of one page of one layer."""
+        return self._store.page_bytes
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Where a layer's keys and values begin: its row 0."""
+        keys, values = self._pool[:, self._ranks[layer] * self._shape.num_blocks :]
+        return keys.data_ptr(), values.data_ptr()
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, head size] as they meet the gathered keys."""

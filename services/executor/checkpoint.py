@@ -37,11 +37,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._owner
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """One tensor in the given dtype. Raises UserError when it is missing or of another shape."""
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
+        """One tensor in the given dtype, or its own where None. Raises UserError when it is missing or of another shape."""
         if name not in self._owner:
             raise UserError(f"the weights in {self._folder} lack {name}")
         tensor: torch.Tensor = self._owner[name].get_tensor(name)  # type: ignore[no-untyped-call]  # a native class
         if tuple(tensor.shape) != shape:
             raise UserError(f"{name} in {self._folder} has shape {tuple(tensor.shape)}, expected {shape}")
-        return tensor.to(dtype)
+        return tensor if dtype is None else tensor.to(dtype)

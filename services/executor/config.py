@@ -19,6 +19,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     max_memory_percent: float
     threads: int | None
     kv_cache_dtype: str = "auto"
+    kernels: str = "auto"
+    quantization: str = "none"
+    keep_packed: bool = True
     host_gib: float = 0.0
     host_share_max: float = 0.8
 
@@ -34,6 +37,9 @@ def executor_config(config: Config) -> ExecutorConfig:
         max_memory_percent=config.cache.max_memory_percent,
         threads=config.executor.threads,
         kv_cache_dtype=config.cache.kv_cache_dtype,
+        kernels=config.executor.kernels,
+        quantization=config.executor.quantization,
+        keep_packed=config.executor.keep_packed,
         host_gib=config.cache.cpu_offload_space,
         host_share_max=config.cache.cpu_offload_space_safety_threshold,
     )

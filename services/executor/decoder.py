@@ -6,10 +6,12 @@ import torch
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Linear
+from noria.services.executor.linear import ReferenceProducts
 from noria.services.executor.mlp import Mlp, load_mlp
 from noria.services.executor.operations import Operations
-from noria.services.executor.step import Step
+from noria.services.executor.packed import PackedWeights
+from noria.services.executor.products import Linear, Products
+from noria.services.executor.shape import Integers
 from noria.services.executor.weights import Weights
 
 
@@ -31,56 +33,65 @@ class Layer:
 
 
 class Decoder:
-    """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step."""
+    """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
+
+    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere.
+    """
 
     def __init__(
-        self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, rows_max: int, samples_max: int
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        rows_max: int,
+        samples_max: int,
+        products: Products | None = None,
+        packed: PackedWeights | None = None,
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        weights = Weights(checkpoint, dtype, rows_max, norm_offset=architecture.norm_offset)
+        products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
+        weights = Weights(checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset)
         size = (architecture.vocabulary, architecture.hidden)
         self._embedding = weights.table("model.embed_tokens.weight", size)
         # Rounded as transformers rounds it: the checkpoint was trained so.
         self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
-        self._layers = [_load(weights, architecture, f"model.layers.{i}.") for i in range(architecture.layers)]
+        self._layers = [_load(weights, architecture, layer) for layer in range(architecture.layers)]
         self._norm = weights.norm("model.norm.weight", architecture.hidden)
         # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
         tied = architecture.tied or "lm_head.weight" not in checkpoint
-        head = self._embedding if tied else checkpoint.tensor("lm_head.weight", size, dtype)
-        self._head = weights.linear(head.float(), None, samples_max)
-        self.steady, self.nbytes = weights.steady, weights.nbytes
+        self._head = weights.head("model.embed_tokens" if tied else "lm_head", size, samples_max)
+        self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
+        self.scratch_bytes = products.scratch_bytes(rows_max)
 
-    def logits(self, operations: Operations, step: Step) -> torch.Tensor | None:
-        """Run a step; returns float32 logits [sampled rows, vocabulary], or None when nothing is sampled."""
-        x = self._embedding.index_select(0, step.token_ids)
-        if self._embedding_scale != 1:
-            x *= self._embedding_scale
-        residual: torch.Tensor | None = None
+    def logits(self, operations: Operations, rows: Integers | None) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
+        x, residual = operations.embedded(self._embedding, self._embedding_scale), None
         for index, layer in enumerate(self._layers):
             x, residual = operations.add_norm(x, residual, layer.input_norm)
-            queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms, step)
-            x = operations.linear(operations.attention(index, queries, step), layer.out)
+            queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms)
+            x = operations.linear(operations.attention(index, queries), layer.out)
             if layer.after_attention is not None:
                 x = operations.norm(x, layer.after_attention)
             x, residual = operations.add_norm(x, residual, layer.mlp_norm)
             x = layer.mlp(x, operations)
             if layer.after_mlp is not None:
                 x = operations.norm(x, layer.after_mlp)
-        if step.sample_rows is None:
+        if rows is None:
             return None
         assert residual is not None
-        rows, rest = x.index_select(0, step.sample_rows), residual.index_select(0, step.sample_rows)
-        normed, _ = operations.add_norm(rows, rest, self._norm)
-        logits = operations.linear(normed.float(), self._head)
+        logits = operations.logits(x, residual, rows, self._norm, self._head)
         cap = self.architecture.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _load(weights: Weights, facts: Architecture, prefix: str) -> Layer:
+def _load(weights: Weights, facts: Architecture, layer: int) -> Layer:
+    prefix = f"model.layers.{layer}."
     query, key = facts.heads * facts.head_dim, facts.key_width
     attention = prefix + "self_attn."
     qkv = [(f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key))]
+    if facts.fused:
+        qkv = [(attention + "qkv_proj", query + 2 * key)]
     head_norms = None
     if facts.head_norm:
         head_norms = (
@@ -99,6 +110,6 @@ def _load(weights: Weights, facts: Architecture, prefix: str) -> Layer:
         out=weights.fused([(attention + "o_proj", facts.hidden)], query, bias=facts.out_bias),
         after_attention=after("post_attention_layernorm"),
         mlp_norm=weights.norm(f"{prefix}{before_mlp}.weight", facts.hidden),
-        mlp=load_mlp(weights, facts, prefix),
+        mlp=load_mlp(weights, facts, prefix, layer),
         after_mlp=after("post_feedforward_layernorm"),
     )

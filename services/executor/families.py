@@ -12,10 +12,35 @@ from noria.services.executor.published import Published, PublishedRope, sliding_
 from noria.services.executor.rope import Rope
 from noria.shared.errors import UserError
 
-FAMILIES: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+FAMILIES: Final = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+)
 """`model_type` of what is served; SmolLM and SmolLM2 call themselves llama."""
 
 _ACTIVATIONS: Final = ("silu", "gelu_pytorch_tanh")
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """Mixtures of experts. shared: the inner size of the expert that every token takes, 0 without one.
+
+    normed: the weights of a token's experts add up to 1. layers: which layers have them; the others are dense.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    layers: tuple[bool, ...]
+    normed: bool = True
+    shared: int = 0
 
 
 class Architecture(msgspec.Struct, frozen=True):
@@ -23,8 +48,8 @@ class Architecture(msgspec.Struct, frozen=True):
 
     windows: by layer, how many tokens it sees, itself included; 0 is all. layer_ropes: index into ropes by layer.
     scale multiplies scores of queries and keys; caps bound scores and logits by cap * tanh(x / cap). norm_offset: norms
-    multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. experts: 0 is a dense MLP.
-    tied: the head is the embedding; None when the checkpoint's tensors tell.
+    multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. fused: projections of the same
+    input are one tensor. tied: the head is the embedding; None when the checkpoint's tensors tell.
     """
 
     family: str
@@ -51,8 +76,8 @@ class Architecture(msgspec.Struct, frozen=True):
     embedding_scale: float = 1.0
     norm_offset: bool = False
     sandwich: bool = False
-    experts: int = 0
-    experts_per_token: int = 0
+    fused: bool = False
+    experts: Experts | None = None
 
     @property
     def query_group(self) -> int:
@@ -86,7 +111,7 @@ def architecture(folder: Path) -> Architecture:
 
 def _architecture(published: Published, path: Path) -> Architecture:
     kind, gemma = published.model_type, published.model_type.startswith("gemma")
-    bias = published.attention_bias and kind in ("llama", "qwen3", "gemma2", "gemma3_text")
+    bias = published.attention_bias and kind in ("llama", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
     head_dim = published.head_dim or published.hidden_size // published.num_attention_heads
     ropes = tuple(_rope(published, path, sliding=sliding) for sliding in (False, True))
     sliding = sliding_layers(published)
@@ -103,10 +128,10 @@ def _architecture(published: Published, path: Path) -> Architecture:
         windows=_windows(published, sliding, path),
         ropes=ropes,
         layer_ropes=tuple(int(each and ropes[0] != ropes[1]) for each in sliding),
-        qkv_bias=kind == "qwen2" or bias,
+        qkv_bias=kind == "qwen2" or (kind == "qwen2_moe" and published.qkv_bias) or bias,
         out_bias=bias,
         mlp_bias=kind == "llama" and published.mlp_bias,
-        head_norm=kind in ("qwen3", "gemma3_text"),
+        head_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         tied=True if published.tie_word_embeddings is None and gemma else published.tie_word_embeddings,
         scale=(published.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         activation=_activation(published, path),
@@ -115,9 +140,31 @@ def _architecture(published: Published, path: Path) -> Architecture:
         embedding_scale=published.hidden_size**0.5 if gemma else 1.0,
         norm_offset=gemma,
         sandwich=gemma,
-        experts=published.num_local_experts if kind == "mixtral" else 0,
-        experts_per_token=published.num_experts_per_tok if kind == "mixtral" else 0,
+        fused=kind == "phi3",
+        experts=_experts(published),
     )
+
+
+def _experts(published: Published) -> Experts | None:
+    layers = published.num_hidden_layers
+    match published.model_type:
+        case "mixtral":
+            per_token, inner = published.num_experts_per_tok or 2, published.intermediate_size
+            return Experts(published.num_local_experts or 8, per_token, inner, (True,) * layers)
+        case "qwen2_moe" | "qwen3_moe":
+            second = published.model_type == "qwen2_moe"
+            count = published.num_experts or published.num_local_experts or (60 if second else 128)
+            step, dense = published.decoder_sparse_step, published.mlp_only_layers or []
+            return Experts(
+                count,
+                published.num_experts_per_tok or (4 if second else 8),
+                published.moe_intermediate_size or (1408 if second else 768),
+                tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+                published.norm_topk_prob,
+                published.shared_expert_intermediate_size if second else 0,
+            )
+        case _:
+            return None
 
 
 def _activation(published: Published, path: Path) -> str:
@@ -151,6 +198,9 @@ def _rope(published: Published, path: Path, *, sliding: bool) -> Rope:
     kind = given.rope_type or given.type or "default"
     if kind not in ("default", "linear", "llama3"):
         raise UserError(f"{path}: rotary positions of kind {kind!r} are not served yet")
+    share = given.partial_rotary_factor or published.partial_rotary_factor or 1.0
+    if published.model_type == "phi3" and share != 1:
+        raise UserError(f"{path}: heads of which only a part turns ({share:g}) are not served yet")
     default_theta = 1e6 if published.model_type == "mixtral" else 10000.0
     return Rope(
         theta=given.rope_theta or theta or default_theta,

@@ -8,8 +8,12 @@ from noria.services.executor.linear import computed_rows
 from noria.services.executor.shape import Shape
 from noria.services.executor.step import padded_rows
 
-_LOGIT_COPIES = 5
-"""Logits, shifted scores, cumulative mass in float64, and what sorting takes."""
+_LOGIT_COPIES = 2
+_SAMPLING_ROWS = 128
+"""What sampling keeps beside the logits, in rows of a vocabulary: it works on a row for each thread."""
+
+_SPAN, _STRETCH_TOKENS, _BLOCK_ROWS = 256, 1024, 96
+"""Keys and query rows that native attention takes at once; see attention.cpp."""
 
 _KERNEL_BYTES = 600_000
 """What oneDNN keeps for each number of rows and shape of weights, measured."""
@@ -32,14 +36,30 @@ class Footprint(msgspec.Struct, frozen=True):
         return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 
-def footprint(architecture: Architecture, shape: Shape, item_bytes: int, *, converts: bool) -> Footprint:
-    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes."""
+def footprint(
+    architecture: Architecture,
+    shape: Shape,
+    item_bytes: int,
+    *,
+    converts: bool,
+    products: int = 0,
+    native_threads: int = 0,
+) -> Footprint:
+    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes.
+
+    products: what a matrix product takes beside its input and output. native_threads: of native kernels; 0 is plain
+    PyTorch.
+    """
+    if native_threads:
+        activations = _native_activations(architecture, shape, item_bytes, native_threads)
+    else:
+        activations = _activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1)
     return Footprint(
-        activations=_activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1),
-        logits=_LOGIT_COPIES * shape.max_slots * architecture.vocabulary * 4,
+        activations=products + activations,
+        logits=(_LOGIT_COPIES * shape.max_slots + _SAMPLING_ROWS) * architecture.vocabulary * 4,
         buffers=2 * _buffers(shape),
         bookkeeping=_bookkeeping(architecture, shape),
-        kernels=_KERNEL_BYTES * (_SHAPES * _sizes(shape.max_batch_tokens) + _sizes(shape.max_slots)),
+        kernels=0 if native_threads else _kernels(shape),
     )
 
 
@@ -57,8 +77,27 @@ def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
     return shape.max_batch_tokens * token + shape.max_slots * single
 
 
+def _kernels(shape: Shape) -> int:
+    return _KERNEL_BYTES * (_SHAPES * _sizes(shape.max_batch_tokens) + _sizes(shape.max_slots))
+
+
 def _sizes(rows_max: int) -> int:
     return len({computed_rows(rows, 1) for rows in range(1, rows_max + 1)})
+
+
+def _native_activations(architecture: Architecture, shape: Shape, item: int, threads: int) -> int:
+    hidden, queries, keys = architecture.hidden, architecture.heads * architecture.head_dim, architecture.key_width
+    inner, experts = architecture.intermediate, architecture.experts
+    # Float32: the residual stream and what products give. In the model's dtype: what products and attention take.
+    token = 4 * (2 * hidden + queries + 2 * keys + 2 * inner) + item * (hidden + 2 * queries + inner)
+    if experts is not None:
+        inner = max(experts.intermediate, experts.shared)
+        token += 4 * (3 * hidden + 2 * inner) + item * (hidden + inner) + 24 * experts.per_token
+    # Attention: each thread's packed span and its rows' states; the states of stretches that are joined later.
+    width, rows = -(-architecture.head_dim // 32) * 32, max(_BLOCK_ROWS, architecture.heads)
+    thread = 4 * width * (2 * _SPAN + 4 * rows)
+    stretches = -(-shape.max_model_tokens // _STRETCH_TOKENS)
+    return shape.max_batch_tokens * token + threads * (thread + 4 * stretches * _BLOCK_ROWS * 4 * (width + 2))
 
 
 def _buffers(shape: Shape) -> int:

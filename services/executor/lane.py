@@ -17,6 +17,7 @@ import msgspec
 from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Engine, Loaded
+from noria.services.executor.sampler import Drawn
 from noria.shared.errors import UserError
 
 LANE_BATCHES: Final = 2
@@ -24,10 +25,10 @@ _CLOSE_S: Final = 1.0
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """A finished batch: sampled ids in the order of its products, and microseconds computing and waiting before."""
+    """A finished batch: what it sampled in the order of its products, and microseconds computing and waiting before."""
 
     batch: Batch
-    ids: tuple[int, ...]
+    drawn: Drawn | None
     compute_us: int
     idle_us: int
 
@@ -138,7 +139,7 @@ def _compute(engine: Engine, batch: Batch, clock: _Clock) -> Computed | Broken:
     began_ns = time.monotonic_ns()
     idle_us = (began_ns - clock.ended_ns) // 1000 if clock.ended_ns else 0
     try:
-        ids = engine.run(batch)
+        drawn = engine.run(batch)
     except MemoryError as error:
         return Broken(batch, Failure.MEMORY, str(error))
     except Exception as error:  # the lane's edge: a bad step must not take the model with it
@@ -146,4 +147,4 @@ def _compute(engine: Engine, batch: Batch, clock: _Clock) -> Computed | Broken:
         memory = isinstance(error, RuntimeError) and "memory" in str(error).lower()
         return Broken(batch, Failure.MEMORY if memory else Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
     clock.ended_ns = time.monotonic_ns()
-    return Computed(batch, ids, (clock.ended_ns - began_ns) // 1000, idle_us)
+    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us)

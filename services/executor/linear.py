@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from noria.services.executor.products import Matrix
+
 _LADDER: Final = (
     1,
     2,
@@ -60,13 +62,16 @@ def computed_rows(rows: int, floor: int) -> int:
     return -(-rows // step) * step
 
 
-class Linear:
-    """y = x @ weight.T + bias for x [rows, inputs]; `floor` is how many rows at least are computed."""
+class ReferenceLinear:
+    """y = x @ weight.T + bias for x [rows, inputs]; `floor` is how many rows at least are computed.
+
+    x may be of another dtype than the weight: it is converted first, and the result is of the weight's.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, floor: int) -> None:
         self.outputs, self.inputs = weight.shape
-        self.nbytes = weight.nbytes
         self.floor = floor
+        self._dtype = weight.dtype
         self._bias = bias
         self._packed = packable(weight)
         self._parts = [(slice(0, self.inputs), weight)]
@@ -80,10 +85,14 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs]."""
-        rows = x.shape[0]
+        rows, x = x.shape[0], x.to(self._dtype)
         if (computed := computed_rows(rows, self.floor)) > rows:
             return self._product(functional.pad(x, (0, 0, 0, computed - rows)))[:rows]
         return self._product(x)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """The same into `out`."""
+        out.copy_(self(x))
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if not self._packed:
@@ -94,6 +103,35 @@ class Linear:
         for place, part in self._parts[1:]:
             total += _packed_product(x[:, place].contiguous(), part, None)
         return total
+
+
+class ReferenceProducts:
+    """Makes products in one dtype; logits are float32 products of float32 copies of the weights."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.nbytes = 0
+        self._dtype = dtype
+        self._floors = Floors()
+
+    @property
+    def steady(self) -> bool:
+        """Whether every shape has a floor."""
+        return self._floors.steady
+
+    def scratch_bytes(self, rows_max: int) -> int:
+        """Nothing that the footprint of a step does not count already."""
+        del rows_max
+        return 0
+
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> ReferenceLinear:
+        """A product ready for use."""
+        del exact  # all are
+        # Rounded to the model's dtype first: what is served is that model.
+        weight, bias = matrix.weights(self._dtype), matrix.biases(self._dtype)
+        if logits:
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        self.nbytes += weight.nbytes
+        return ReferenceLinear(weight, bias, self._floors.of(weight, rows_max))
 
 
 class Floors:
@@ -149,7 +187,7 @@ def _probe(weight: torch.Tensor, rows_max: int) -> int | None:
     half = torch.randn(rows_max, weight.shape[1] // 2, generator=torch.Generator().manual_seed(0))
     odd = torch.ones(rows_max, weight.shape[1] - 2 * half.shape[1])
     x = torch.cat((half, half.roll(1, 0) * 2**-9 + half, odd), 1).to(weight.dtype)
-    product = Linear(weight, None, 1)
+    product = ReferenceLinear(weight, None, 1)
     whole = product(x)
     same = {}
     for count in rows:

@@ -4,18 +4,30 @@ from typing import Protocol
 
 import torch
 
-from noria.services.executor.linear import Linear
-from noria.services.executor.step import Step
+from noria.services.executor.batch import Batch
+from noria.services.executor.products import Linear
+from noria.services.executor.sampler import Drawn, Sampler
+from noria.services.executor.shape import Integers
 
 
 class Operations(Protocol):
-    """Tensors are [query tokens, features] in the model's dtype unless said otherwise."""
+    """The functions of one step at a time. Tensors are [query tokens, features] and live until the step's end.
+
+    What flows between two products is in the model's dtype; an implementation may keep the residual stream, and what is
+    added to it, in float32.
+    """
+
+    def begin(self, batch: Batch) -> None:
+        """Lay out a step: its positions, and the pages that it writes and reads. All its token ids are known."""
+
+    def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+        """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm."""
+        """RMS norm of what is about to be added to the residual stream."""
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
@@ -23,12 +35,20 @@ class Operations(Protocol):
         """Add x to the residual stream; return (RMS-normed sum, sum)."""
 
     def rotate_write(
-        self, layer: int, qkv: torch.Tensor, head_norms: tuple[torch.Tensor, torch.Tensor] | None, step: Step
+        self, layer: int, qkv: torch.Tensor, head_norms: tuple[torch.Tensor, torch.Tensor] | None
     ) -> torch.Tensor:
         """Norm the heads where the family does, rotate queries and keys, write the cache; return queries [T, heads, d]."""
 
-    def attention(self, layer: int, queries: torch.Tensor, step: Step) -> torch.Tensor:
+    def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache, this step's keys included."""
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """activation(first half) * second half."""
+
+    def logits(
+        self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
+    ) -> torch.Tensor:
+        """Float32 products of the head with the normed sums of some rows: [rows, vocabulary]."""
+
+    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
+        """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten; see sampling.py."""

@@ -17,6 +17,7 @@ class PublishedRope(msgspec.Struct):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int | None = None
+    partial_rotary_factor: float | None = None
     full_attention: "PublishedRope | None" = None
     sliding_attention: "PublishedRope | None" = None
 
@@ -52,20 +53,35 @@ class Published(msgspec.Struct):
     query_pre_attn_scalar: float = 256
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    num_local_experts: int = 8
-    num_experts_per_tok: int = 2
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    num_experts: int | None = None
+    moe_intermediate_size: int | None = None
+    shared_expert_intermediate_size: int = 5632
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    norm_topk_prob: bool = False
+    qkv_bias: bool = True
+    partial_rotary_factor: float | None = None
 
 
 def sliding_layers(published: Published) -> list[bool]:
     """Which layers look back a window only."""
     layers = range(published.num_hidden_layers)
-    if published.model_type in ("mistral", "mixtral"):
+    if published.model_type in ("mistral", "mixtral", "phi3"):
         return [published.sliding_window is not None for _ in layers]
+    if published.model_type == "qwen3_moe":
+        return [published.use_sliding_window for _ in layers]
     if published.layer_types is not None:
         return [kind == SLIDING for kind in published.layer_types]
     match published.model_type:
         case "qwen2" | "qwen3":
             return [published.use_sliding_window and layer >= published.max_window_layers for layer in layers]
+        case "qwen2_moe":
+            return [
+                published.use_sliding_window and layer % 2 == 0 and layer < (published.max_window_layers or 28)
+                for layer in layers
+            ]
         case "gemma2":
             return [layer % 2 == 0 for layer in layers]
         case "gemma3_text":

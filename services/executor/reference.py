@@ -10,21 +10,48 @@ import torch
 from torch.nn import functional
 
 from noria.services.executor.attention import singles_attention, span_attention
+from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.families import Architecture
-from noria.services.executor.linear import Linear
-from noria.services.executor.step import Step
+from noria.services.executor.products import Linear
+from noria.services.executor.sampler import Drawn, Sampler
+from noria.services.executor.sampling import sample
+from noria.services.executor.shape import Integers, Shape
+from noria.services.executor.step import Rotations, Step, to_step
 
 
 class ReferenceOperations:
     """`Operations` over one cache. places: for each layer its group and its rank there."""
 
-    def __init__(self, architecture: Architecture, cache: Cache, places: Sequence[tuple[int, int]]) -> None:
+    _step: Step
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        shape: Shape,
+        cache: Cache,
+        places: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+    ) -> None:
         self._architecture = architecture
+        self._shape = shape
+        self._dtype = dtype
+        self._rotations = [
+            Rotations(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes
+        ]
         self._groups = [group for group, _ in places]
         self._cache = cache
         self._query_width = architecture.heads * architecture.head_dim
         self._key_width = architecture.kv_heads * architecture.head_dim
+
+    def begin(self, batch: Batch) -> None:
+        """Lay out a step."""
+        self._step = to_step(batch, self._rotations, self._shape, self._architecture.query_group, self._dtype)
+
+    def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+        """Rows of the embedding."""
+        x = table.index_select(0, self._step.token_ids)
+        return x if scale == 1 else x.mul_(scale)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""
@@ -45,7 +72,7 @@ class ReferenceOperations:
         return self.norm(total, weight), total
 
     def rotate_write(
-        self, layer: int, qkv: torch.Tensor, head_norms: tuple[torch.Tensor, torch.Tensor] | None, step: Step
+        self, layer: int, qkv: torch.Tensor, head_norms: tuple[torch.Tensor, torch.Tensor] | None
     ) -> torch.Tensor:
         """Norm the heads where the family does, rotate queries and keys in float32, write the cache."""
         heads, head_dim = self._architecture.heads, self._architecture.head_dim
@@ -57,16 +84,16 @@ class ReferenceOperations:
             )
             turning = torch.cat((queries, keys), 1)
         turning = turning.float()
-        cosine, sine = step.turns[self._architecture.layer_ropes[layer]]
+        cosine, sine = self._step.turns[self._architecture.layer_ropes[layer]]
         turned = torch.addcmul(turning * cosine, turning.roll(head_dim // 2, -1), sine).to(qkv.dtype)
         # The cache holds finite numbers only: what a diseased request leaves in a page must not reach the next one.
         keys, values = turned[:, heads:].flatten(1), qkv[:, self._query_width + self._key_width :]
-        self._cache.write(layer, step.groups[self._groups[layer]].write_slots, keys, values)
+        self._cache.write(layer, self._step.groups[self._groups[layer]].write_slots, keys, values)
         return self._cache.queries(turned[:, :heads])
 
-    def attention(self, layer: int, queries: torch.Tensor, step: Step) -> torch.Tensor:
+    def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache."""
-        part = step.groups[self._groups[layer]]
+        part = self._step.groups[self._groups[layer]]
         if part.singles is not None and not part.spans:
             found = singles_attention(self._cache, layer, queries, part.singles, self._architecture)
             return torch.empty_like(found).index_copy_(0, part.singles.rows, found)
@@ -85,3 +112,15 @@ class ReferenceOperations:
         if self._architecture.activation == "silu":
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
+
+    def logits(
+        self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
+    ) -> torch.Tensor:
+        """Float32 products of the head."""
+        picked = torch.from_numpy(rows)
+        normed, _ = self.add_norm(x.index_select(0, picked), residual.index_select(0, picked), weight)
+        return self.linear(normed, head)
+
+    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
+        """Sample row by row."""
+        return sample(logits, sampler)

@@ -121,6 +121,7 @@ class ExecutorShell:
             "queued_plans": len(self._plans) + self._lane.held,
             "steps": self._steps,
             "threads": self._loaded.threads if self._loaded else 0,
+            "kernels": self._loaded.kernels if self._loaded else "",
             "memory": msgspec.to_builtins(self._loaded.memory) if self._loaded else None,
             "geometry": msgspec.to_builtins(self._loaded.geometry) if self._loaded else None,
         }
@@ -141,6 +142,7 @@ class ExecutorShell:
             model=geometry.model,
             dtype=geometry.dtype,
             threads=loaded.threads,
+            kernels=loaded.kernels,
             seconds=round(loaded.load_s, 2),
         )
         self._log.info(
@@ -151,6 +153,8 @@ class ExecutorShell:
             cache_tokens=memory.cache_tokens,
             full_requests=memory.full_requests,
         )
+        if loaded.unkept:
+            self._log.warning("packed weights cannot be kept", reason=loaded.unkept)
         if not loaded.steady:
             self._log.warning("results depend on the batch", reason="a matrix product's order of summation varies")
         self._tell_geometry()
@@ -186,7 +190,7 @@ class ExecutorShell:
         if prepared is None or self._slots is None or not self._current(batch):
             return
         traceparent, prepare_us = prepared
-        sampled = results(self._slots, batch, computed.ids)
+        sampled = results(self._slots, batch, computed.drawn)
         done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, prepare_us, computed.idle_us)
         self._post.send(self, Service.SCHEDULER, done, traceparent)
         if self._telemetry.enabled and traceparent:

@@ -1,6 +1,6 @@
 """The fixed sizes that plans are checked against and arrays are laid out by."""
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from noria.proto.execution import Group
 
 Integers = NDArray[np.int64]
+Whole = TypeVar("Whole", np.int32, np.int64)
 
 RESERVED_CHUNKS: Final = 2
 """Chunk 0 of the pool is what padding reads (always zero), chunk 1 what padding writes; neither is ever allocated."""
@@ -43,7 +44,7 @@ class Shape(msgspec.Struct, frozen=True):
         """Pages of single layers in one chunk of the pool: every group's blocks tile them exactly."""
         return self.groups[0].layers * self.groups[0].blocks_per_chunk
 
-    def rows(self, group: int, blocks: Integers, chunks: int) -> Integers:
+    def rows(self, group: int, blocks: NDArray[Whole], chunks: int) -> NDArray[Whole]:
         """Rows of blocks of a group in a pool of `chunks` chunks, for the group's first layer; layer r's lie r * chunks further.
 
         The rows of a layer lie together, block after block: gathering them a chunk apart took a fifth more of a step.

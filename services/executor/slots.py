@@ -10,6 +10,7 @@ import numpy as np
 
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Fill, Grow, Replace, StepPlan
+from noria.services.executor.sampler import PARAMETERS, Floats, Ids, record
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 
 
@@ -19,12 +20,14 @@ class IllegalPlanError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Occupant:
-    """The stream in a slot."""
+    """The stream in a slot. bias_ids, bias_values: its logit bias."""
 
     stream: Stream
     attempt: int
     sampling: Sampling
     end_ids: tuple[int, ...]
+    bias_ids: Ids
+    bias_values: Floats
 
 
 class Slots:
@@ -33,7 +36,8 @@ class Slots:
     tokens[slot, i] is the id at position i; tables[group][slot, i] the block of page i, or of the pages that share the
     ring's entry i; `known` counts ids whose value is here, `total` also those still pending, `prompt` those of the
     prompt, blocks[group, slot] a table's entries.
-    `sampled` says whether the device holds the slot's last token.
+    `sampled` says whether the device holds the slot's last token. parameters: how a slot is sampled; penalised, biased,
+    min_tokens: whether its tokens count, its logits are added to, its ends come too early.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -50,6 +54,10 @@ class Slots:
         self.prompt = np.zeros(slots, np.int64)
         self.blocks = np.zeros((len(shape.groups), slots), np.int64)
         self.sampled = np.zeros(slots, np.bool_)
+        self.parameters = np.zeros(slots, PARAMETERS)
+        self.penalised = np.zeros(slots, np.bool_)
+        self.biased = np.zeros(slots, np.bool_)
+        self.min_tokens = np.zeros(slots, np.int64)
 
     def clear(self) -> None:
         """Empty every slot and end the epoch; only a plan numbered 1 is accepted next."""
@@ -109,7 +117,7 @@ class Slots:
             raise IllegalPlanError(f"slot {slot} holds token ids outside the vocabulary")
         if any(not 0 <= end < self.shape.vocabulary for end in fill.end_ids):
             raise IllegalPlanError(f"slot {slot} ends at token ids outside the vocabulary")
-        self.occupants[slot] = Occupant(fill.stream, fill.attempt, fill.sampling, fill.end_ids)
+        self._take_sampling(fill)
         self.tokens[slot, :count] = ids
         self.known[slot] = self.total[slot] = count
         self.prompt[slot] = len(fill.prompt_ids)
@@ -117,6 +125,25 @@ class Slots:
         self.sampled[slot] = False
         for group, blocks in enumerate(fill.blocks):
             self._grow(Grow(slot, group, blocks))
+
+    def _take_sampling(self, fill: Fill) -> None:
+        slot, sampling = fill.slot, fill.sampling
+        if any(not 0 <= token < self.shape.vocabulary for token, _ in sampling.logit_bias):
+            raise IllegalPlanError(f"slot {slot} has a bias for token ids outside the vocabulary")
+        self.occupants[slot] = Occupant(
+            fill.stream,
+            fill.attempt,
+            sampling,
+            fill.end_ids,
+            np.array([token for token, _ in sampling.logit_bias], np.int32),
+            np.array([value for _, value in sampling.logit_bias], np.float32),
+        )
+        self.parameters[slot] = record(sampling, self.shape.vocabulary)
+        self.penalised[slot] = (
+            sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
+        )
+        self.biased[slot] = bool(sampling.logit_bias)
+        self.min_tokens[slot] = sampling.min_tokens
 
     def _grow(self, grow: Grow) -> None:
         slot = grow.slot

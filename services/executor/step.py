@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from noria.services.executor.batch import Batch
-from noria.services.executor.reads import Reads, SingleQueries, Span
+from noria.services.executor.reads import Reads, SingleQueries, Span, reads
 from noria.services.executor.rope import Rope
 from noria.services.executor.shape import Shape
 
@@ -59,7 +59,6 @@ class Step:
     token_ids: torch.Tensor
     turns: list[tuple[torch.Tensor, torch.Tensor]]
     groups: list[GroupStep]
-    sample_rows: torch.Tensor | None
 
 
 class Rotations:
@@ -85,25 +84,26 @@ def padded_rows(rows: int) -> int:
 
 
 def to_step(batch: Batch, rotations: Sequence[Rotations], shape: Shape, query_group: int, dtype: torch.dtype) -> Step:
-    """Make a batch's tensors. Carried tokens' ids are still to be filled in."""
+    """Make a batch's tensors."""
     positions = torch.from_numpy(batch.positions)
     return Step(
         token_ids=torch.from_numpy(batch.token_ids),
         turns=[each.of(positions) for each in rotations],
         groups=[
-            _group(reads, shape.page_size, group.window, query_group, dtype)
-            for reads, group in zip(batch.reads, shape.groups, strict=True)
+            GroupStep(
+                torch.from_numpy(pages.write_slots),
+                *_parts(reads(shape, batch.slices, pages), shape.page_size, pages.window, query_group, dtype),
+            )
+            for pages in batch.pages
         ],
-        sample_rows=torch.from_numpy(batch.sampler.rows) if batch.sampler else None,
     )
 
 
-def _group(reads: Reads, page_size: int, window: int, query_group: int, dtype: torch.dtype) -> GroupStep:
-    return GroupStep(
-        write_slots=torch.from_numpy(reads.write_slots),
-        singles=_singles(reads.singles, page_size, dtype) if reads.singles else None,
-        spans=[_span(span, page_size, window, query_group, dtype) for span in reads.spans],
-    )
+def _parts(
+    found: Reads, page_size: int, window: int, query_group: int, dtype: torch.dtype
+) -> tuple[Singles | None, list[SpanChunks]]:
+    singles = _singles(found.singles, page_size, dtype) if found.singles else None
+    return singles, [_span(span, page_size, window, query_group, dtype) for span in found.spans]
 
 
 def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Singles:

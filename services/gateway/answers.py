@@ -5,7 +5,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from noria.client import Choice, Forecast
+from noria.client import Choice, Forecast, Logprobs
+from noria.services.gateway.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -40,7 +41,7 @@ class ChoiceBody(msgspec.Struct, frozen=True):
     delta: Piece | msgspec.UnsetType = msgspec.UNSET
     message: Piece | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
-    logprobs: None = None
+    logprobs: ChatLogprobs | TextLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -66,8 +67,11 @@ class Shape(Protocol):
     def opening(self, index: int, echo: str) -> ChoiceBody | None:
         """What a stream says of a choice before any token, or None."""
 
-    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
+    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
         """News of a choice."""
+
+    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+        """The last chunk of a choice, without text."""
 
     def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
         """A finished choice."""
@@ -85,16 +89,24 @@ class ChatShape:
         del echo
         return ChoiceBody(index, delta=Piece("assistant", ""))
 
-    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
-        """A delta, empty in the last chunk."""
-        piece = Piece(content=text) if text else Piece()
-        return ChoiceBody(index, delta=piece, finish_reason=finish, stop_reason=stop_reason)
+    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
+        """A delta."""
+        return ChoiceBody(index, delta=Piece(content=text), logprobs=chat_logprobs(told))
+
+    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+        """An empty delta."""
+        return ChoiceBody(index, delta=Piece(), finish_reason=finish, stop_reason=stop_reason)
 
     def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
         """A message."""
         del echo
-        message = Piece("assistant", choice.text, None)
-        return ChoiceBody(index, message=message, finish_reason=choice.finish_reason, stop_reason=stop_reason)
+        return ChoiceBody(
+            index,
+            message=Piece("assistant", choice.text, None),
+            logprobs=chat_logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=stop_reason,
+        )
 
 
 class TextShape:
@@ -108,13 +120,23 @@ class TextShape:
         """The prompt, if it is to be echoed."""
         return ChoiceBody(index, text=echo) if echo else None
 
-    def chunk(self, index: int, text: str, finish: str | None, stop_reason: str | int | None) -> ChoiceBody:
-        """Text, empty in the last chunk."""
-        return ChoiceBody(index, text=text, finish_reason=finish, stop_reason=stop_reason)
+    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
+        """Text."""
+        return ChoiceBody(index, text=text, logprobs=text_logprobs(told))
+
+    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+        """No text."""
+        return ChoiceBody(index, text="", finish_reason=finish, stop_reason=stop_reason)
 
     def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
         """The whole text."""
-        return ChoiceBody(index, text=echo + choice.text, finish_reason=choice.finish_reason, stop_reason=stop_reason)
+        return ChoiceBody(
+            index,
+            text=echo + choice.text,
+            logprobs=text_logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=stop_reason,
+        )
 
 
 class PreviewBody(msgspec.Struct, frozen=True):

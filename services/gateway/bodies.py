@@ -50,8 +50,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logprobs: msgspec.Raw = _ABSENT
-    logit_bias: msgspec.Raw = _ABSENT
+    logit_bias: dict[int, float] | None = None
     guided_json: msgspec.Raw = _ABSENT
     guided_regex: msgspec.Raw = _ABSENT
     guided_choice: msgspec.Raw = _ABSENT
@@ -81,7 +80,8 @@ class ChatBody(Common, frozen=True, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
-    top_logprobs: msgspec.Raw = _ABSENT
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: msgspec.Raw = _ABSENT
     functions: msgspec.Raw = _ABSENT
     modalities: msgspec.Raw = _ABSENT
@@ -96,6 +96,7 @@ class CompletionBody(Common, frozen=True, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+    logprobs: int | bool | None = None
 
 
 class _ResponseFormat(msgspec.Struct, frozen=True):
@@ -106,20 +107,16 @@ _B = TypeVar("_B", ChatBody, CompletionBody)
 _CHAT: Final = msgspec.json.Decoder(ChatBody)
 _COMPLETION: Final = msgspec.json.Decoder(CompletionBody)
 _UNSUPPORTED: Final = (
-    "logprobs",
-    "logit_bias",
     "guided_json",
     "guided_regex",
     "guided_choice",
     "guided_grammar",
     "structured_outputs",
-    "top_logprobs",
     "tools",
     "functions",
     "audio",
     "web_search_options",
 )
-_NEUTRAL: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
@@ -144,6 +141,8 @@ def chat_body(data: bytes) -> ChatBody:
     _check(body)
     if _text(body.modalities) not in (*_PLAIN, b'["text"]'):
         raise invalid("only text can be generated", "modalities", "unsupported")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs is allowed only with logprobs", "top_logprobs")
     return body
 
 
@@ -151,13 +150,26 @@ def completion_body(data: bytes) -> CompletionBody:
     """Decode and check. Raises HttpError 400."""
     body = _decode(_COMPLETION, data)
     _check(body)
-    if _text(body.logprobs) == b"0":  # means the chosen token's own, unlike in chat
-        raise invalid("logprobs is not supported", "logprobs", "unsupported")
+    if body.logprobs is True:
+        raise invalid("logprobs must be a number here: how many of the likeliest tokens to show", "logprobs")
+    if body.echo and wanted_logprobs(body) is not None:
+        raise invalid("logprobs of the prompt are not supported; leave out echo or logprobs", "logprobs", "unsupported")
     if body.suffix:
         raise invalid("suffix is not supported", "suffix", "unsupported")
     if body.best_of is not None and body.best_of != (body.n if body.n is not None else 1):
         raise invalid("best_of is supported only where it equals n", "best_of", "unsupported")
     return body
+
+
+def wanted_logprobs(body: Common) -> int | None:
+    """How many of the likeliest tokens to tell with each token; None for no log-probabilities at all."""
+    match body:
+        case ChatBody():
+            return (body.top_logprobs or 0) if body.logprobs else None
+        case CompletionBody():
+            return None if body.logprobs is False else body.logprobs
+        case _:
+            return None
 
 
 def chat_messages(body: ChatBody) -> tuple[Message, ...]:
@@ -207,9 +219,6 @@ def _check(body: ChatBody | CompletionBody) -> None:
     for name in _UNSUPPORTED:
         if _text(getattr(body, name, _ABSENT)) not in _PLAIN:
             raise invalid(f"{name} is not supported", name, "unsupported")
-    for name, neutral in _NEUTRAL.items():
-        if getattr(body, name) not in (None, neutral):
-            raise invalid(f"{name} is not supported; leave it at {neutral:g}", name, "unsupported")
     if _text(body.response_format) not in _PLAIN and _format(body.response_format) != "text":
         raise invalid("response_format is supported only as text", "response_format", "unsupported")
     if body.stream_options is not None and not body.stream:

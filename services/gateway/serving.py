@@ -102,6 +102,7 @@ class EventStream:
         self._outcome = outcome
         self._model = accepted[0].model
         self._positions = [(0, 0, 0)] * (len(generations) * work.choices)
+        self._told = [0] * len(self._positions)
         self._turn = asyncio.Lock()
 
     async def run(self, send: Send) -> None:
@@ -145,13 +146,15 @@ class EventStream:
             delta.start + len(delta.token_ids),
             max(sent, delta.characters + len(delta.text)),
         )
-        if text:
-            await self._send(send, self._work.shape.chunk(index, text, None, None))
+        told = delta.logprobs[max(0, self._told[index] - delta.start) :]
+        self._told[index] = max(self._told[index], delta.start + len(delta.logprobs))
+        if text or told:
+            await self._send(send, self._work.shape.chunk(index, text, told))
         if delta.finish is not None:
             if (error := from_finish(delta.finish)) is not None:
                 raise error
             reason = stop_reason(delta.finish.matched, self._work.stop)
-            await self._send(send, self._work.shape.chunk(index, "", delta.finish.reason, reason))
+            await self._send(send, self._work.shape.end(index, delta.finish.reason, reason))
 
     async def _finish(self, send: Send) -> None:
         completions = [await generation.result() for generation in self._generations]

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from noria.client import AsyncClient, Forecast, Generation, Message
 from noria.client.request import Options
 from noria.services.gateway.answers import ChatShape, Shape, TextShape
-from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts
+from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts, wanted_logprobs
 from noria.services.gateway.caller import Caller, caller
 from noria.services.gateway.errors import invalid
 
@@ -111,6 +111,11 @@ class Work(msgspec.Struct, frozen=True):
             ignore_eos=bool(body.ignore_eos),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=_or(body.skip_special_tokens, True),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            logit_bias=body.logit_bias or {},
+            logprobs=wanted_logprobs(body),
         )
 
 

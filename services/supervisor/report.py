@@ -33,6 +33,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     geometry: Geometry | None = None
     threads: int = 0
+    kernels: str = ""
     memory: Memory | None = None
 
 
@@ -66,6 +67,7 @@ def _compute(facts: Facts) -> list[tuple[str, str]]:
     threads = f", {facts.threads} {'thread' if facts.threads == 1 else 'threads'}" if facts.threads else ""
     return [
         ("compute", f"{geometry.dtype} on {geometry.device}{threads}"),
+        *([("kernels", facts.kernels)] if facts.kernels else []),
         *_memory(facts, geometry),
         ("context", f"{geometry.max_model_tokens} tokens"),
     ]

@@ -198,6 +198,50 @@ def test_prompts_may_be_token_ids(gateway: Gateway, prompt: Any, expected: Any) 
     assert [body.token_ids for body in gateway.door.of(Generate)] == expected
 
 
+def test_penalties_and_bias_reach_admission(gateway: Gateway) -> None:
+    gateway.openai.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": "hi"}],
+        presence_penalty=0.5,
+        frequency_penalty=-1.5,
+        logit_bias={"7": -100, "9": 2.5},
+        extra_body={"repetition_penalty": 1.25},
+    )
+    sampling = sent(gateway).sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -1.5, 1.25)
+    assert dict(sampling.logit_bias) == {7: -100.0, 9: 2.5}
+    assert sampling.logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_official_client_gets_a_chats_log_probabilities(gateway: Gateway, stream: bool) -> None:
+    gateway.door.script = words("Hé", "", "l")
+    options: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    answer = gateway.openai.chat.completions.create(**options, logprobs=True, top_logprobs=2)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    content = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
+    assert [each.token for each in content] == ["Hé", "", "l"]
+    assert (content[0].bytes, content[0].logprob) == ([72, 195, 169], -0.5)
+    assert [(each.token, each.bytes, each.logprob) for each in content[0].top_logprobs] == [
+        ("Hé", [72, 195, 169], -0.5),
+        ("\ufffd", [240], -1.25),
+    ]
+    assert sent(gateway).sampling.logprobs == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_official_client_gets_a_completions_log_probabilities(gateway: Gateway, stream: bool) -> None:
+    gateway.door.script = words("Hé", "", "l")
+    answer = gateway.openai.completions.create(model="fake", prompt="a", logprobs=0, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    told = [choice.logprobs for choice in choices if choice.logprobs]
+    assert [token for each in told for token in each.tokens] == ["Hé", "", "l"]
+    assert [logprob for each in told for logprob in each.token_logprobs] == [-0.5] * 3
+    assert [offset for each in told for offset in each.text_offset] == [0, 2, 2]
+    assert told[0].top_logprobs[0] == {"Hé": -0.5, "\ufffd": -1.25}
+    assert sent(gateway).sampling.logprobs == 0
+
+
 def test_a_stream_has_positions_and_null_finish_reasons_until_the_last(gateway: Gateway) -> None:
     with gateway.http.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as response:
         text = response.read().decode()
@@ -296,12 +340,13 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({**HI, "n": 10**9}, "n"),
     ({**HI, "stop": [1]}, "stop[0]"),
     ({**HI, "seed": 2**80}, "seed"),
-    ({**HI, "logprobs": True}, "logprobs"),
+    ({**HI, "logprobs": 3}, "logprobs"),
     ({**HI, "top_logprobs": 2}, "top_logprobs"),
-    ({**HI, "presence_penalty": 0.5}, "presence_penalty"),
-    ({**HI, "frequency_penalty": -1}, "frequency_penalty"),
-    ({**HI, "repetition_penalty": 1.1}, "repetition_penalty"),
-    ({**HI, "logit_bias": {"1": 2}}, "logit_bias"),
+    ({**HI, "logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({**HI, "presence_penalty": "much"}, "presence_penalty"),
+    ({**HI, "logit_bias": {"1": "up"}}, "logit_bias[...]"),
+    ({**HI, "logit_bias": [[1, 2]]}, "logit_bias"),
+    ({**HI, "logit_bias": {str(2**80): 1}}, "logit_bias"),
     ({**HI, "tools": [{"type": "function"}]}, "tools"),
     ({**HI, "response_format": {"type": "json_object"}}, "response_format"),
     ({**HI, "response_format": 3}, "response_format"),
@@ -335,7 +380,8 @@ def test_a_bad_chat_is_refused_by_the_name_of_what_is_wrong(
         ({"prompt": [2**80]}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "logprobs": 0, "echo": True}, "logprobs"),
         ({"prompt": [1], "echo": True}, "echo"),
     ],
 )

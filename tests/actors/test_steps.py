@@ -21,6 +21,7 @@ from noria.services.executor.batch import Batch
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import Engine, Loaded, load
 from noria.services.executor.lane import CpuLane
+from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.settings import Settings
 from noria.shared.actor import Actor
@@ -58,7 +59,7 @@ class TroubledEngine(Engine):
 
     trouble: Trouble
 
-    def run(self, batch: Batch) -> tuple[int, ...]:
+    def run(self, batch: Batch) -> Drawn | None:
         self.trouble.before(batch)
         return super().run(batch)
 

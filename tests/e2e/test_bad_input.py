@@ -51,8 +51,10 @@ BAD_COMPLETIONS: list[tuple[str, dict[str, object], int, str]] = [
     ("an empty stop string", {"stop": [""]}, 400, "stop"),
     ("stop token out of the vocabulary", {"stop_token_ids": [99_999]}, 400, "stop_token_ids"),
     ("seed of the wrong type", {"seed": "x"}, 400, "seed"),
-    ("log-probabilities", {"logprobs": 3}, 400, "logprobs"),
-    ("penalties", {"presence_penalty": 1.0}, 400, "presence_penalty"),
+    ("too many log-probabilities", {"logprobs": 21}, 400, "logprobs"),
+    ("a penalty out of range", {"presence_penalty": 2.5}, 400, "presence_penalty"),
+    ("a bias for a token out of the vocabulary", {"logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ("a bias out of range", {"logit_bias": {"1": 101}}, 400, "logit_bias"),
     ("stream of the wrong type", {"stream": "yes"}, 400, "stream"),
 ]
 

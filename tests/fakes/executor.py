@@ -14,14 +14,29 @@ from dataclasses import dataclass, field
 from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
 
-from noria.proto.base import Sampling
+from noria.proto.base import Likelihood, Sampling
 from noria.proto.execution import Copy, Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
 
-__all__ = ["EOS", "VOCABULARY", "FakeExecutor", "ProtocolError", "alone", "geometry", "hybrid", "next_token"]
+__all__ = [
+    "EOS",
+    "VOCABULARY",
+    "FakeExecutor",
+    "ProtocolError",
+    "alone",
+    "geometry",
+    "hybrid",
+    "likelihoods",
+    "next_token",
+]
 
 VOCABULARY = 32
 EOS = 0
 _MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def likelihoods(ids: Iterable[int]) -> tuple[Likelihood, ...]:
+    """What is told of ids to those who ask: recognisable, and of no meaning."""
+    return tuple(Likelihood(-float(token), ((token, -float(token)),)) for token in ids)
 
 
 def geometry(
@@ -222,7 +237,8 @@ class FakeExecutor:
         slot.carried = token
         slot.ids.append(token)
         slot.outputs += 1
-        return Sampled(slot.fill.stream, slot.fill.attempt, slot.outputs - 1, (token,))
+        told = likelihoods((token,)) if slot.fill.sampling.logprobs is not None else ()
+        return Sampled(slot.fill.stream, slot.fill.attempt, slot.outputs - 1, (token,), told)
 
     def _read(self, group: int, slot: _Slot, start: int, end: int) -> None:
         for position in range(start, end):

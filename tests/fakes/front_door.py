@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import msgspec
 import zmq
 
-from noria.proto.base import End, Header
+from noria.proto.base import Alternative, End, Header, Logprobs
 from noria.proto.frontdoor import (
     TO_ADMISSION,
     Accepted,
@@ -58,7 +58,8 @@ def words(*parts: str, end: End = End.STOP, matched: str = "", detail: str = "",
         if isinstance(mail.body, Generate):
             door.accept(mail, prompt_tokens)
             for index in range(mail.body.n):
-                door.say(mail.client, mail.body.id, *parts, index=index)
+                told = mail.body.sampling.logprobs is not None
+                door.say(mail.client, mail.body.id, *parts, index=index, logprobs=told)
                 door.finish(mail.client, mail.body.id, len(parts), end, index=index, matched=matched, detail=detail)
 
     return script
@@ -76,6 +77,13 @@ def refuse(code: Code, reason: str = "no", parameter: str = "", retry_after_ms: 
 
 def silent(door: "FrontDoor", mail: Mail) -> None:
     """A script that leaves everything to the test."""
+
+
+def logprobs_of(part: str, character: int) -> Logprobs:
+    """What is told of one token: itself, and a part of a character that is half as likely."""
+    return Logprobs(
+        -0.5, part.encode(), character, (Alternative(1, part.encode(), -0.5), Alternative(2, b"\xf0", -1.25))
+    )
 
 
 class FrontDoor:
@@ -151,11 +159,13 @@ class FrontDoor:
         attempt: int = 0,
         start: int = 0,
         characters: int = 0,
+        logprobs: bool = False,
     ) -> None:
         """Send parts of text as tokens start, start + 1, … of one choice, in one message."""
         deltas = []
         for part in parts:
-            deltas.append(Delta(name, index, attempt, start, (100 + start,), characters, part))
+            told = (logprobs_of(part, characters),) if logprobs else ()
+            deltas.append(Delta(name, index, attempt, start, (100 + start,), characters, part, told))
             start += 1
             characters += len(part)
         self.send(client, Updates(deltas=tuple(deltas)))

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 
-from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid
+from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid, likelihoods
 from msgspec.structs import replace
 
 from noria.proto.base import End, Ended, Sampling, Stream
@@ -193,6 +193,8 @@ class World:
         if known is not None:
             assert [token for run in runs for token in run.ids] == self.received[stream][start:]
             assert [run.end for run in runs if run.end] == [self.ends[each] for each in [stream] if each in self.ends]
+            if start >= len(self.submissions[stream].output_ids):
+                self.check_likelihoods(runs)
         self.tell(AdmissionJoined())
         unfinished = [replace(self.submissions[each], output_ids=tuple(self.received[each])) for each in self.alive()]
         self.tell(Submit(tuple(unfinished)))
@@ -229,8 +231,15 @@ class World:
             assert reply.start == len(received), "tokens come in order, each once"
             assert reply.stream not in self.ends, "nothing comes after the end"
             received.extend(reply.ids)
+            self.check_likelihoods([reply])
             if reply.end:
                 self.ends[reply.stream] = End(reply.end)
+
+    def check_likelihoods(self, runs: list[TokenRun]) -> None:
+        """They come with the ids that they belong to, to those who asked."""
+        for run in runs:
+            asks = self.submissions[run.stream].sampling.logprobs is not None
+            assert run.likelihoods == (likelihoods(run.ids) if asks else ())
 
     def _submission(self, number: int) -> Submission:
         draw = self.random
@@ -242,7 +251,10 @@ class World:
         if draw.random() < 0.7:
             prompt = (draw.choice(self.beginnings)[: draw.choice([4, 8, 12])] + prompt)[:16]
         maximum = draw.randrange(1, 25)
-        sampling = Sampling(seed=number, max_tokens=maximum, min_tokens=draw.choice([0, 0, min(4, maximum)]))
+        minimum = draw.choice([0, 0, min(4, maximum)])
+        sampling = Sampling(
+            seed=number, max_tokens=maximum, min_tokens=minimum, logprobs=None if number % 3 else number % 2
+        )
         end_ids = draw.choice([(EOS,), (EOS,), (), (EOS, 7)])
         output: tuple[int, ...] = ()
         if draw.random() < 0.2:

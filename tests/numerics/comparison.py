@@ -8,6 +8,9 @@ import torch
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.decoder import Decoder
 from noria.services.executor.families import architecture
+from noria.services.executor.native.library import open_kernels
+from noria.services.executor.native_products import NativeProducts
+from noria.services.executor.packed import PackedWeights
 
 NEW_TOKENS = 8
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200, 255, 256, 257, 300, 511, 700, 900)
@@ -54,8 +57,14 @@ def expect(model: "object", prompts: list[tuple[int, ...]], new_tokens: int) -> 
     return found
 
 
-def decoder_of(folder: Path, dtype: torch.dtype) -> Decoder:
-    return Decoder(architecture(folder), Checkpoint(folder), dtype, 512, 32)
+def decoder_of(
+    folder: Path, dtype: torch.dtype, level: str = "", quantization: str = "none", threads: int = 2
+) -> Decoder:
+    """A model for steps of 512 query tokens and 32 sampled rows, by kernels of a level or plain PyTorch."""
+    products = None
+    if level:
+        products = NativeProducts(open_kernels(level), dtype, quantization, PackedWeights(), threads)
+    return Decoder(architecture(folder), Checkpoint(folder), dtype, 512, 32, products)
 
 
 class Reference:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Likelihood, Sampling, Stream
 from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit, Withdraw
@@ -51,6 +51,7 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    likelihoods: list[Likelihood] = field(default_factory=list)
     ended: bool = False
 
 
@@ -146,6 +147,7 @@ class Driver:
                 continue
             assert reply.start == len(answer.ids)
             answer.ids.extend(reply.ids)
+            answer.likelihoods.extend(reply.likelihoods)
             answer.ended = bool(reply.end)
             if asked.withdraw_at is not None and len(answer.ids) >= asked.withdraw_at and not answer.ended:
                 answer.ended = True

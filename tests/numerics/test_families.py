@@ -9,6 +9,7 @@ from numerics.comparison import decoder_of, expect
 from numerics.driving import Asked, Driver, Way
 
 from noria.proto.base import Sampling
+from noria.services.executor.native.library import levels
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -34,6 +35,7 @@ LLAMA3 = {
 }
 TYPES = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 CAPS = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 FAMILIES = [
     pytest.param("Llama", {"tie_word_embeddings": True}, id="llama, tied"),
     pytest.param("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6}, id="llama, biases"),
@@ -52,7 +54,12 @@ FAMILIES = [
     pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, id="gemma 3"),
     pytest.param("Mixtral", {"num_local_experts": 5, "sliding_window": None}, id="mixtral"),
     pytest.param("Mixtral", {"num_local_experts": 3, "sliding_window": 40}, id="mixtral, sliding"),
+    pytest.param("Phi3", {}, id="phi 3"),
+    pytest.param("Phi3", {"sliding_window": 30, "tie_word_embeddings": True}, id="phi 3, sliding"),
+    pytest.param("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 64}, id="qwen2 moe"),
+    pytest.param("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]}, id="qwen3 moe"),
 ]
+KERNELS = ["", *levels()[-1:]]
 
 
 def build(name: str, options: dict[str, Any], folder: Path) -> Any:
@@ -73,18 +80,18 @@ def build(name: str, options: dict[str, Any], folder: Path) -> Any:
 @pytest.mark.parametrize(("name", "options"), FAMILIES)
 def test_a_tiny_model_of_the_family_equals_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = build(name, options, tmp_path)
-    decoder = decoder_of(tmp_path, torch.float32)
     generator = torch.Generator().manual_seed(3)
     prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (1, 40, 300)]
     expected = expect(model, prompts, 6)
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=6)) for prompt in prompts]
-    answers = Driver(decoder, Way(max_batch_tokens=37, every=1), 1024).run(asked)
-    for answer, want in zip(answers, expected, strict=True):
-        certain = want.certain()
-        assert certain > 0
-        assert answer.ids[:certain] == want.ids[:certain]
-        for position in range(certain):
-            assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-4
+    for level in KERNELS:
+        answers = Driver(decoder_of(tmp_path, torch.float32, level), Way(max_batch_tokens=37, every=1), 1024).run(asked)
+        for answer, want in zip(answers, expected, strict=True):
+            certain = want.certain()
+            assert certain > 0
+            assert answer.ids[:certain] == want.ids[:certain]
+            for position in range(certain):
+                assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-4
 
 
 PRESSED = [

@@ -1,15 +1,19 @@
 """SmolLM2's greedy tokens and logits against transformers, for every way of scheduling it."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from numerics.comparison import LENGTHS, NEW_TOKENS, Reference
+from numerics.comparison import LENGTHS, NEW_TOKENS, Reference, decoder_of
 from numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.base import Sampling
 from noria.services.executor.decoder import Decoder
+from noria.services.executor.native.library import levels
 
 pytestmark = pytest.mark.model
 
+LEVELS = levels()
 GREEDY = Sampling(temperature=0.0, max_tokens=NEW_TOKENS)
 SHORT = [i for i, length in enumerate(LENGTHS) if length <= 17]
 MIDDLE = [i for i, length in enumerate(LENGTHS) if length <= 65]
@@ -102,6 +106,38 @@ def test_a_bfloat16_step_has_the_same_bits_alone_and_together(
     alone, _ = run(bfloat16, prompts, chosen, Way(every=-1))
     together, _ = run(bfloat16, prompts, chosen, way)
     same_bits(alone, together)
+
+
+NATIVE = [
+    pytest.param(torch.float32, "none", id="float32"),
+    pytest.param(torch.bfloat16, "none", id="bfloat16"),
+    pytest.param(torch.bfloat16, "int8", id="int8"),
+]
+
+
+@pytest.mark.skipif(not LEVELS, reason="the kernels are not built")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("dtype", "quantization"), NATIVE)
+def test_a_native_step_has_the_same_bits_in_every_batch_on_any_pages_and_threads(
+    real_folder: Path, prompts: list[tuple[int, ...]], dtype: torch.dtype, quantization: str
+) -> None:
+    one, two = (decoder_of(real_folder, dtype, LEVELS[-1], quantization, threads) for threads in (1, 2))
+    chosen = [i for i in ALL if LENGTHS[i] in (2, 17, 65, 257)]
+    alone, _ = run(two, prompts, chosen, Way(every=-1))
+    for decoder, way in ((one, Way(max_batch_tokens=40, every=1)), (two, Way(page_size=24, every=-1))):
+        # All of them twice: what came first is found in the cache by the others.
+        again, _ = run(decoder, prompts, chosen + chosen, way)
+        same_bits([*alone, *alone], again)
+
+
+@pytest.mark.skipif(not LEVELS, reason="the kernels are not built")
+@pytest.mark.timeout(600)
+def test_native_greedy_tokens_and_logits_equal_transformers(
+    real_folder: Path, prompts: list[tuple[int, ...]], expected: Reference
+) -> None:
+    decoder = decoder_of(real_folder, torch.float32, LEVELS[-1])
+    answers, _ = run(decoder, prompts, SIXTEEN, Way(max_batch_tokens=200, every=1))
+    check(answers, expected, SIXTEEN)
 
 
 def test_bfloat16_stays_near_float32(bfloat16: Decoder, prompts: list[tuple[int, ...]], expected: Reference) -> None:

@@ -1,5 +1,7 @@
 """The package: every folder is in it, the base install needs two libraries, the tree's tools see the same names."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -79,3 +81,37 @@ print(*(f"{{package}}.{{module}}" for package, module, _ in command.find_all_mod
         f"{package}.{file.stem}" for package in PACKAGES for file in ROOT.joinpath(*package.split(".")[1:]).glob("*.py")
     }
     assert modules == expected
+
+
+def _install_tree(folder: Path) -> None:
+    """A copy of what an install builds the kernels from."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(
+        ROOT / "services/executor/native",
+        folder / "services/executor/native",
+        ignore=shutil.ignore_patterns("*.so*", "__pycache__"),
+    )
+
+
+def test_an_install_without_a_compiler_succeeds_without_kernels(tmp_path: Path) -> None:
+    _install_tree(tmp_path)
+    command = [sys.executable, "-W", "ignore", "setup.py", "build_ext", "--build-lib", "lib", "--build-temp", "temp"]
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert "no C++ compiler: no-such-compiler" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_an_install_builds_the_kernels_where_they_are_looked_for(tmp_path: Path) -> None:
+    _install_tree(tmp_path)
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && : > "$2"; shift; done\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "-W", "ignore", "setup.py", "build_ext", "--build-lib", "lib", "--build-temp", "temp"]
+    environment = {**os.environ, "CXX": str(compiler)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.so")]
+    assert found == ["lib/noria/services/executor/native/_kernels.so"]

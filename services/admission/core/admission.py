@@ -301,7 +301,7 @@ class Admission:
     def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
-        self.books.ledger.emit(choice, ids, text, now_ns)
+        self.books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
         if choice.first_token_ns is not None:
             self.books.queues.remove(request)
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)

@@ -6,16 +6,26 @@ from noria.services.admission.core.ledger import Choice, Request
 
 
 def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
-    """What a cursor lacks, at most `ids_max` tokens of it; None when that is nothing.
+    """What a cursor lacks, at most `ids_max` tokens of it, fewer with log-probabilities; None when that is nothing.
 
     Text goes with the last of the ids, so that a client never has text without its tokens.
     """
+    ids_max = max(1, ids_max // weight(choice))
     ids = choice.ids[cursor.ids : cursor.ids + ids_max]
     whole = cursor.ids + len(ids) == len(choice.ids)
     text = choice.text.since(cursor.characters) if whole else ""
     if not ids and not text and cursor.attempt == choice.attempt:
         return None
-    return Delta(request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text)
+    logprobs = tuple(choice.logprobs[cursor.ids : cursor.ids + len(ids)])
+    return Delta(
+        request.key.id, choice.stream.choice, choice.attempt, cursor.ids, tuple(ids), cursor.characters, text, logprobs
+    )
+
+
+def weight(choice: Choice) -> int:
+    """How many plain tokens one of this choice takes the place of in a message."""
+    told = choice.sampling.logprobs
+    return 1 if told is None else 4 * (told + 2)
 
 
 def accepted(request: Request, client_timeout_ns: int) -> Accepted:

@@ -217,7 +217,7 @@ class Delivery:
             delta = composing.delta(request, choice, cursor, self._rules.update_tokens_max)
             if delta is not None:
                 deltas.append(delta)
-                tokens += len(delta.ids)
+                tokens += len(delta.ids) * composing.weight(choice)
             ids = cursor.ids if delta is None else delta.start + len(delta.ids)
             characters = cursor.characters if delta is None else delta.characters + len(delta.text)
             whole = ids == len(choice.ids)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from noria.proto.base import End, Sampling, Stream
+from noria.proto.base import End, Logprobs, Sampling, Stream
 
 
 class Key(NamedTuple):
@@ -74,7 +74,10 @@ class Text:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One stream: what it samples by, what it has emitted, how it ended. Times are monotonic nanoseconds."""
+    """One stream: what it samples by, what it has emitted, how it ended. Times are monotonic nanoseconds.
+
+    logprobs: of each id, where the request asks for them.
+    """
 
     stream: Stream
     sampling: Sampling
@@ -88,6 +91,7 @@ class Choice:
     queue_us: int = 0
     first_token_ns: int | None = None
     ended_ns: int = 0
+    logprobs: list[Logprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,19 +175,22 @@ class Ledger:
         self.live[request.number] = request
         self.streams += len(choices)
 
-    def emit(self, choice: Choice, ids: Sequence[int], text: str, now_ns: int) -> None:
-        """A stream produced ids and text beyond what it had."""
-        assert choice.end is None
+    def emit(
+        self, choice: Choice, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
+    ) -> None:
+        """A stream produced ids and text beyond what it had; logprobs: of each id, where it asks for them."""
+        assert choice.end is None and len(logprobs) == (0 if choice.sampling.logprobs is None else len(ids))
         if ids and choice.first_token_ns is None:
             choice.first_token_ns = now_ns
         choice.ids.extend(ids)
         choice.text.append(text)
+        choice.logprobs.extend(logprobs)
 
     def truncate(self, choice: Choice, attempt: int, ids: int, characters: int) -> None:
         """A new attempt of a stream begins; it keeps so many ids and characters."""
         assert choice.end is None and attempt > choice.attempt
         choice.attempt = attempt
-        del choice.ids[ids:]
+        del choice.ids[ids:], choice.logprobs[ids:]
         choice.text.truncate(characters)
 
     def end(

@@ -235,4 +235,5 @@ def _opening(request: Request, choice: Choice, rules: Rules) -> Opening:
         output_ids=tuple(choice.ids),
         characters=choice.text.length,
         traceparent=request.traceparent,
+        logprobs=choice.sampling.logprobs is not None,
     )

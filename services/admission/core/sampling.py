@@ -33,6 +33,11 @@ def settle(given: Sampling, seed: int, max_tokens: int, vocabulary: int) -> Samp
         ignore_eos=given.ignore_eos,
         include_stop=given.include_stop,
         skip_special_tokens=given.skip_special_tokens,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        repetition_penalty=given.repetition_penalty,
+        logit_bias=given.logit_bias,
+        logprobs=given.logprobs,
     )
 
 

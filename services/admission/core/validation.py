@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.rules import Rules
 
 TEMPERATURE_MAX: Final = 100.0
 TTL_MS_MAX: Final = 2**31
+REPETITION_PENALTY_MAX: Final = 100.0
+LOGIT_BIAS_IDS_MAX: Final = 300
+LOGIT_BIAS_MAX: Final = 100.0
+LOGPROBS_MAX: Final = 20
 CHARACTERS_PER_TOKEN_MAX: Final = 64
 _ID: Final = re.compile(r"[\x21-\x7e]+")
 _ROLE: Final = re.compile(r"[a-z_]{1,32}")
@@ -179,20 +182,30 @@ def _ends(body: Generate, rules: Rules) -> Refusal | None:
     return _vocabulary("stop_token_ids", sampling.stop_token_ids, rules)
 
 
-def _reserved(body: Generate, rules: Rules) -> Refusal | None:
-    del rules
-    given, usual = body.sampling, Sampling()
-    for parameter, wanted, neutral in (
-        ("presence_penalty", given.presence_penalty, usual.presence_penalty),
-        ("frequency_penalty", given.frequency_penalty, usual.frequency_penalty),
-        ("repetition_penalty", given.repetition_penalty, usual.repetition_penalty),
-        ("logit_bias", given.logit_bias, usual.logit_bias),
-        ("logprobs", given.logprobs, usual.logprobs),
-        ("grammar", given.grammar, usual.grammar),
-    ):
-        if wanted != neutral:
-            return Refusal(Code.UNSUPPORTED, f"{parameter} is not supported yet; leave it out", parameter)
-    return None
+def _logits(body: Generate, rules: Rules) -> Refusal | None:
+    """What changes logits, and what is told of them: in the ranges of OpenAI's API and vLLM."""
+    sampling = body.sampling
+    if not 0.0 < sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
+        return _invalid(
+            "repetition_penalty",
+            f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}, not "
+            f"{sampling.repetition_penalty:g}; 1 turns it off",
+        )
+    if len(sampling.logit_bias) > LOGIT_BIAS_IDS_MAX:
+        return _invalid("logit_bias", f"at most {LOGIT_BIAS_IDS_MAX} ids, not {len(sampling.logit_bias)}")
+    if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
+        return _invalid("logit_bias", "a token id has two biases; give one")
+    if not all(-LOGIT_BIAS_MAX <= value <= LOGIT_BIAS_MAX for _, value in sampling.logit_bias):
+        return _invalid("logit_bias", f"a bias must be between -{LOGIT_BIAS_MAX:g} and {LOGIT_BIAS_MAX:g}")
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= LOGPROBS_MAX:
+        return _invalid("logprobs", f"logprobs must be between 0 and {LOGPROBS_MAX}, not {sampling.logprobs}")
+    if sampling.grammar:
+        return Refusal(Code.UNSUPPORTED, "grammar is not supported yet; leave it out", "grammar")
+    return (
+        _between("presence_penalty", sampling.presence_penalty, -2.0, 2.0, "0 turns it off")
+        or _between("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0, "0 turns it off")
+        or _vocabulary("logit_bias", tuple(token for token, _ in sampling.logit_bias), rules)
+    )
 
 
 def _time(body: Generate, rules: Rules) -> Refusal | None:
@@ -210,6 +223,6 @@ _CHECKS: Final[tuple[Callable[[Generate, Rules], Refusal | None], ...]] = (
     _choices,
     _randomness,
     _ends,
-    _reserved,
+    _logits,
     _time,
 )

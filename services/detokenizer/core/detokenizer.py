@@ -146,7 +146,7 @@ class Detokenizer:
             return
         held.cached_tokens = run.cached_tokens or held.cached_tokens
         held.queue_us = run.queue_us or held.queue_us
-        held.extend(new, end, run.detail)
+        held.extend(new, end, run.detail, run.likelihoods[len(held.ids) - run.start :])
         self.tokens += len(new)
         self._changed[run.stream] = None
         if held.opening.stop:

@@ -7,12 +7,16 @@ and in what is held back once the stream ends; it then takes precedence over the
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from noria.proto.base import End, Stream
+from noria.proto.base import Alternative, End, Likelihood, Logprobs, Stream
 from noria.proto.output import Opening, TextRun
 from noria.services.detokenizer.core.decoding import decoder
 from noria.services.detokenizer.core.stops import StopMatcher
 from noria.services.detokenizer.core.vocabulary import Vocabulary
+
+# Of an id that was known before its likelihood was asked for again: as improbable as OpenAI's API can say.
+_UNKNOWN: Final = Likelihood(-9999.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,11 @@ class StreamText:
     ids: output ids, cut after the one that completed a stop string. ending: None while it goes on.
     reported_ids, reported_characters, ending_reported: how much of it admission has been told.
     released: characters of text that no later id can change and no stop string can take back.
+    likelihoods: by output position, of the ids that came with one.
     """
 
     __slots__ = (
+        "_begins",
         "_decoder",
         "_marks",
         "_matcher",
@@ -45,6 +51,7 @@ class StreamText:
         "ending",
         "ending_reported",
         "ids",
+        "likelihoods",
         "opening",
         "queue_us",
         "released",
@@ -58,6 +65,7 @@ class StreamText:
         self.cached_tokens = 0
         self.queue_us = 0
         self._vocabulary = vocabulary
+        self.likelihoods: dict[int, Likelihood] = {}
         self._begin(opening.output_ids)
         self.reported_ids = len(opening.output_ids)
         self.reported_characters = opening.characters
@@ -77,9 +85,12 @@ class StreamText:
             or (self.ending is not None and not self.ending_reported)
         )
 
-    def extend(self, ids: Sequence[int], end: End | None = None, detail: str = "") -> None:
+    def extend(
+        self, ids: Sequence[int], end: End | None = None, detail: str = "", likelihoods: Sequence[Likelihood] = ()
+    ) -> None:
         """Take the next ids, and the end that is proposed after them. Raises AssertionError when it has ended."""
         assert self.ending is None
+        self.likelihoods.update(enumerate(likelihoods, len(self.ids)))
         stop_token = ids[-1] if ids and end is End.STOP else None
         for token in ids[:-1] if stop_token is not None else ids:
             if not self._push(token):
@@ -131,6 +142,7 @@ class StreamText:
             "" if ended is None else ended.detail,
             self.cached_tokens,
             self.queue_us,
+            self._logprobs(self.reported_ids) if self.opening.logprobs else (),
         )
         self.reported_ids = len(self.ids)
         self.reported_characters = max(self.reported_characters, self.released)
@@ -140,7 +152,7 @@ class StreamText:
 
     def check(self) -> None:
         """Assert what must hold between any two events."""
-        assert len(self._marks) == len(self.ids)
+        assert len(self._marks) == len(self._begins) == len(self.ids)
         assert all(before <= after for before, after in zip(self._marks, self._marks[1:], strict=False))
         length = self._settled_characters + len(self._unsettled)
         assert self.released <= length
@@ -152,6 +164,7 @@ class StreamText:
         opening = self.opening
         self.ids: array[int] = array("q")
         self._marks: array[int] = array("q")
+        self._begins: array[int] = array("q")
         self._decoder = decoder(self._vocabulary, opening.prompt_tail, opening.skip_special_tokens)
         stops = tuple(stop for stop in opening.stop if stop)
         self._matcher = StopMatcher(stops) if stops else None
@@ -166,18 +179,32 @@ class StreamText:
 
     def _push(self, token: int) -> bool:
         """Take one id; False when a stop string ends the stream with it."""
-        self.ids.append(token)
+        self._append(token)
         if text := self._decoder.push(token):
             self._add(text)
         self._marks.append(self.released)
         return self.ending is None
 
     def _push_stop_token(self, token: int) -> None:
-        self.ids.append(token)
+        self._append(token)
         text = self._decoder.push(token) if self.opening.include_stop else ""
         self._add(text + self._decoder.flush())
         self._close(Ending(End.STOP, str(token)))
         self._marks.append(self.released)
+
+    def _append(self, token: int) -> None:
+        self._begins.append(self._settled_characters + len(self._unsettled))
+        self.ids.append(token)
+
+    def _logprobs(self, start: int) -> tuple[Logprobs, ...]:
+        """Of the ids from a position."""
+        return tuple(self._shown(position, token) for position, token in enumerate(self.ids[start:], start))
+
+    def _shown(self, position: int, token: int) -> Logprobs:
+        bytes_of = self._vocabulary.bytes_of
+        likelihood = self.likelihoods.get(position, _UNKNOWN)
+        top = tuple(Alternative(each, bytes_of(each), logprob) for each, logprob in likelihood.top)
+        return Logprobs(likelihood.logprob, bytes_of(token), self._begins[position], top)
 
     def _flush(self, proposed: Ending) -> None:
         self._add(self._decoder.flush())

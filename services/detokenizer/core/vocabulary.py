@@ -37,3 +37,9 @@ class Vocabulary:
     byte_ids: frozenset[int] = frozenset()
     strip_left: int = 0
     decode: Callable[[Sequence[int], bool], str] = field(default=_no_window)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What an id stands for by itself, special or not; nothing out of vocabulary."""
+        if self.scheme is Scheme.WINDOW:
+            return self.decode((token,), False).encode()
+        return self.pieces[token] if 0 <= token < len(self.pieces) else b""

@@ -140,4 +140,5 @@ class Intake:
 def token_run(request: Request, start: int, ids: tuple[int, ...]) -> TokenRun:
     """A run of a request's output, with its end if it has one."""
     end, cached = request.end or 0, request.cached_tokens
-    return TokenRun(request.stream, request.attempt, start, ids, end, request.detail, cached, request.queue_us)
+    told = request.likelihoods_from(start) if ids else ()
+    return TokenRun(request.stream, request.attempt, start, ids, end, request.detail, cached, request.queue_us, told)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from noria.proto.base import End, Stream
+from noria.proto.base import End, Likelihood, Stream
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.accounts import Account
 from noria.services.scheduler.core.holding import Holding
@@ -49,6 +49,7 @@ class Request:
     isolated classes. paid_prompt, paid_output: prompt positions and output tokens charged, each once; prompt_before,
     output_before: those of them that were not charged to this account. slot_planned: `planned` when it was last given a
     slot. rotated_ns: when it last let others go first, 0 for never.
+    likelihoods: of the output ids sampled in this life, if it asks for them; nothing here looks into them.
     """
 
     submission: Submission
@@ -102,11 +103,17 @@ class Request:
     paid_output: int = 0
     slot_planned: int = 0
     rotated_ns: int = 0
+    likelihoods: list[Likelihood] = field(default_factory=list)
 
     @property
     def known(self) -> int:
         """How many ids are known: prompt and output."""
         return self.prompt_tokens + len(self.output)
+
+    def likelihoods_from(self, start: int) -> tuple[Likelihood, ...]:
+        """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
+        first = len(self.output) - len(self.likelihoods)
+        return tuple(self.likelihoods[start - first :]) if self.likelihoods and start >= first else ()
 
     @property
     def active(self) -> bool:

@@ -143,7 +143,7 @@ class Results:
             state = request.state
             if end >= holding.due and memory is not None:
                 counters.merged_pages += memory.publish(holding, request, end)
-            ids = next(results).ids if output >= 0 else ()
+            got = next(results) if output >= 0 else None
             if state is finished or state is gone:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
@@ -152,9 +152,11 @@ class Results:
                 if state is gone and not request.in_flight:
                     board.spent(request)
                 continue
-            if not ids:
+            if got is None:
                 continue
-            request.output.append(ids[0])
+            request.output.append(got.ids[0])
+            if got.likelihoods:
+                request.likelihoods += got.likelihoods
             request.failures = 0
             counters.output_tokens += 1
             if state is waiting:
@@ -166,7 +168,11 @@ class Results:
             if reason is not None:
                 board.finish(request, reason, now_ns)
             cached, queue_us = request.cached_tokens, request.queue_us
-            news.append(TokenRun(request.stream, request.attempt, output, ids, reason or 0, "", cached, queue_us))
+            news.append(
+                TokenRun(
+                    request.stream, request.attempt, output, got.ids, reason or 0, "", cached, queue_us, got.likelihoods
+                )
+            )
 
 
 def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:

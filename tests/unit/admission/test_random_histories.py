@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, SECOND, Bench, token_request
 
-from noria.proto.base import End, Service, Stream
+from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Ping, Updates
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.services.admission.core.events import Lost
+from noria.services.admission.core.ledger import Choice
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -20,6 +21,7 @@ class Reader:
     def __init__(self) -> None:
         self.ids: dict[tuple[str, int], list[int]] = {}
         self.text: dict[tuple[str, int], str] = {}
+        self.logprobs: dict[tuple[str, int], list[Logprobs]] = {}
         self.ended: dict[tuple[str, int], int] = {}
 
     def take(self, body: object) -> None:
@@ -29,6 +31,7 @@ class Reader:
             key = (delta.id, delta.index)
             ids, text = self.ids.setdefault(key, []), self.text.get(key, "")
             assert delta.start <= len(ids) and delta.characters <= len(text), "a hole"
+            self.logprobs.setdefault(key, []).extend(delta.logprobs[len(ids) - delta.start :])
             ids.extend(delta.ids[len(ids) - delta.start :])
             self.text[key] = text + delta.text[len(text) - delta.characters :]
         for finished in body.finished:
@@ -41,6 +44,13 @@ def true_run(stream: Stream, start: int, count: int) -> tuple[tuple[int, ...], s
     """What a stream emits at given positions: one letter a token."""
     ids = tuple((stream.request * 7 + stream.choice * 3 + position) % 26 for position in range(start, start + count))
     return ids, "".join(LETTERS[each] for each in ids)
+
+
+def told_run(choice: Choice, start: int, ids: tuple[int, ...], text: str, end: int) -> TextRun:
+    """Its report, with log-probabilities where the choice asks for them."""
+    asks = choice.sampling.logprobs is not None
+    logprobs = tuple(Logprobs(-float(token), b"", start + place) for place, token in enumerate(ids))
+    return TextRun(choice.stream, 0, start, ids, start, text, end, logprobs=logprobs if asks else ())
 
 
 class History:
@@ -76,7 +86,9 @@ class History:
 
     def generate(self) -> None:
         tokens, n = self.draw.randint(1, 5), self.draw.randint(1, 3)
-        self.bench.hear(self.client(), token_request(self.fresh(), tokens=tokens, n=n))
+        name = self.fresh()
+        logprobs = 3 if self.used % 3 == 0 else None
+        self.bench.hear(self.client(), token_request(name, tokens=tokens, n=n, logprobs=logprobs))
 
     def prompt(self) -> None:
         text, ttl = "x" * self.draw.randint(1, 50), self.draw.choice([None, 900])
@@ -94,7 +106,7 @@ class History:
             start = max(len(choice.ids) - back, 0) + skip
             ids, text = true_run(choice.stream, start, self.draw.randint(0, 6))
             end = self.draw.choice([0, 0, 0, End.STOP])
-            self.bench.news(Texts((TextRun(choice.stream, 0, start, ids, start, text, end),)))
+            self.bench.news(Texts((told_run(choice, start, ids, text, end),)))
 
     def lose_a_peer(self) -> None:
         self.bench.apply(Lost(self.draw.choice([Service.SCHEDULER, Service.DETOKENIZER])))
@@ -122,7 +134,7 @@ class History:
             bench.tokenized(number)
         for _, choice in list(bench.core.books.unfinished()):
             ids, text = true_run(choice.stream, len(choice.ids), 4)
-            bench.news(Texts((TextRun(choice.stream, 0, len(choice.ids), ids, choice.text.length, text, End.LENGTH),)))
+            bench.news(Texts((told_run(choice, len(choice.ids), ids, text, End.LENGTH),)))
         truth = {
             (request.key.id, choice.stream.choice): choice
             for request in bench.core.books.ledger.requests.values()
@@ -134,6 +146,9 @@ class History:
             for key in reader.text.keys() & truth.keys():
                 assert reader.text[key] == truth[key].text.since(0)
                 assert reader.ids[key] == list(truth[key].ids)
+                assert reader.logprobs[key] == truth[key].logprobs
+                asks = truth[key].sampling.logprobs is not None
+                assert [each.logprob for each in reader.logprobs[key]] == [-each for each in reader.ids[key] if asks]
 
 
 @pytest.mark.parametrize("seed", range(20))

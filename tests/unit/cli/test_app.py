@@ -84,6 +84,8 @@ def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[s
         (["config", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["generate"], "PROMPT"),
         (["generate", "x", "--temperature", "-1"], "--temperature"),
+        (["generate", "x", "--logit-bias", "a=b"], "42=-1.5"),
+        (["generate", "x", "--presence-penalty", "3"], "--presence-penalty"),
         (["up", "--once"], "--prompt"),
         (["models", "pull", "./nowhere"], "nowhere"),
         (["ps", "janitor"], "janitor"),

@@ -6,6 +6,7 @@ import pytest
 
 from noria.client.assembly import Assembly
 from noria.client.results import Choice, Completion, Finish
+from noria.proto.base import Logprobs
 from noria.proto.frontdoor import Delta
 
 PARTS = ["He", "llo", "", " 🌍", "👩‍👩‍👧", "", "!", " bye"]
@@ -68,3 +69,19 @@ def test_a_cold_prompt_of_several_choices_counts_nothing_as_cached() -> None:
     finishes = [Finish("stop", prompt_tokens=50, output_tokens=1, cached_tokens=cached) for cached in (0, 48)]
     cold = Completion("r", None, tuple(Choice(index, "a", (1,), each) for index, each in enumerate(finishes)))
     assert cold.usage.cached_tokens == 0
+
+
+def test_log_probabilities_stay_with_their_tokens_through_repeats_and_attempts() -> None:
+    def told(*ids: int) -> tuple[Logprobs, ...]:
+        return tuple(Logprobs(-token, b"x", 0) for token in ids)
+
+    assembly = Assembly(0)
+    assembly.take(Delta("r", 0, 0, 0, (1, 2), 0, "ab", told(1, 2)))
+    assembly.take(Delta("r", 0, 0, 1, (2, 3), 1, "bc", told(2, 3)))
+    news = assembly.read()
+    assert news is not None and news.logprobs == told(1, 2, 3)
+    assembly.take(Delta("r", 0, 1, 1, (9,), 1, "y", told(9)))
+    news = assembly.read()
+    assert news is not None and (news.start, news.logprobs) == (1, told(9))
+    assembly.end(Finish("stop", output_tokens=2))
+    assert assembly.whole().logprobs == told(1, 9)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from noria.proto.base import End, Ended, Stream
+from noria.proto.base import Alternative, End, Ended, Likelihood, Logprobs, Stream
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
 from noria.services.detokenizer.core.detokenizer import (
     ENDED_REMEMBERED_MAX,
@@ -433,3 +433,51 @@ def test_the_memory_of_ended_streams_is_bounded() -> None:
     core.apply(tokens("a", stream=Stream(0, 0)))
     core.apply(tokens("a", stream=Stream(ENDED_REMEMBERED_MAX, 0)))
     assert core.collect().unknown == (Stream(0, 0),)
+
+
+def told(text: str, start: int = 0, end: int = 0) -> Tokens:
+    ids = tuple(text.encode())
+    likelihoods = tuple(Likelihood(-token, ((65, -0.5),)) for token in ids)
+    return Tokens((TokenRun(S, 0, start, ids, end, likelihoods=likelihoods),))
+
+
+def test_log_probabilities_come_with_the_tokens_bytes_and_where_their_text_begins() -> None:
+    core = opened(logprobs=True)
+    core.apply(told("aé"))
+    core.check()
+    assert only(core.collect()).logprobs == (
+        Logprobs(-97, b"a", 0, (Alternative(65, b"A", -0.5),)),
+        Logprobs(-195, b"\xc3", 1, (Alternative(65, b"A", -0.5),)),
+        Logprobs(-169, b"\xa9", 1, (Alternative(65, b"A", -0.5),)),
+    )
+    core.apply(told("b", 3))
+    assert [each.character for each in only(core.collect()).logprobs] == [2]
+
+
+def test_log_probabilities_end_with_the_token_that_completes_a_stop_string() -> None:
+    core = opened(logprobs=True, stop=("bc",))
+    core.apply(told("abcd"))
+    run = only(core.collect())
+    assert (run.text, run.ids, [each.token for each in run.logprobs]) == ("a", tuple(b"abc"), [b"a", b"b", b"c"])
+
+
+def test_log_probabilities_are_reported_again_with_what_was_not_delivered() -> None:
+    core = opened(logprobs=True, output_ids=tuple(b"ab"), characters=2)
+    core.apply(told("bcd", 1))
+    first = core.collect()
+    assert [each.logprob for each in only(first).logprobs] == [-99, -100]
+    core.put_back(first)
+    core.apply(told("e", 4))
+    assert [(each.logprob, each.character) for each in only(core.collect()).logprobs] == [
+        (-99, 2),
+        (-100, 3),
+        (-101, 4),
+    ]
+    core.apply(Resend((Gap(S, 3),)))
+    assert [each.logprob for each in only(core.collect()).logprobs] == [-100, -101]
+
+
+def test_those_who_did_not_ask_get_no_log_probabilities() -> None:
+    core = opened()
+    core.apply(told("ab"))
+    assert only(core.collect()).logprobs == ()

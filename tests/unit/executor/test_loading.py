@@ -14,7 +14,7 @@ from noria.services.executor.engine import pick_dtype
 from noria.services.executor.families import Architecture, architecture
 from noria.services.executor.footprint import Footprint
 from noria.services.executor.groups import cache_groups, layer_groups
-from noria.services.executor.linear import Floors, Linear, computed_rows
+from noria.services.executor.linear import Floors, ReferenceLinear, computed_rows
 from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import Memory, request_pages, sized
@@ -222,7 +222,7 @@ def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtyp
     bias = torch.randn(96, generator=generator).to(dtype)
     x = torch.randn(70, inputs, generator=generator).to(dtype)
     floors = Floors()
-    linear = Linear(weight, bias, floors.of(weight, 70))
+    linear = ReferenceLinear(weight, bias, floors.of(weight, 70))
     if not floors.steady:
         pytest.skip("this processor's kernels have no steady order of summation, which the executor says at start")
     whole = linear(x)

@@ -5,10 +5,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from fakes.sampling import drawn
 
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Copy, Fill, Group, Grow, Replace, Sampled, Slice, StepPlan
 from noria.services.executor.batch import Batch, prepare, results
+from noria.services.executor.reads import Reads, reads
+from noria.services.executor.sampler import RecentTokens
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import IllegalPlanError, Slots
 
@@ -33,17 +36,21 @@ def opened(*fills: Fill, slices: tuple[Slice, ...] = ()) -> tuple[Slots, Batch]:
     return slots, prepare(slots, StepPlan(1, 1, slices, fill=fills))
 
 
+def read(batch: Batch, shape: Shape = SHAPE, group: int = 0) -> Reads:
+    return reads(shape, batch.slices, batch.pages[group])
+
+
 def test_slices_lie_one_after_the_other_with_their_cache_places() -> None:
     _, batch = opened(
         fill(0, 5, 1, first=9), fill(2, 20, 2), slices=(Slice(2, 14, 4, False, False), Slice(0, 0, 5, False, True))
     )
     assert batch.token_ids.tolist() == [14, 15, 16, 17, 0, 1, 2, 3, 4]
     assert batch.positions.tolist() == [14, 15, 16, 17, 0, 1, 2, 3, 4]
-    assert batch.reads[0].write_slots.tolist() == [2 * 16 + 14, 2 * 16 + 15, 3 * 16, 3 * 16 + 1, *range(144, 149)]
-    assert [(span.row, span.length, span.start) for span in batch.reads[0].spans] == [(0, 4, 14), (4, 5, 0)]
+    assert batch.pages[0].write_slots.tolist() == [2 * 16 + 14, 2 * 16 + 15, 3 * 16, 3 * 16 + 1, *range(144, 149)]
+    assert [(span.row, span.length, span.start) for span in read(batch).spans] == [(0, 4, 14), (4, 5, 0)]
     assert batch.sampler is not None and batch.sampler.rows.tolist() == [8]
     assert batch.sampler.positions.tolist() == [5]
-    assert batch.reads[0].singles is None
+    assert read(batch).singles is None
 
 
 def test_a_decode_carries_the_token_of_a_step_in_flight() -> None:
@@ -51,8 +58,8 @@ def test_a_decode_carries_the_token_of_a_step_in_flight() -> None:
     second = prepare(slots, StepPlan(1, 2, (Slice(1, 3, 1, True, True),)))
     assert (second.carry_rows.tolist(), second.carry_slots.tolist()) == ([0], [1])
     assert [product.start for product in (*first.products, *second.products)] == [0, 1]
-    assert results(slots, first, (41,))[0].ids == (41,)
-    assert results(slots, second, (42,))[0] == Sampled(Stream(11, 0), 0, 1, (42,))
+    assert results(slots, first, drawn([41]))[0].ids == (41,)
+    assert results(slots, second, drawn([42]))[0] == Sampled(Stream(11, 0), 0, 1, (42,))
     third = prepare(slots, StepPlan(1, 3, (Slice(1, 4, 1, False, True),)))
     assert third.token_ids.tolist() == [42]
 
@@ -63,7 +70,7 @@ def test_single_slices_are_cut_into_chunks_longest_first() -> None:
         fill(1, 600, 38, first=50),
         slices=(Slice(0, 99, 1, False, True), Slice(1, 599, 1, False, True)),
     )
-    singles = batch.reads[0].singles
+    singles = read(batch).singles
     assert singles is not None
     assert singles.rows.tolist() == [1, 0]
     assert singles.counts == (2, 1, 1)
@@ -76,22 +83,53 @@ def test_single_slices_are_cut_into_chunks_longest_first() -> None:
 def test_pages_of_a_former_occupant_are_not_read() -> None:
     slots, _ = opened(fill(0, 300, 19, first=100))
     batch = prepare(slots, StepPlan(1, 2, (Slice(0, 0, 1, False, False),), release=(0,), fill=(fill(0, 2, 1),)))
-    assert batch.reads[0].singles is not None
-    assert batch.reads[0].singles.pages.tolist() == [[2, *[0] * 15]]
+    assert read(batch).singles is not None
+    assert read(batch).singles.pages.tolist() == [[2, *[0] * 15]]
 
 
 def test_end_ids_are_masked_until_min_tokens_are_out() -> None:
     one, other = fill(0, 4, 1, outputs=2, min_tokens=3), fill(1, 4, 1, outputs=3, min_tokens=3)
     _, batch = opened(one, other, slices=(Slice(0, 5, 1, False, True), Slice(1, 6, 1, False, True)))
     assert batch.sampler is not None
-    assert (batch.sampler.masked_rows.tolist(), batch.sampler.masked_ids.tolist()) == ([0], [7])
+    assert (batch.sampler.bias_ids.tolist(), batch.sampler.bias_starts.tolist()) == ([7], [0, 1, 1])
+    assert batch.sampler.bias_values.tolist() == [-np.inf]
     assert [product.start for product in batch.products] == [2, 3]
+
+
+def test_penalties_count_prompt_and_output_with_the_tokens_still_being_computed() -> None:
+    one = fill(0, 4, 1, outputs=2, repetition_penalty=1.5)
+    other = fill(1, 3, 1, outputs=2, presence_penalty=0.5)
+    slots, first = opened(one, other, slices=(Slice(0, 5, 1, False, True), Slice(1, 4, 1, False, True)))
+    assert first.sampler is not None
+    assert first.sampler.history.tolist() == [0, 1, 2, 3, 0, 1, 0, 1]  # of the other one, output alone counts
+    assert (first.sampler.history_starts.tolist(), first.sampler.prompts.tolist()) == ([0, 6, 8], [4, 0])
+    second = prepare(slots, StepPlan(1, 2, (Slice(1, 5, 1, True, True), Slice(0, 6, 1, True, True))))
+    assert second.sampler is not None
+    recent = RecentTokens(SHAPE.max_slots)
+    recent.complete(first.sampler)
+    recent.note(first.sampler, np.array([40, 41]))
+    recent.complete(second.sampler)
+    assert second.sampler.history.tolist() == [0, 1, 41, 0, 1, 2, 3, 0, 1, 40]
+    results(slots, first, drawn([40, 41]))
+    third = prepare(slots, StepPlan(1, 3, (Slice(0, 7, 1, True, True),)))
+    assert third.sampler is not None
+    recent.note(second.sampler, np.array([43, 42]))
+    recent.complete(third.sampler)
+    assert third.sampler.history.tolist() == [0, 1, 2, 3, 0, 1, 40, 42]
+
+
+def test_a_logit_bias_is_laid_out_before_the_bans() -> None:
+    one = fill(1, 4, 1, outputs=0, min_tokens=3, logit_bias=((9, 2.5), (3, -1.0)))
+    _, batch = opened(fill(0, 4, 1), one, slices=(Slice(0, 0, 4, False, True), Slice(1, 0, 4, False, True)))
+    assert batch.sampler is not None
+    assert (batch.sampler.bias_ids.tolist(), batch.sampler.bias_starts.tolist()) == ([9, 3, 7], [0, 0, 3])
+    assert batch.sampler.bias_values.tolist() == [2.5, -1.0, -np.inf]
 
 
 def test_a_result_for_a_slot_with_another_occupant_is_told_but_not_kept() -> None:
     slots, batch = opened(fill(0, 3, 1), slices=(Slice(0, 0, 3, False, True),))
     prepare(slots, StepPlan(1, 2, (), release=(0,), fill=(fill(0, 2, 1),)))
-    assert results(slots, batch, (9,))[0].ids == (9,)
+    assert results(slots, batch, drawn([9]))[0].ids == (9,)
     assert slots.known[0] == 2
 
 
@@ -115,6 +153,7 @@ ILLEGAL = [
     ("more blocks than the context", {"grow": (Grow(0, 0, tuple(range(2, 80))),)}),
     ("id out of vocabulary", {"fill": (msgspec.structs.replace(fill(1, 3, 1), prompt_ids=(50,)),)}),
     ("negative id", {"fill": (msgspec.structs.replace(fill(1, 3, 1), output_ids=(-1,)),)}),
+    ("bias out of vocabulary", {"fill": (fill(1, 3, 1, logit_bias=((50, 1.0),)),)}),
     ("no prompt", {"fill": (msgspec.structs.replace(fill(1, 3, 1), prompt_ids=()),)}),
     ("too long", {"fill": (fill(1, 1001, 63),)}),
     ("two tables", {"fill": (msgspec.structs.replace(fill(1, 3, 1), blocks=((5,), (6,))),)}),
@@ -189,14 +228,14 @@ def row(sliding_block: int) -> int:
 
 def test_a_sliding_group_writes_into_its_ring() -> None:
     batch = hybrid(Slice(0, 62, 4, False, False), prompt=90)
-    full, sliding = batch.reads
+    full, sliding = batch.pages
     assert full.write_slots.tolist() == [(2 + 7) * 8 + 6, (2 + 7) * 8 + 7, (2 + 8) * 8, (2 + 8) * 8 + 1]
     assert sliding.write_slots.tolist() == [row(47) * 8 + 6, row(47) * 8 + 7, row(40) * 8, row(40) * 8 + 1]
 
 
 def test_a_single_query_reads_the_pages_of_its_window_only() -> None:
     batch = hybrid(Slice(0, 269, 1, False, False), prompt=280)
-    full, sliding = (each.singles for each in batch.reads)
+    full, sliding = (read(batch, HYBRID, group).singles for group in (0, 1))
     assert full is not None and sliding is not None
     assert full.counts == (1, 1)
     # It sees 250 … 269: pages 31 (the last of the first chunk of keys) to 33, in the ring's places 7, 0 and 1.
@@ -206,7 +245,7 @@ def test_a_single_query_reads_the_pages_of_its_window_only() -> None:
 
 
 def test_a_span_reads_the_pages_of_all_its_windows() -> None:
-    (span,) = hybrid(Slice(0, 280, 10, False, False), prompt=300).reads[1].spans
+    (span,) = read(hybrid(Slice(0, 280, 10, False, False), prompt=300), HYBRID, 1).spans
     # Its tokens see 261 … 289: pages 32 to 36.
     assert (span.level, span.pages.tolist()) == (1, [[*(row(block) for block in range(40, 45)), *[0] * 27]])
 
@@ -235,6 +274,6 @@ def test_blocks_of_a_group_are_counted_in_its_own_size() -> None:
 
 def test_a_replaced_block_is_read_from_then_on() -> None:
     batch = hybrid(Slice(0, 9, 1, False, False), prompt=10, replace=(Replace(0, 0, 0, 30), Replace(0, 1, 1, 9)))
-    assert batch.reads[0].singles is not None
-    assert batch.reads[0].singles.pages[0, :2].tolist() == [30, 3]
-    assert batch.reads[1].write_slots.tolist() == [row(9) * 8 + 1]
+    assert read(batch, HYBRID).singles is not None
+    assert read(batch, HYBRID).singles.pages[0, :2].tolist() == [30, 3]
+    assert batch.pages[1].write_slots.tolist() == [row(9) * 8 + 1]

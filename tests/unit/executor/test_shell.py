@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+from fakes.sampling import drawn
 
 from noria.proto.base import Header, Sampling, Service, Stream
 from noria.proto.execution import Failure, Fill, Geometry, Group, Slice, StepDone, StepFailed, StepPlan
@@ -51,7 +52,7 @@ class HandLane:
     def turn(self, failure: Failure | None = None) -> None:
         batch = self.batches.popleft()
         self.outcomes.append(
-            Broken(batch, failure, "it broke") if failure else Computed(batch, (9,) * len(batch.products), 50, 0)
+            Broken(batch, failure, "it broke") if failure else Computed(batch, drawn((9,) * len(batch.products)), 50, 0)
         )
 
 

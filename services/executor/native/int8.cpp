@@ -1,0 +1,175 @@
+// Matrix products with int8 weights: groups of 32 inputs with a scale each, on both sides.
+//
+// Weights are symmetric, w = scale * q with q in -127..127 (as GGUF's Q8_0 has them). Each row of x is quantised as it
+// comes, x = least + scale * q with q in 0..255: that the range need not be symmetric is what keeps the quality of
+// bfloat16 (benchmarks/int8_quality.py). So for each group
+//
+//   sum x * w = weight scale * (scale * sum q_x * q_w + least * sum q_w)
+//
+// where both sums are exact integers, the second kept with the weights. Groups are added in float32, in order.
+
+#include "product.h"
+
+namespace noria::NORIA_LEVEL {
+namespace {
+
+// A panel's weights of one group. What is used together lies together: one stream to read from memory.
+struct Block {
+  int8_t weights[GROUP / 4][PANEL][4];
+  half scales[PANEL];
+  int16_t sums[PANEL];
+};
+
+struct Range {
+  float scale, least;
+};
+
+struct Quantised {
+  const uint8_t* bytes;  // [rows][groups * 32]
+  const Range* ranges;   // [rows][groups]
+};
+
+template <class Number>
+INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes, Floats& disease) {
+  Number group[GROUP];
+  if (count < GROUP) {  // filled up by a number that is there, which does not widen the range; the weights are 0 there
+    for (int i = 0; i < GROUP; ++i) group[i] = x[i < count ? i : 0];
+    x = group;
+  }
+  const Floats low = load(x), high = load(x + LANES);
+  const float from = smallest(minimum(low, high)), range = largest(maximum(low, high)) - from;
+  const Floats to_bytes = splat(range > 0 ? 255.f / range : 0.f), first = splat(from);
+  disease = disease + (low - low) + (high - high);
+  store_bytes(bytes, ints((low - first) * to_bytes));
+  store_bytes(bytes + LANES, ints((high - first) * to_bytes));
+  return {range / 255.f, from};
+}
+
+template <class Number>
+Quantised quantise_rows(const Number* x, int64_t rows, int64_t inputs, void* scratch, int32_t threads) {
+  const int64_t groups = ceiling(inputs, GROUP);
+  uint8_t* bytes = (uint8_t*)scratch;
+  Range* ranges = (Range*)(bytes + rows * groups * GROUP);
+  parallel(rows > 8 ? threads : 1, rows, [=](int64_t row) {
+    Floats disease = splat(0.f);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t place = row * groups + group, start = group * GROUP;
+      ranges[place] = quantise(x + row * inputs + start, least(GROUP, inputs - start), bytes + place * GROUP, disease);
+    }
+    // 0, but NaN when any number of the row is not finite: bytes would hide that.
+    ranges[row * groups].least += sum(disease);
+  });
+  return {bytes, ranges};
+}
+
+template <class Y>
+struct Tile {
+  const NoriaLinear& linear;
+  Quantised x;
+  Y* y;
+
+  template <int ROWS>
+  __attribute__((noinline)) void run(int64_t row, int64_t output) const {
+    const int64_t groups = ceiling(linear.inputs, GROUP), lane = output % PANEL;
+    const Block* block = (const Block*)linear.weights + output / PANEL * groups;
+    const uint8_t* a = x.bytes + row * groups * GROUP;
+    const Range* ranges = x.ranges + row * groups;
+    Floats total[ROWS][WIDTH];
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 2
+      for (int j = 0; j < WIDTH; ++j) total[m][j] = splat(0.f);
+    for (int64_t group = 0; group < groups; ++group, ++block, ++ranges) {
+      Ints c[ROWS][WIDTH];
+#pragma GCC unroll 6
+      for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 2
+        for (int j = 0; j < WIDTH; ++j) c[m][j] = splat(0);
+#pragma GCC unroll 8
+      for (int step = 0; step < GROUP / 4; ++step, a += 4) {
+        Ints weights[WIDTH];
+#pragma GCC unroll 2
+        for (int j = 0; j < WIDTH; ++j) weights[j] = load_ints(block->weights[step][lane + j * LANES]);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; ++m) {
+          const Ints bytes = splat_word(a + m * groups * GROUP);
+#pragma GCC unroll 2
+          for (int j = 0; j < WIDTH; ++j) c[m][j] = dot_int8(c[m][j], bytes, weights[j]);
+        }
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < WIDTH; ++j) {
+        const Floats scale = load(block->scales + lane + j * LANES);
+        const Floats sum = floats(load_ints16(block->sums + lane + j * LANES)) * scale;
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; ++m) {
+          const Range range = ranges[m * groups];
+          total[m][j] = multiply_add(floats(c[m][j]), scale * splat(range.scale), total[m][j]);
+          total[m][j] = multiply_add(sum, splat(range.least), total[m][j]);
+        }
+      }
+    }
+    for (int m = 0; m < ROWS; ++m)
+      for (int j = 0; j < WIDTH; ++j) store_outputs(linear, y, row + m, output + j * LANES, total[m][j]);
+  }
+};
+
+template <class Number>
+void product(const NoriaLinear& linear, const Number* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+             int32_t threads) {
+  const Quantised quantised = quantise_rows(x, rows, linear.inputs, scratch, threads);
+  if (y_type == NORIA_FLOAT32)
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<float>{linear, quantised, (float*)y});
+  else
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<bf16>{linear, quantised, (bf16*)y});
+}
+
+// One group of one output's weights.
+template <class Source>
+INLINE void pack_group(const Source* source, int64_t count, Block& block, int64_t lane) {
+  float numbers[GROUP] = {}, most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    numbers[i] = to_float(source[i]);
+    const float size = fabsf(numbers[i]);
+    most = size > most ? size : most;
+  }
+  block.scales[lane] = to_half(most / 127.f);
+  const float kept = to_float(block.scales[lane]);  // rounded by the scale as it is kept
+  int sum = 0;
+  for (int i = 0; i < GROUP; ++i) {
+    float q = kept > 0 ? nearbyintf(numbers[i] / kept) : 0.f;
+    q = q > 127.f ? 127.f : q < -127.f ? -127.f : q;
+    sum += int(q);
+    block.weights[i / 4][lane][i % 4] = int8_t(q);
+  }
+  block.sums[lane] = int16_t(sum);
+}
+
+template <class Source>
+void pack(const NoriaLinear& linear, const Source* source, int32_t threads) {
+  const int64_t groups = ceiling(linear.inputs, GROUP);
+  parallel(threads, ceiling(linear.outputs, PANEL), [=, &linear](int64_t panel) {
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t lane = 0; lane < PANEL; ++lane) {
+        const int64_t output = panel * PANEL + lane, start = group * GROUP;
+        const int64_t count = output < linear.outputs ? least(GROUP, linear.inputs - start) : 0;
+        pack_group(source + (count ? output * linear.inputs + start : 0), count,
+                   ((Block*)linear.weights)[panel * groups + group], lane);
+      }
+  });
+}
+
+}  // namespace
+
+void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+                  int32_t threads) {
+  if (linear.input_type == NORIA_FLOAT32) product(linear, (const float*)x, y, y_type, rows, scratch, threads);
+  else product(linear, (const bf16*)x, y, y_type, rows, scratch, threads);
+}
+
+void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int32_t threads) {
+  if (source_type == NORIA_FLOAT32) pack(linear, (const float*)source, threads);
+  else pack(linear, (const bf16*)source, threads);
+}
+
+}  // namespace noria::NORIA_LEVEL

@@ -1,0 +1,59 @@
+"""Samplers made by hand, and results of lanes that sample nothing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from noria.proto.base import Sampling
+from noria.services.executor.sampler import PARAMETERS, Drawn, Sampler, record
+
+
+def drawn(ids: Sequence[int]) -> Drawn:
+    """What a lane gives back when no row asks for log-probabilities."""
+    empty = np.zeros((len(ids), 0))
+    return Drawn(np.array(ids, np.int64), np.zeros(0, np.float32), empty.astype(np.int32), empty.astype(np.float32))
+
+
+def sampler(
+    sampling: Sequence[Sampling],
+    vocabulary: int,
+    *,
+    first_position: int = 0,
+    prompts: Sequence[Sequence[int]] = (),
+    outputs: Sequence[Sequence[int]] = (),
+    banned: Sequence[tuple[int, int]] = (),
+    allowed: Sequence[tuple[int, Sequence[int]]] = (),
+) -> Sampler:
+    """Rows at positions from `first_position` on. prompts, outputs: what penalties count; allowed: (row, its ids)."""
+    rows = len(sampling)
+    prompts, outputs = prompts or [()] * rows, outputs or [()] * rows
+    histories = [(*prompt, *output) for prompt, output in zip(prompts, outputs, strict=True)]
+    biases = [
+        [*each.logit_bias, *((token, -np.inf) for at, token in banned if at == row)]
+        for row, each in enumerate(sampling)
+    ]
+    bits = np.zeros((len(allowed), -(-vocabulary // 32) * 32), np.uint8)
+    for index, (_, ids) in enumerate(allowed):
+        bits[index, list(ids)] = 1
+    return Sampler(
+        rows=np.arange(rows),
+        slots=np.arange(rows),
+        positions=np.arange(first_position, first_position + rows),
+        parameters=np.array([record(each, vocabulary) for each in sampling], PARAMETERS),
+        history=np.array([token for each in histories for token in each], np.int32),
+        history_starts=starts([len(each) for each in histories]),
+        prompts=np.array([len(each) for each in prompts], np.int64),
+        pending_at=np.zeros(0, np.int64),
+        pending_slots=np.zeros(0, np.int64),
+        pending_positions=np.zeros(0, np.int64),
+        bias_ids=np.array([token for each in biases for token, _ in each], np.int32),
+        bias_values=np.array([value for each in biases for _, value in each], np.float32),
+        bias_starts=starts([len(each) for each in biases]),
+        allowed=np.packbits(bits, axis=1, bitorder="little").view(np.uint32),
+        allowed_rows=np.array([row for row, _ in allowed], np.int64),
+    )
+
+
+def starts(lengths: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Where each part begins, and where the last one ends."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.array(lengths, np.int64))))

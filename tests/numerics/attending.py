@@ -1,0 +1,138 @@
+"""Rotation, cache and attention of one layer driven by plans: what each (sequence, position) gives, however it is scheduled."""
+
+import ctypes
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from noria.proto.base import Sampling, Stream
+from noria.proto.execution import Fill, Slice, StepPlan
+from noria.services.executor.batch import prepare
+from noria.services.executor.cache import Cache
+from noria.services.executor.families import Architecture
+from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.native.library import open_kernels
+from noria.services.executor.native_operations import NativeOperations
+from noria.services.executor.operations import Operations
+from noria.services.executor.reference import ReferenceOperations
+from noria.services.executor.rope import Rope
+from noria.services.executor.shape import Shape
+from noria.services.executor.slots import Slots
+
+Schedule = list[list[tuple[int, int, int]]]
+"""Steps of slices (sequence, start, length)."""
+
+LENGTHS = (1, 5, 40, 290)
+TOGETHER: Schedule = [
+    [(0, 0, 1), (1, 0, 3), (3, 0, 120)],
+    [(1, 3, 1), (2, 0, 39), (3, 120, 147)],
+    [(2, 39, 1), (3, 267, 1)],
+    [(1, 4, 1), (3, 268, 22)],
+]
+ALONE: Schedule = [[(sequence, 0, length)] for sequence, length in enumerate(LENGTHS)]
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch."""
+
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 16
+    window: int = 0
+    cap: float | None = None
+    head_norm: bool = False
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache: torch.dtype = torch.float32
+    level: str = ""
+    threads: int = 2
+    lengths: tuple[int, ...] = LENGTHS
+    shuffle: int = 0
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(
+            family="llama",
+            vocabulary=50,
+            hidden=self.heads * self.head_dim,
+            intermediate=8,
+            layers=1,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            epsilon=1e-5,
+            windows=(self.window,),
+            ropes=(Rope(10000.0),),
+            layer_ropes=(0,),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            head_norm=self.head_norm,
+            tied=True,
+            scale=self.head_dim**-0.5,
+            score_cap=self.cap,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Attended:
+    """Outputs by sequence [length, heads * head size]."""
+
+    rows: list[torch.Tensor]
+
+    def error(self, other: "Attended") -> float:
+        return max((a.float() - b.float()).abs().max().item() for a, b in zip(self.rows, other.rows, strict=True))
+
+    def same_bits(self, other: "Attended") -> bool:
+        return all(torch.equal(a, b) for a, b in zip(self.rows, other.rows, strict=True))
+
+
+def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False) -> Attended:
+    """Run a schedule. spoilt: every byte of the cache is 255, NaN in most formats, before it is written."""
+    facts = layer.architecture
+    longest = max(layer.lengths)
+    groups = cache_groups(facts.windows, longest + 1, longest, layer.page_size)
+    per = -(-longest // layer.page_size) + 1
+    shape = Shape(4, 2048, longest + 1, layer.page_size, 2 + 4 * per, 50, groups)
+    places = layer_groups(facts.windows, longest + 1)
+    cache = Cache(facts, shape, places, layer.dtype, layer.cache)
+    if spoilt:
+        for address in cache.addresses(0):
+            ctypes.memset(address, 255, shape.num_blocks * cache.page_bytes)
+    operations: Operations
+    if layer.level:
+        kernels = open_kernels(layer.level)
+        operations = NativeOperations(facts, shape, cache, places, layer.dtype, kernels, layer.threads)
+    else:
+        operations = ReferenceOperations(facts, shape, cache, places, layer.dtype)
+    generator = torch.Generator().manual_seed(7)
+    width = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
+    given = [torch.randn(length, width, generator=generator) for length in layer.lengths]
+    norms = (1 + torch.randn(2, facts.head_dim, generator=generator) / 4).to(layer.dtype)
+    rows = [torch.zeros(length, facts.heads * facts.head_dim, dtype=layer.dtype) for length in layer.lengths]
+    slots = Slots(shape)
+    for number, slices in enumerate(schedule, 1):
+        fills = _fills(layer, shape, per) if number == 1 else ()
+        plan = StepPlan(1, number, tuple(Slice(*each, False, False) for each in slices), fill=fills)
+        operations.begin(prepare(slots, plan))
+        qkv = torch.cat([given[slot][start : start + length] for slot, start, length in slices]).to(layer.dtype)
+        queries = operations.rotate_write(
+            0, qkv.float() if layer.level else qkv, (norms[0], norms[1]) if facts.head_norm else None
+        )
+        found = operations.attention(0, queries)
+        for (slot, start, length), part in zip(slices, found.split([each[2] for each in slices]), strict=True):
+            rows[slot][start : start + length] = part
+    return Attended(rows)
+
+
+def _fills(layer: Layer, shape: Shape, per: int) -> tuple[Fill, ...]:
+    entries = min(per, shape.table_width(0))
+    blocks = torch.arange(2, 2 + 4 * per)
+    if layer.shuffle:
+        blocks = blocks[torch.randperm(4 * per, generator=torch.Generator().manual_seed(layer.shuffle))]
+    tables = blocks.view(4, per)[:, :entries].tolist()
+    return tuple(
+        Fill(slot, Stream(slot, 0), 0, tuple([1] * length), (), Sampling(), (), (tuple(tables[slot]),))
+        for slot, length in enumerate(layer.lengths)
+    )

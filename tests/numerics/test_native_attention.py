@@ -1,0 +1,93 @@
+"""Native rotation, cache and attention against plain PyTorch, and their bits under every way of scheduling."""
+
+import msgspec
+import pytest
+import torch
+from numerics.attending import ALONE, TOGETHER, Layer, Schedule, attended
+
+from noria.services.executor.native.library import levels
+
+LEVELS = levels()
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the kernels are not built")
+
+LAYERS = [
+    pytest.param(Layer(), id="groups of 3"),
+    pytest.param(Layer(heads=4, kv_heads=4, head_dim=64, page_size=7), id="no groups, pages of 7"),
+    pytest.param(Layer(heads=8, kv_heads=1, head_dim=20, page_size=1), id="one key head of 20, pages of 1"),
+    pytest.param(Layer(heads=10, kv_heads=2, head_dim=96, page_size=256, window=100), id="groups of 5, window"),
+    pytest.param(Layer(head_dim=80, window=37, page_size=16, cap=5.0), id="window of 37, capped"),
+    pytest.param(Layer(heads=2, kv_heads=1, head_dim=256, head_norm=True, page_size=1024), id="head of 256, normed"),
+]
+CACHES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+
+
+EVERY = [(level, cache) for level in LEVELS for cache in CACHES if level == LEVELS[-1] or cache in CACHES[1::2]]
+
+
+@pytest.mark.parametrize(("level", "cache"), EVERY)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_native_attention_equals_the_reference_in_float32(layer: Layer, cache: torch.dtype, level: str) -> None:
+    layer = msgspec.structs.replace(layer, cache=cache)
+    want = attended(layer, TOGETHER)
+    got = attended(msgspec.structs.replace(layer, level=level), TOGETHER, spoilt=True)
+    # The last bit of a number may round an eighth-bit integer, or a bfloat16, the other way.
+    assert got.error(want) < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.int8: 3e-2}[cache]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_native_bfloat16_is_as_near_to_float32_as_the_reference_is(layer: Layer, cache: torch.dtype) -> None:
+    true = attended(layer, TOGETHER)
+    half = msgspec.structs.replace(layer, cache=cache, dtype=torch.bfloat16)
+    want = attended(half, TOGETHER)
+    got = attended(msgspec.structs.replace(half, level=LEVELS[-1]), TOGETHER)
+    assert got.error(true) < 2 * want.error(true)
+
+
+SCHEDULES: list[Schedule] = [
+    TOGETHER,
+    [[(3, 0, 240), (2, 0, 20)], *[[(3, 240 + i, 1), (2, 20 + i, 1)] for i in range(20)]],
+    [[(3, 25 * i, 25), (2, 3 * i, 3)] for i in range(11)],
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[4]])
+def test_a_row_has_the_same_bits_however_it_is_scheduled(layer: Layer, cache: torch.dtype, dtype: torch.dtype) -> None:
+    layer = msgspec.structs.replace(layer, cache=cache, dtype=dtype, level=LEVELS[-1])
+    alone = attended(layer, ALONE)
+    changed = msgspec.structs.replace(layer, threads=1, shuffle=3)
+    assert attended(changed, ALONE).same_bits(alone)
+    for schedule in SCHEDULES:
+        for each in (layer, changed):
+            got = attended(each, schedule, spoilt=True)
+            done = {(slot, at) for step in schedule for slot, start, n in step for at in range(start, start + n)}
+            for slot, at in done:
+                assert torch.equal(got.rows[slot][at], alone.rows[slot][at])
+
+
+@pytest.mark.parametrize("window", [0, 1500])
+def test_one_long_sequence_has_the_same_bits_on_one_thread_and_on_several(window: int) -> None:
+    layer = Layer(
+        head_dim=32,
+        window=window,
+        page_size=64,
+        dtype=torch.bfloat16,
+        cache=torch.bfloat16,
+        level=LEVELS[-1],
+        lengths=(2600,),
+    )
+    schedule: Schedule = [[(0, 0, 2040)], [(0, 2040, 1)], [(0, 2041, 500)], [(0, 2541, 58)], [(0, 2599, 1)]]
+    one = attended(msgspec.structs.replace(layer, threads=1), schedule)
+    assert attended(layer, schedule).same_bits(one)
+    want = attended(msgspec.structs.replace(layer, level=""), schedule)
+    assert one.error(want) < 1e-2
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_one_writes_the_other_reads(cache: torch.dtype) -> None:
+    assert LEVELS
+    layer = Layer(head_dim=64, cache=cache)
+    native = msgspec.structs.replace(layer, level=LEVELS[0])
+    assert attended(native, ALONE, spoilt=True).error(attended(layer, ALONE)) < 3e-2

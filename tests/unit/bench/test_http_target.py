@@ -1,0 +1,135 @@
+"""Measured figures against a server that knows its own delays."""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+
+import pytest
+import uvloop
+from fakes.openai_server import OpenAiServer
+
+from noria.cli.bench.drive import Driven, drive
+from noria.cli.bench.http_target import HttpSettings, HttpTarget
+from noria.cli.bench.jobs import Job, Lengths, synthetic
+from noria.cli.bench.load import Closed, Load, Poisson
+from noria.cli.bench.statistics import summary
+from noria.shared.errors import UserError
+
+# Far above what the client adds, so that a slow machine does not fail the tests, and far below the delays measured.
+TOLERANCE_S = 0.02
+
+
+def measured(
+    server: OpenAiServer, jobs: Sequence[Job], load: Load, *, chat: bool = False, timeout_s: float = 30.0
+) -> Driven:
+    async def run() -> Driven:
+        async with server:
+            target = HttpTarget(HttpSettings(server.url, "chat" if chat else "completions"))
+            assert await target.describe() == "fake"
+            driven = await drive(target, jobs, load, timeout_s)
+            await target.close()
+            return driven
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def jobs_of(count: int, tokens: int = 4) -> list[Job]:
+    return synthetic(count, Lengths(3, 3), Lengths(tokens, tokens), seed=1)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_first_token_and_gaps_are_those_of_the_server(chat: bool) -> None:
+    server = OpenAiServer(first_s=0.06, gap_s=0.03, line_end="\r\n" if chat else "\n")
+    driven = measured(server, jobs_of(6, 5), Closed(3), chat=chat)
+    found = summary(driven.observed)
+    assert found.completed == 6
+    assert not found.errors
+    assert found.ttft_ms.p50 > 59
+    assert found.itl_ms.count == 6 * 4
+    assert found.itl_ms.p50 > 29
+    by_begin = sorted(driven.observed, key=lambda each: each.arrivals[0])
+    late = [
+        arrival - written
+        for each, served in zip(by_begin, sorted(server.served, key=lambda each: each.written_s[0]), strict=True)
+        for arrival, written in zip(each.arrivals, served.written_s, strict=True)
+    ]
+    assert statistics.median(map(abs, late)) < TOLERANCE_S
+    for each in driven.observed:
+        assert each.whole_s >= 0.06 + 4 * 0.03
+
+
+def test_tokens_are_counted_as_the_server_counts_them() -> None:
+    server = OpenAiServer(gap_s=0.02, pieces=(1, 3, 2))
+    found = summary(measured(server, jobs_of(2, 6), Closed(1)).observed)
+    assert found.output_tokens == 12
+    assert (found.short, found.uncounted) == (0, 0)
+    assert found.prompt_tokens == 14
+    assert found.itl_ms.count == 2 * 5
+    assert found.itl_ms.p50 == 0
+    assert found.piece_ms.count == 2 * 2
+    assert found.piece_ms.p50 > 19
+
+
+def test_a_server_without_usage_has_its_pieces_counted() -> None:
+    found = summary(measured(OpenAiServer(usage=False), jobs_of(2, 3), Closed(2)).observed)
+    assert (found.output_tokens, found.uncounted) == (6, 2)
+
+
+def test_a_closed_load_keeps_so_many_in_flight_over_kept_connections() -> None:
+    server = OpenAiServer(first_s=0.01)
+    found = summary(measured(server, jobs_of(12), Closed(3)).observed)
+    assert found.completed == 12
+    assert server.most_open == 3
+    assert server.connections == 3  # the first one had asked for the model's name
+
+
+def test_connections_that_the_server_closes_are_replaced() -> None:
+    server = OpenAiServer(keep=False)
+    found = summary(measured(server, jobs_of(4), Closed(2)).observed)
+    assert found.completed == 4
+    assert server.connections == 4
+
+
+def test_an_open_load_does_not_wait_for_answers() -> None:
+    server = OpenAiServer(first_s=0.3)
+    driven = measured(server, jobs_of(10), Poisson(200.0, seed=2))
+    assert server.most_open == 10
+    first = min(each.begun_s for each in driven.observed)
+    assert max(each.begun_s for each in driven.observed) - first < 0.25
+    assert summary(driven.observed).ttft_ms.p50 > 299
+
+
+def test_what_goes_wrong_is_an_error_of_that_request() -> None:
+    refused = summary(measured(OpenAiServer(status=503), jobs_of(2), Closed(1)).observed)
+    assert refused.completed == 0
+    assert list(refused.errors.values()) == [2]
+    assert next(iter(refused.errors)).startswith("HTTP 503: ")
+    cut = summary(measured(OpenAiServer(cut_after=2), jobs_of(2), Closed(1)).observed)
+    assert cut.completed == 0
+    slow = summary(measured(OpenAiServer(first_s=5.0), jobs_of(1), Closed(1), timeout_s=0.1).observed)
+    assert list(slow.errors) == ["no end within 0.1 s"]
+
+
+def test_the_body_says_what_was_asked_for() -> None:
+    server = OpenAiServer()
+    job = Job(0, "hello", 2)
+    measured(server, [job], Closed(1))
+    measured(server, [job], Closed(1), chat=True)
+    plain, chat = (served.body for served in server.served)
+    assert plain["prompt"] == "hello"
+    assert chat["messages"] == [{"role": "user", "content": "hello"}]
+    for body in (plain, chat):
+        assert (body["max_tokens"], body["stream"], body["ignore_eos"], body["temperature"]) == (2, True, True, 0.0)
+        assert body["stream_options"] == {"include_usage": True}
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    async def ask(url: str) -> None:
+        await HttpTarget(HttpSettings(url)).describe()
+
+    with pytest.raises(UserError, match="does not name its models"):
+        asyncio.run(ask("http://127.0.0.1:9"))
+    for wrong in ("ftp://x", "http://", "http://x:99999"):
+        with pytest.raises(UserError, match="is not an http"):
+            HttpTarget(HttpSettings(wrong))
