@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from noria.services.executor.batch import Batch
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
 from noria.services.executor.linear import ReferenceProducts
@@ -64,8 +65,9 @@ class Decoder:
         self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
         self.scratch_bytes = products.scratch_bytes(rows_max)
 
-    def logits(self, operations: Operations, rows: Integers | None) -> torch.Tensor | None:
+    def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
+        del batch  # the operations know it
         x, residual = operations.embedded(self._embedding, self._embedding_scale), None
         for index, layer in enumerate(self._layers):
             x, residual = operations.add_norm(x, residual, layer.input_norm)

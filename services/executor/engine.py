@@ -11,18 +11,16 @@ import torch
 from noria.proto.execution import Geometry
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
-from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.families import architecture
 from noria.services.executor.footprint import footprint
 from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.loading import make_model
 from noria.services.executor.machine import cores, free_memory, return_freed
+from noria.services.executor.model import Model
 from noria.services.executor.native_operations import NativeOperations
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.operations import Operations
-from noria.services.executor.packed import PackedWeights
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
@@ -61,7 +59,7 @@ class Engine:
     A decoder with native products is computed by their kernels altogether.
     """
 
-    def __init__(self, decoder: Decoder, shape: Shape, cache_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, decoder: Model, shape: Shape, cache_dtype: torch.dtype | None = None) -> None:
         facts_of = decoder.architecture
         places = layer_groups(facts_of.windows, shape.max_model_tokens)
         self.shape = shape
@@ -106,7 +104,7 @@ class Engine:
                 slots = torch.from_numpy(batch.carry_slots)
                 torch.from_numpy(batch.token_ids)[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
             self._operations.begin(batch)
-            return self.decoder.logits(self._operations, rows)
+            return self.decoder.logits(self._operations, batch, rows)
 
 
 def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
@@ -117,21 +115,11 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     free = free_memory()
     folder = resolve(config.model)
     context = facts(folder, config.model).max_model_tokens
-    family = architecture(folder)
     dtype = pick_dtype(config.model.dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
     computing = choose(config.kernels, config.quantization)
-
-    def made() -> tuple[Decoder, PackedWeights]:
-        products, packed = computing.products(config, folder, dtype, threads)
-        rows_max, samples_max = config.max_batch_tokens, config.max_slots
-        return Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, products, packed), packed
-
-    decoder, packed = made()
-    unkept = packed.keep()
-    if packed.written:
-        # Mapped, all weights of a 135M model were read in 9.8 ms, from memory as it is allocated in 14.2.
-        decoder, _ = made()
+    made = make_model(config, folder, dtype, context, computing, threads)
+    model, family = made.model, made.model.architecture
     return_freed()
     shape = Shape(
         max_slots=config.max_slots,
@@ -148,14 +136,15 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
         shape,
         dtype.itemsize,
         converts=cache_dtype != dtype,
-        products=decoder.scratch_bytes,
+        products=model.scratch_bytes,
         native_threads=threads if computing.kernels else 0,
+        hosted=made.hosted,
     )
-    shape, memory = sized(config, shape, chunk_bytes, free, decoder.nbytes, rest)
-    engine = Engine(decoder, shape, cache_dtype)
+    shape, memory = sized(config, shape, chunk_bytes, free, model.nbytes, rest)
+    engine = Engine(model, shape, cache_dtype)
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)
     load_s = time.monotonic() - began
-    return engine, Loaded(shape, geometry, threads, memory, load_s, decoder.steady, computing.name, unkept)
+    return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept)
 
 
 def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:

@@ -1,6 +1,6 @@
 """What a checkpoint's config.json says about its decoder, as one set of parameters for all Llama-shaped families.
 
-Decides which models can be served; a family or option that is not built yet is refused by name.
+Decides which models our own decoder computes; a family or option that it does not know is named in the refusal.
 """
 
 from pathlib import Path
@@ -24,9 +24,13 @@ FAMILIES: Final = (
     "gemma2",
     "gemma3_text",
 )
-"""`model_type` of what is served; SmolLM and SmolLM2 call themselves llama."""
+"""`model_type` of what our own decoder computes; SmolLM and SmolLM2 call themselves llama."""
 
 _ACTIVATIONS: Final = ("silu", "gelu_pytorch_tanh")
+
+
+class UnknownDecoderError(UserError):
+    """A model, or an option of one, that our own decoder does not know."""
 
 
 class Experts(msgspec.Struct, frozen=True):
@@ -100,7 +104,7 @@ def architecture(folder: Path) -> Architecture:
     try:
         kind = msgspec.json.decode(path.read_bytes(), type=_Kind).model_type
         if kind not in FAMILIES:
-            raise UserError(f"{path}: model type {kind!r} is not served yet; served are: {', '.join(FAMILIES)}")
+            raise UnknownDecoderError(f"{path}: model type {kind!r} is not one of {', '.join(FAMILIES)}")
         published = msgspec.json.decode(path.read_bytes(), type=Published)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -171,7 +175,7 @@ def _activation(published: Published, path: Path) -> str:
     gemma = published.model_type.startswith("gemma")
     name = (published.hidden_activation or "gelu_pytorch_tanh") if gemma else published.hidden_act
     if name not in _ACTIVATIONS:
-        raise UserError(f"{path}: activation {name!r} is not served yet; served are: {', '.join(_ACTIVATIONS)}")
+        raise UnknownDecoderError(f"{path}: activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
     return name
 
 
@@ -197,10 +201,10 @@ def _rope(published: Published, path: Path, *, sliding: bool) -> Rope:
     given = (given.sliding_attention if sliding else given.full_attention) or given
     kind = given.rope_type or given.type or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise UserError(f"{path}: rotary positions of kind {kind!r} are not served yet")
+        raise UnknownDecoderError(f"{path}: rotary positions are of another kind, {kind!r}")
     share = given.partial_rotary_factor or published.partial_rotary_factor or 1.0
     if published.model_type == "phi3" and share != 1:
-        raise UserError(f"{path}: heads of which only a part turns ({share:g}) are not served yet")
+        raise UnknownDecoderError(f"{path}: only a part of each head turns ({share:g})")
     default_theta = 1e6 if published.model_type == "mixtral" else 10000.0
     return Rope(
         theta=given.rope_theta or theta or default_theta,

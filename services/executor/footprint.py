@@ -44,16 +44,19 @@ def footprint(
     converts: bool,
     products: int = 0,
     native_threads: int = 0,
+    hosted: bool = False,
 ) -> Footprint:
     """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes.
 
     products: what a matrix product takes beside its input and output. native_threads: of native kernels; 0 is plain
-    PyTorch.
+    PyTorch. hosted: transformers computes the model, tensor by tensor.
     """
     if native_threads:
         activations = _native_activations(architecture, shape, item_bytes, native_threads)
     else:
         activations = _activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1)
+    if hosted:
+        activations += shape.max_batch_tokens * _hosted_token(architecture, item_bytes)
     return Footprint(
         activations=products + activations,
         logits=(_LOGIT_COPIES * shape.max_slots + _SAMPLING_ROWS) * architecture.vocabulary * 4,
@@ -98,6 +101,12 @@ def _native_activations(architecture: Architecture, shape: Shape, item: int, thr
     thread = 4 * width * (2 * _SPAN + 4 * rows)
     stretches = -(-shape.max_model_tokens // _STRETCH_TOKENS)
     return shape.max_batch_tokens * token + threads * (thread + 4 * stretches * _BLOCK_ROWS * 4 * (width + 2))
+
+
+def _hosted_token(architecture: Architecture, item: int) -> int:
+    """What a token takes beside that in PyTorch's tensors: norms and rotation in float32, and a copy of each part."""
+    queries, keys = architecture.heads * architecture.head_dim, architecture.key_width
+    return (item + 4) * (2 * architecture.hidden + 2 * queries + 4 * keys) + 2 * item * architecture.intermediate
 
 
 def _buffers(shape: Shape) -> int:

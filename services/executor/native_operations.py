@@ -175,6 +175,12 @@ class NativeOperations:
         )
         return queries
 
+    def place(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write keys and values that are rotated already; return queries as attention takes them."""
+        self._cache.write(layer, torch.from_numpy(self._batch.pages[self._layers[layer].group].write_slots), keys, values)
+        rows, size = queries.shape[0], self._architecture.head_dim
+        return self._cache.queries(queries.view(rows, -1, size)).reshape(rows, -1)
+
     def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache."""
         place = self._layers[layer]

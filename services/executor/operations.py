@@ -39,6 +39,9 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """Norm the heads where the family does, rotate queries and keys, write the cache; return queries [T, heads, d]."""
 
+    def place(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write keys and values [T, kv heads * d] that are rotated already; return queries as attention takes them."""
+
     def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache, this step's keys included."""
 

@@ -91,6 +91,11 @@ class ReferenceOperations:
         self._cache.write(layer, self._step.groups[self._groups[layer]].write_slots, keys, values)
         return self._cache.queries(turned[:, :heads])
 
+    def place(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write keys and values that are rotated already; return queries as attention takes them."""
+        self._cache.write(layer, self._step.groups[self._groups[layer]].write_slots, keys, values)
+        return self._cache.queries(queries.view(queries.shape[0], -1, self._architecture.head_dim))
+
     def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache."""
         part = self._step.groups[self._groups[layer]]
