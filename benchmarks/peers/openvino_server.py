@@ -1,14 +1,12 @@
 """OpenVINO GenAI's continuous batching behind a small OpenAI-compatible server. Runs in the peer's own environment.
 
-One thread steps the pipeline, an asyncio loop serves /v1/models and streamed /v1/completions. Text is made by the
-`tokenizers` library as it is cheapest. It does as little as it can: OpenVINO is what is to be measured.
+It serves /v1/models and streamed /v1/completions, with text made by the `tokenizers` library, which is cheapest. It does
+as little as it can: OpenVINO is what is to be measured.
 """
 
 import argparse
 import asyncio
 import json
-import queue
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +15,8 @@ import openvino
 import openvino_genai
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+TURNS = 6  # of the loop between two steps: enough to read a request's head and body and start it
 
 
 @dataclass(eq=False)
@@ -31,11 +31,14 @@ class Call:
     decoder: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
 
 
-class Stepper(threading.Thread):
-    """Adds what waits, steps, and tells the loop what came: once per step."""
+class Stepper:
+    """Adds what waits, steps, and tells what came.
 
-    def __init__(self, options: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(daemon=True)
+    OpenVINO's step holds Python's lock, so a thread of its own would starve the loop: the loop itself steps, and serves
+    its sockets between two steps.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = options.cache_gib
         scheduler.enable_prefix_caching = True
@@ -51,41 +54,33 @@ class Stepper(threading.Thread):
             options.model, scheduler, "CPU", properties=properties, tokenizer_properties={}
         )
         self.tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
-        self.loop = loop
-        self.waiting: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.waiting: asyncio.Queue[Call] = asyncio.Queue()
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Step for ever."""
         running: list[Call] = []
         number = 0
         while True:
             while not running or not self.waiting.empty():
-                call = self.waiting.get()
+                call = await self.waiting.get()
                 tensor = openvino.Tensor(numpy.array([call.ids], numpy.int64))
                 call.handle = self.pipeline.add_request(number, tensor, call.config)
                 number += 1
                 running.append(call)
             self.pipeline.step()
-            news = [each for call in running for each in self._read(call)]
-            if news:
-                self.loop.call_soon_threadsafe(tell, news)
+            for call in running:
+                self._read(call)
             running = [call for call in running if call.tokens < call.config.max_new_tokens]
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
 
-    def _read(self, call: Call) -> list:
-        found = []
+    def _read(self, call: Call) -> None:
         while call.handle.can_read():
             for output in call.handle.read().values():
                 texts = (call.decoder.step(self.tokenizer, token) for token in output.generated_ids)
                 text = "".join(each for each in texts if each)
                 call.tokens += len(output.generated_ids)
-                found.append((call, text, call.tokens, call.tokens >= call.config.max_new_tokens))
-        return found
-
-
-def tell(news: list) -> None:
-    """Hand a step's news to those who wait for them."""
-    for call, *rest in news:
-        call.news.put_nowait(rest)
+                call.news.put_nowait((text, call.tokens, call.tokens >= call.config.max_new_tokens))
 
 
 class Server:
@@ -120,7 +115,7 @@ class Server:
         config.ignore_eos = bool(body.get("ignore_eos"))
         config.do_sample = body.get("temperature", 0) > 0
         call = Call(self.stepper.tokenizer.encode(body["prompt"]).ids, config)
-        self.stepper.waiting.put(call)
+        self.stepper.waiting.put_nowait(call)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         ended = False
         while not ended:
@@ -156,10 +151,9 @@ async def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=256)
     parser.add_argument("--cache-gib", type=int, default=2)
     options = parser.parse_args()
-    stepper = Stepper(options, asyncio.get_running_loop())
-    stepper.start()
+    stepper = Stepper(options)
     server = await asyncio.start_server(Server(stepper, Path(options.model).name).connected, "127.0.0.1", options.port)
-    await server.serve_forever()
+    await asyncio.gather(server.serve_forever(), stepper.run())
 
 
 if __name__ == "__main__":

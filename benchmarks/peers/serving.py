@@ -66,13 +66,10 @@ class Server:
     def memory_gb(self) -> float:
         """What all its processes take together, each shared page once."""
         total_kb = 0
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                if os.getsid(int(entry.name)) == self.process.pid:
-                    rollup = (entry / "smaps_rollup").read_text()
-                    total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        for process in _family(self.process.pid):
+            with contextlib.suppress(OSError, StopIteration):
+                rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+                total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return total_kb / 1e6
 
     def stop(self, patience_s: float = STOP_S) -> None:
@@ -97,6 +94,19 @@ class Server:
     def _model(self) -> bytes:
         with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
             return str(json.loads(answer.read())["data"][0]["id"]).encode()
+
+
+def _family(first: int) -> set[int]:
+    """A process and all its descendants."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {first}
+    while more := {each for each, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
 
 
 def _die_with_parent() -> None:

@@ -19,10 +19,11 @@ class HttpFault(Exception):  # noqa: N818  # it is noted, not raised to a person
 
 
 class HttpConnection(asyncio.Protocol):
-    """Made by `connect`. `usable`: whether it may carry another request."""
+    """Made by `connect`. usable: whether it may carry another request. heard: whether anything came of the last one's answer."""
 
     def __init__(self) -> None:
         self.usable = False
+        self.heard = False
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._on_body: Callable[[bytes], None] | None = None
@@ -34,7 +35,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a request and hand the body of a 200 to `on_body`. Raises HttpFault."""
         assert self.usable
         assert self._transport is not None
-        self.usable = False
+        self.usable = self.heard = False
         self._parser = httptools.HttpResponseParser(self)
         self._on_body = on_body
         self._status = 0
@@ -70,6 +71,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
+        self.heard = True
         if self._parser is None:
             self.close()
             return

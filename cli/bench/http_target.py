@@ -66,11 +66,11 @@ class HttpTarget:
     async def answer(self, job: Job, observed: Observed) -> None:
         """Send one request and note what comes."""
         reader = _Reader(observed)
+        request = self._request("POST", self._path, self._body(job))
         try:
-            connection = await self._connection()
+            connection = self._kept() or await self._connection()
             observed.begun_s = observed.begun_s or time.perf_counter()
-            await connection.ask(self._request("POST", self._path, self._body(job)), reader.feed)
-            self._keep(connection)
+            await self._ask(connection, request, reader)
         except (OSError, HttpFault) as error:
             observed.begun_s = observed.begun_s or time.perf_counter()
             observed.error = str(error) or type(error).__name__
@@ -89,12 +89,28 @@ class HttpTarget:
     def _path(self) -> str:
         return "/chat/completions" if self._settings.endpoint == "chat" else "/completions"
 
-    async def _connection(self) -> HttpConnection:
+    async def _ask(self, connection: HttpConnection, request: bytes, reader: "_Reader") -> None:
+        """A server may close a kept connection just when it is used again: then the request is sent once more."""
+        kept = connection.heard
+        try:
+            await connection.ask(request, reader.feed)
+        except HttpFault:
+            if not kept or connection.heard:
+                raise
+            self._open.discard(connection)
+            connection = await self._connection()
+            await connection.ask(request, reader.feed)
+        self._keep(connection)
+
+    def _kept(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
             self._open.discard(connection)
+        return None
+
+    async def _connection(self) -> HttpConnection:
         connection = await connect(self._url)
         self._open.add(connection)
         return connection

@@ -5,6 +5,7 @@ from typing import Final
 
 import torch
 
+from noria.services.executor.checkpoint import Blocks
 from noria.services.executor.native.library import Kernels, LinearArguments
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Matrix
@@ -17,6 +18,16 @@ GROUP: Final = 32
 
 TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 """Element types as the kernels number them."""
+
+INT8: Final = TYPES[torch.int8]
+INT8_OFFSETS: Final = 4
+"""int8 where groups have offsets beside their scales."""
+
+BLOCK_TYPES: Final = {"Q8_0": 5, "Q4_0": 6, "Q4_1": 7, "Q5_0": 8, "Q5_1": 9}
+"""GGUF's blocks as the kernels number them."""
+
+_WITH_OFFSETS: Final = frozenset({"Q4_1", "Q5_1"})
+_PANEL_GROUP_BYTES: Final = {INT8: PANEL * (GROUP + 4), INT8_OFFSETS: PANEL * (GROUP + 6)}
 
 
 class Scratch:
@@ -47,7 +58,7 @@ class NativeLinear:
     ) -> None:
         self.inputs: int = arguments.inputs
         self.outputs: int = arguments.outputs
-        self.row_bytes = scratch_row_bytes(self.inputs) if arguments.type == TYPES[torch.int8] else 0
+        self.row_bytes = scratch_row_bytes(self.inputs) if arguments.type in _PANEL_GROUP_BYTES else 0
         self._kernel = kernels.linear
         self._arguments = arguments
         self._address = ctypes.addressof(arguments)
@@ -72,7 +83,10 @@ class NativeLinear:
 
 
 class NativeProducts:
-    """Makes products for activations of one dtype by kernels on some threads. quantization: none or int8."""
+    """Makes products for activations of one dtype by kernels on some threads.
+
+    quantization: none or int8, which takes weights that a GGUF file had in blocks of 32 as they are.
+    """
 
     def __init__(
         self, kernels: Kernels, dtype: torch.dtype, quantization: str, packed: PackedWeights, threads: int
@@ -82,7 +96,7 @@ class NativeProducts:
         self.kernels = kernels
         self.threads = threads
         self._dtype = dtype
-        self._type = torch.int8 if quantization == "int8" else dtype
+        self._quantised = quantization == "int8"
         self._packed = packed
         self._scratch = Scratch()
         self._row_bytes = 0
@@ -94,12 +108,12 @@ class NativeProducts:
     def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> NativeLinear:
         """A product ready for use."""
         del rows_max
-        kept_as = self._dtype if exact else self._type
+        kept_as = self._weights_type(matrix) if self._quantised and not exact else TYPES[self._dtype]
         arguments = LinearArguments(
-            outputs=matrix.outputs, inputs=matrix.inputs, type=TYPES[kept_as], input_type=TYPES[self._dtype]
+            outputs=matrix.outputs, inputs=matrix.inputs, type=kept_as, input_type=TYPES[self._dtype]
         )
         name = ("logits." if logits else "") + matrix.name
-        arrays = [self._packed.array(f"{name}.weight", lambda: self._pack(matrix, arguments, kept_as))]
+        arrays = [self._packed.array(f"{name}.weight", lambda: self._pack(matrix, arguments))]
         arguments.weights = arrays[0].data_ptr()
         if matrix.bias:
             arrays.append(self._packed.array(f"{name}.bias", lambda: _filled_up(matrix)))
@@ -110,26 +124,38 @@ class NativeProducts:
         self._row_bytes = max(self._row_bytes, made.row_bytes)
         return made
 
-    def _pack(self, matrix: Matrix, arguments: LinearArguments, kept_as: torch.dtype) -> torch.Tensor:
-        packed = torch.empty(_packed_bytes(matrix, kept_as), dtype=torch.uint8)
+    def _weights_type(self, matrix: Matrix) -> int:
+        """How a matrix is quantised: with offsets where a part comes with them."""
+        return INT8_OFFSETS if _WITH_OFFSETS.intersection(matrix.block_kinds()) else INT8
+
+    def _pack(self, matrix: Matrix, arguments: LinearArguments) -> torch.Tensor:
+        packed = torch.zeros(_packed_bytes(matrix, arguments.type), dtype=torch.uint8)
         arguments.weights = packed.data_ptr()
-        source = matrix.weights()
-        if source.dtype not in (torch.float32, torch.bfloat16):
-            source = source.float()
-        self.kernels.pack(ctypes.addressof(arguments), source.data_ptr(), TYPES[source.dtype], self.threads)
+        first = 0
+        for index, (_, outputs) in enumerate(matrix.parts):
+            part = matrix.part(index, blocks=arguments.type in _PANEL_GROUP_BYTES)
+            if isinstance(part, Blocks):
+                source, kind = part.rows, BLOCK_TYPES[part.kind]
+            else:
+                source = part if part.dtype in (torch.float32, torch.bfloat16) else part.float()
+                kind = TYPES[source.dtype]
+            assert source.is_contiguous()
+            self.kernels.pack(ctypes.addressof(arguments), source.data_ptr(), kind, first, outputs, self.threads)
+            first += outputs
         return packed
 
 
 def scratch_row_bytes(inputs: int) -> int:
-    """What a row of int8 products takes: a byte for each input, two float32 for each group."""
-    return -(-inputs // GROUP) * (GROUP + 8)
+    """What a row of int8 products takes: a byte for each input, three float32 for each group."""
+    return -(-inputs // GROUP) * (GROUP + 12)
 
 
-def _packed_bytes(matrix: Matrix, dtype: torch.dtype) -> int:
-    outputs = -(-matrix.outputs // PANEL) * PANEL
-    if dtype == torch.int8:
-        return outputs * -(-matrix.inputs // GROUP) * (GROUP + 4)
-    return outputs * -(-matrix.inputs * dtype.itemsize // 4) * 4
+def _packed_bytes(matrix: Matrix, kept_as: int) -> int:
+    panels = -(-matrix.outputs // PANEL)
+    if kept_as in _PANEL_GROUP_BYTES:
+        return panels * -(-matrix.inputs // GROUP) * _PANEL_GROUP_BYTES[kept_as]
+    steps = -(-matrix.inputs * (4 if kept_as == TYPES[torch.float32] else 2) // 4)
+    return panels * PANEL * 4 * steps
 
 
 def _filled_up(matrix: Matrix) -> torch.Tensor:

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from noria.services.executor.native.library import checksum
+from noria.shared.models import BLOCKS
 
 LAYOUT: Final = 1
 """Raised whenever the same weights would be packed into other bytes."""
@@ -106,7 +107,7 @@ def identity(folder: Path, dtype: torch.dtype, quantization: str) -> str:
     """What packed weights depend on: layout, precision, config.json, and name, size, time and samples of each weight file."""
     found = hashlib.sha256(f"{LAYOUT} {dtype} {quantization}".encode())
     found.update((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *(folder.glob(BLOCKS) if quantization == "int8" else ())]):
         status = path.stat()
         found.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
         with path.open("rb") as file:

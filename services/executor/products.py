@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.checkpoint import Blocks, Checkpoint
 
 
 class Linear(Protocol):
@@ -52,6 +52,16 @@ class Matrix(msgspec.Struct, frozen=True):
         return torch.cat(
             [self.checkpoint.tensor(f"{name}.weight", (size, self.inputs), dtype) for name, size in self.parts]
         )
+
+    def block_kinds(self) -> list[str | None]:
+        """By part, the kind of blocks that its weights are also kept in."""
+        return [self.checkpoint.block_kind(f"{name}.weight", (size, self.inputs)) for name, size in self.parts]
+
+    def part(self, index: int, *, blocks: bool) -> torch.Tensor | Blocks:
+        """One part's weights in the checkpoint's own dtype, or where `blocks` in those, if there are any."""
+        name, size = self.parts[index]
+        found = self.checkpoint.blocks(f"{name}.weight", (size, self.inputs)) if blocks else None
+        return found or self.checkpoint.tensor(f"{name}.weight", (size, self.inputs), None)
 
     def biases(self, dtype: torch.dtype) -> torch.Tensor | None:
         """The biases [outputs], where there are any."""

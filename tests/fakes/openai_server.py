@@ -24,6 +24,7 @@ class OpenAiServer:
 
     pieces: tokens in each piece; where absent, one token each until max_tokens. status: of every answer. cut_after:
     close the connection after so many pieces. usage: whether streams end with it. keep: whether connections are kept.
+    rude: connections are said to be kept, and closed.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class OpenAiServer:
         cut_after: int | None = None,
         usage: bool = True,
         keep: bool = True,
+        rude: bool = False,
         line_end: str = "\n",
     ) -> None:
         self.first_s, self.gap_s = first_s, gap_s
         self.pieces, self.status, self.cut_after = pieces, status, cut_after
-        self.usage, self.keep, self.line_end = usage, keep, line_end
+        self.usage, self.keep, self.line_end, self.rude = usage, keep, line_end, rude
         self.served: list[Served] = []
         self.connections = 0
         self.open = self.most_open = 0
@@ -84,7 +86,7 @@ class OpenAiServer:
             self.open += 1
             self.most_open = max(self.most_open, self.open)
             try:
-                return await self._stream(writer, served, chat="chat" in path) and self.keep
+                return await self._stream(writer, served, chat="chat" in path) and self.keep and not self.rude
             finally:
                 self.open -= 1
         return True

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from numerics.int8_scheme import quantised
 from torch.nn import functional
 
 from noria.services.executor.native.library import levels, open_kernels
@@ -16,7 +17,6 @@ SHAPES = ((96, 64), (45, 33), (7, 1), (100, 1537), (64, 576), (33, 2048))
 """Outputs and inputs: whole panels and groups, parts of them, odd numbers, long sums."""
 KINDS = (("none", torch.float32), ("none", torch.bfloat16), ("int8", torch.bfloat16), ("int8", torch.float32))
 ROWS = 130
-GROUP = 32
 
 pytestmark = pytest.mark.skipif(not levels(), reason="the kernels are not built")
 
@@ -32,6 +32,11 @@ class Given:
         assert found.shape == shape
         return found if dtype is None else found.to(dtype)
 
+    def block_kind(self, name: str, shape: tuple[int, int]) -> None:
+        """No weight is kept in blocks."""
+
+    blocks = block_kind
+
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -42,22 +47,6 @@ def product_of(
 ) -> NativeLinear:
     matrix = Matrix(Given(weight, bias), (("given", len(weight)),), weight.shape[1], bias=True)  # type: ignore[arg-type]
     return NativeProducts(open_kernels(level), dtype, quantization, PackedWeights(), threads).linear(matrix, ROWS)
-
-
-def quantised(numbers: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
-    """Rows as the int8 scheme keeps them, in float64; the definition that the kernels follow."""
-    rows, inputs = numbers.shape
-    filled = functional.pad(numbers.float(), (0, -inputs % GROUP), mode="constant", value=0)
-    groups = filled.view(rows, -1, GROUP)
-    if symmetric:
-        scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
-        whole = (groups / scale.clamp_min(1e-30)).round().clamp(-127, 127)
-        return (whole.double() * scale.double()).view(rows, -1)[:, :inputs]
-    padded = torch.arange(filled.shape[1]).view(-1, GROUP) >= inputs
-    lowest = groups.masked_fill(padded, torch.inf).amin(-1, keepdim=True)
-    span = groups.masked_fill(padded, -torch.inf).amax(-1, keepdim=True) - lowest
-    whole = ((groups - lowest) * torch.where(span > 0, torch.tensor(255.0) / span, 0)).round()
-    return (lowest.double() + whole.double() * (span / 255).double()).view(rows, -1)[:, :inputs]
 
 
 @pytest.mark.parametrize("level", levels())

@@ -14,7 +14,18 @@
 #define NORIA_EXPORT __attribute__((visibility("default")))
 
 // Element types, as numbers in structs.
-enum NoriaType : int64_t { NORIA_FLOAT32 = 0, NORIA_BFLOAT16 = 1, NORIA_FLOAT16 = 2, NORIA_INT8 = 3 };
+enum NoriaType : int64_t {
+  NORIA_FLOAT32 = 0,
+  NORIA_BFLOAT16 = 1,
+  NORIA_FLOAT16 = 2,
+  NORIA_INT8 = 3,
+  NORIA_INT8_OFFSETS = 4,  // weights only: int8 where a group has an offset beside its scale
+  NORIA_Q8_0 = 5,          // sources of weights only: a GGUF file's blocks, see blocks.h
+  NORIA_Q4_0 = 6,
+  NORIA_Q4_1 = 7,
+  NORIA_Q5_0 = 8,
+  NORIA_Q5_1 = 9,
+};
 
 extern "C" {
 
@@ -24,7 +35,8 @@ extern "C" {
 // inputs a panel takes 128 bytes a step: 1 float32, 2 bfloat16 or 4 int8 inputs of each of its outputs.
 struct NoriaLinear {
   const void* weights;   // [panels][steps][32][inputs in a step]; int8: [panels][groups of 32 inputs][1152 bytes], the
-                         // weights of a group as above, then of each output its scale (half) and sum of weights (int16)
+                         // weights of a group as above, then of each output its scale (half) and sum of weights (int16);
+                         // with offsets 1216 bytes: of each output its offset (half) behind that
   const float* bias;     // [panels * 32], or null
   int64_t outputs, inputs;
   int64_t type;          // of the weights
@@ -32,13 +44,15 @@ struct NoriaLinear {
 };
 
 // x [rows, inputs], y [rows, outputs] of y_type: NORIA_FLOAT32 or NORIA_BFLOAT16. scratch for int8: for each row and group
-// 32 bytes and two float32.
+// 32 bytes and three float32.
 NORIA_EXPORT void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t y_type, int64_t rows,
                                        void* scratch, int64_t threads);
 
-// Fill the `weights` of a NoriaLinear, which are written through its pointer, from a matrix [outputs, inputs] of
-// `source_type`: NORIA_FLOAT32 or NORIA_BFLOAT16.
-NORIA_EXPORT void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t threads);
+// Fill `outputs` outputs from `first` on of a NoriaLinear's `weights`, which are written through its pointer and were
+// zeroed before, from a matrix [outputs, inputs] of `source_type`: NORIA_FLOAT32 or NORIA_BFLOAT16, for int8 with or
+// without offsets also blocks [outputs][inputs / 32]; those that have offsets only for weights that have.
+NORIA_EXPORT void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t first,
+                                     int64_t outputs, int64_t threads);
 
 // Sampling, sampling.cpp ----------------------------------------------------------------------------------------------
 

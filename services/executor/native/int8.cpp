@@ -1,13 +1,15 @@
 // Matrix products with int8 weights: groups of 32 inputs with a scale each, on both sides.
 //
-// Weights are symmetric, w = scale * q with q in -127..127 (as GGUF's Q8_0 has them). Each row of x is quantised as it
-// comes, x = least + scale * q with q in 0..255: that the range need not be symmetric is what keeps the quality of
-// bfloat16 (benchmarks/int8_quality.py). So for each group
+// Weights are symmetric, w = scale * q with q in -127..127 (as GGUF's Q8_0 has them), or have offsets, w = scale * q +
+// offset, where they come from a file that has (blocks.h). Each row of x is quantised as it comes, x = least + scale * q
+// with q in 0..255: that the range need not be symmetric is what keeps the quality of bfloat16
+// (benchmarks/int8_quality.py). So for each group
 //
-//   sum x * w = weight scale * (scale * sum q_x * q_w + least * sum q_w)
+//   sum x * w = weight scale * (scale * sum q_x * q_w + least * sum q_w) + offset * (scale * sum q_x + 32 * least)
 //
-// where both sums are exact integers, the second kept with the weights. Groups are added in float32, in order.
+// where all sums are exact integers, that of q_w kept with the weights. Groups are added in float32, in order.
 
+#include "blocks.h"
 #include "product.h"
 
 namespace noria::NORIA_LEVEL {
@@ -20,8 +22,18 @@ struct Block {
   int16_t sums[PANEL];
 };
 
+struct OffsetBlock : Block {
+  half offsets[PANEL];
+};
+
+template <class Kind>
+constexpr bool OFFSETS = false;
+template <>
+constexpr bool OFFSETS<OffsetBlock> = true;
+
 struct Range {
   float scale, least;
+  float sum;  // of the group's x; where weights have offsets
 };
 
 struct Quantised {
@@ -29,7 +41,7 @@ struct Quantised {
   const Range* ranges;   // [rows][groups]
 };
 
-template <class Number>
+template <class Kind, class Number>
 INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes, Floats& disease) {
   Number group[GROUP];
   if (count < GROUP) {  // filled up by a number that is there, which does not widen the range; the weights are 0 there
@@ -40,12 +52,16 @@ INLINE Range quantise(const Number* x, int64_t count, uint8_t* bytes, Floats& di
   const float from = smallest(minimum(low, high)), range = largest(maximum(low, high)) - from;
   const Floats to_bytes = splat(range > 0 ? 255.f / range : 0.f), first = splat(from);
   disease = disease + (low - low) + (high - high);
-  store_bytes(bytes, ints((low - first) * to_bytes));
-  store_bytes(bytes + LANES, ints((high - first) * to_bytes));
-  return {range / 255.f, from};
+  const Ints low_bytes = ints((low - first) * to_bytes), high_bytes = ints((high - first) * to_bytes);
+  store_bytes(bytes, low_bytes);
+  store_bytes(bytes + LANES, high_bytes);
+  const float scale = range / 255.f;
+  float total = 0.f;
+  if constexpr (OFFSETS<Kind>) total = scale * sum(floats(low_bytes + high_bytes)) + float(GROUP) * from;
+  return {scale, from, total};
 }
 
-template <class Number>
+template <class Kind, class Number>
 Quantised quantise_rows(const Number* x, int64_t rows, int64_t inputs, void* scratch, int32_t threads) {
   const int64_t groups = ceiling(inputs, GROUP);
   uint8_t* bytes = (uint8_t*)scratch;
@@ -54,7 +70,8 @@ Quantised quantise_rows(const Number* x, int64_t rows, int64_t inputs, void* scr
     Floats disease = splat(0.f);
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t place = row * groups + group, start = group * GROUP;
-      ranges[place] = quantise(x + row * inputs + start, least(GROUP, inputs - start), bytes + place * GROUP, disease);
+      const int64_t count = least(GROUP, inputs - start);
+      ranges[place] = quantise<Kind>(x + row * inputs + start, count, bytes + place * GROUP, disease);
     }
     // 0, but NaN when any number of the row is not finite: bytes would hide that.
     ranges[row * groups].least += sum(disease);
@@ -62,7 +79,7 @@ Quantised quantise_rows(const Number* x, int64_t rows, int64_t inputs, void* scr
   return {bytes, ranges};
 }
 
-template <class Y>
+template <class Kind, class Y>
 struct Tile {
   const NoriaLinear& linear;
   Quantised x;
@@ -71,7 +88,7 @@ struct Tile {
   template <int ROWS>
   __attribute__((noinline)) void run(int64_t row, int64_t output) const {
     const int64_t groups = ceiling(linear.inputs, GROUP), lane = output % PANEL;
-    const Block* block = (const Block*)linear.weights + output / PANEL * groups;
+    const Kind* block = (const Kind*)linear.weights + output / PANEL * groups;
     const uint8_t* a = x.bytes + row * groups * GROUP;
     const Range* ranges = x.ranges + row * groups;
     Floats total[ROWS][WIDTH];
@@ -107,6 +124,12 @@ struct Tile {
           total[m][j] = multiply_add(floats(c[m][j]), scale * splat(range.scale), total[m][j]);
           total[m][j] = multiply_add(sum, splat(range.least), total[m][j]);
         }
+        if constexpr (OFFSETS<Kind>) {
+          const Floats offset = load(block->offsets + lane + j * LANES);
+#pragma GCC unroll 6
+          for (int m = 0; m < ROWS; ++m)
+            total[m][j] = multiply_add(offset, splat(ranges[m * groups].sum), total[m][j]);
+        }
       }
     }
     for (int m = 0; m < ROWS; ++m)
@@ -114,47 +137,68 @@ struct Tile {
   }
 };
 
-template <class Number>
+template <class Kind, class Number>
 void product(const NoriaLinear& linear, const Number* x, void* y, int64_t y_type, int64_t rows, void* scratch,
              int32_t threads) {
-  const Quantised quantised = quantise_rows(x, rows, linear.inputs, scratch, threads);
+  const Quantised quantised = quantise_rows<Kind>(x, rows, linear.inputs, scratch, threads);
   if (y_type == NORIA_FLOAT32)
-    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<float>{linear, quantised, (float*)y});
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<Kind, float>{linear, quantised, (float*)y});
   else
-    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<bf16>{linear, quantised, (bf16*)y});
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<Kind, bf16>{linear, quantised, (bf16*)y});
 }
 
-// One group of one output's weights.
+template <class Kind>
+void product_of(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
+                int32_t threads) {
+  if (linear.input_type == NORIA_FLOAT32)
+    product<Kind>(linear, (const float*)x, y, y_type, rows, scratch, threads);
+  else
+    product<Kind>(linear, (const bf16*)x, y, y_type, rows, scratch, threads);
+}
+
+// One group of one output's weights, by the scale as it is kept.
 template <class Source>
-INLINE void pack_group(const Source* source, int64_t count, Block& block, int64_t lane) {
+INLINE Numbers quantised_weights(const Source* source, int64_t count) {
+  Numbers found = {};
   float numbers[GROUP] = {}, most = 0;
   for (int64_t i = 0; i < count; ++i) {
     numbers[i] = to_float(source[i]);
     const float size = fabsf(numbers[i]);
     most = size > most ? size : most;
   }
-  block.scales[lane] = to_half(most / 127.f);
-  const float kept = to_float(block.scales[lane]);  // rounded by the scale as it is kept
-  int sum = 0;
+  found.scale = to_half(most / 127.f);
+  const float kept = to_float(found.scale);
   for (int i = 0; i < GROUP; ++i) {
-    float q = kept > 0 ? nearbyintf(numbers[i] / kept) : 0.f;
-    q = q > 127.f ? 127.f : q < -127.f ? -127.f : q;
-    sum += int(q);
-    block.weights[i / 4][lane][i % 4] = int8_t(q);
+    const float q = kept > 0 ? nearbyintf(numbers[i] / kept) : 0.f;
+    found.q[i] = int8_t(q > 127.f ? 127.f : q < -127.f ? -127.f : q);
   }
-  block.sums[lane] = int16_t(sum);
+  return found;
 }
 
-template <class Source>
-void pack(const NoriaLinear& linear, const Source* source, int32_t threads) {
-  const int64_t groups = ceiling(linear.inputs, GROUP);
-  parallel(threads, ceiling(linear.outputs, PANEL), [=, &linear](int64_t panel) {
-    for (int64_t group = 0; group < groups; ++group)
-      for (int64_t lane = 0; lane < PANEL; ++lane) {
-        const int64_t output = panel * PANEL + lane, start = group * GROUP;
-        const int64_t count = output < linear.outputs ? least(GROUP, linear.inputs - start) : 0;
-        pack_group(source + (count ? output * linear.inputs + start : 0), count,
-                   ((Block*)linear.weights)[panel * groups + group], lane);
+template <class Kind>
+INLINE void put(const Numbers& numbers, Kind& block, int64_t lane) {
+  int sum = 0;
+  for (int i = 0; i < GROUP; ++i) {
+    sum += numbers.q[i];
+    block.weights[i / 4][lane][i % 4] = numbers.q[i];
+  }
+  block.scales[lane] = numbers.scale;
+  block.sums[lane] = int16_t(sum);
+  if constexpr (OFFSETS<Kind>) block.offsets[lane] = numbers.offset;
+}
+
+template <class Kind>
+void pack(const NoriaLinear& linear, const void* source, NoriaType type, int64_t first, int64_t outputs, int32_t threads) {
+  const int64_t inputs = linear.inputs, groups = ceiling(inputs, GROUP);
+  Kind* blocks = (Kind*)linear.weights;
+  panels(first, outputs, threads, [=](int64_t output, int64_t end) {
+    for (; output < end; ++output)
+      for (int64_t group = 0; group < groups; ++group) {
+        const int64_t start = (output - first) * inputs + group * GROUP, count = least(GROUP, inputs - group * GROUP);
+        put(type == NORIA_FLOAT32    ? quantised_weights((const float*)source + start, count)
+            : type == NORIA_BFLOAT16 ? quantised_weights((const bf16*)source + start, count)
+                                     : read_block((const uint8_t*)source + start / GROUP * block_bytes(type), type),
+            blocks[output / PANEL * groups + group], output % PANEL);
       }
   });
 }
@@ -163,13 +207,14 @@ void pack(const NoriaLinear& linear, const Source* source, int32_t threads) {
 
 void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
                   int32_t threads) {
-  if (linear.input_type == NORIA_FLOAT32) product(linear, (const float*)x, y, y_type, rows, scratch, threads);
-  else product(linear, (const bf16*)x, y, y_type, rows, scratch, threads);
+  if (linear.type == NORIA_INT8_OFFSETS) product_of<OffsetBlock>(linear, x, y, y_type, rows, scratch, threads);
+  else product_of<Block>(linear, x, y, y_type, rows, scratch, threads);
 }
 
-void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int32_t threads) {
-  if (source_type == NORIA_FLOAT32) pack(linear, (const float*)source, threads);
-  else pack(linear, (const bf16*)source, threads);
+void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int64_t first, int64_t outputs,
+               int32_t threads) {
+  if (linear.type == NORIA_INT8_OFFSETS) pack<OffsetBlock>(linear, source, source_type, first, outputs, threads);
+  else pack<Block>(linear, source, source_type, first, outputs, threads);
 }
 
 }  // namespace noria::NORIA_LEVEL

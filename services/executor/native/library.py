@@ -88,7 +88,7 @@ class Kernels:
             return function
 
         self.linear = bound("linear", _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE)
-        self.pack = bound("pack", _POINTER, _POINTER, _SIZE, _SIZE)
+        self.pack = bound("pack", _POINTER, _POINTER, *[_SIZE] * 4)
         self.embed = bound("embed", _POINTER, _SIZE, _POINTER, _REAL, _POINTER, _SIZE, _SIZE, _SIZE)
         self.add_norm = bound(
             "add_norm", _POINTER, _POINTER, _POINTER, _REAL, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE

@@ -92,16 +92,23 @@ INLINE void put(bf16* place, bf16 number) { *place = number; }
 INLINE void put(bf16* place, float number) { *place = to_bf16(number); }
 
 template <class Number, class Source>
-void pack_panels(const NoriaLinear& linear, const Source* source, int32_t threads) {
+void pack_panels(const NoriaLinear& linear, const Source* source, int64_t first, int64_t outputs, int32_t threads) {
   constexpr int INPUTS = 4 / sizeof(Number);
-  const int64_t steps = ceiling(linear.inputs, INPUTS);
-  parallel(threads, ceiling(linear.outputs, PANEL), [=, &linear](int64_t panel) {
-    Number* place = (Number*)linear.weights + panel * steps * PANEL * INPUTS;
-    memset((void*)place, 0, steps * STEP_BYTES);
-    for (int64_t output = panel * PANEL; output < least(linear.outputs, (panel + 1) * PANEL); ++output)
-      for (int64_t k = 0; k < linear.inputs; ++k)
-        put(place + (k / INPUTS * PANEL + output % PANEL) * INPUTS + k % INPUTS, source[output * linear.inputs + k]);
+  const int64_t inputs = linear.inputs, steps = ceiling(inputs, INPUTS);
+  Number* weights = (Number*)linear.weights;
+  panels(first, outputs, threads, [=](int64_t output, int64_t end) {
+    for (; output < end; ++output)
+      for (int64_t k = 0; k < inputs; ++k)
+        put(weights + ((output / PANEL * steps + k / INPUTS) * PANEL + output % PANEL) * INPUTS + k % INPUTS,
+            source[(output - first) * inputs + k]);
   });
+}
+
+template <class Number>
+void pack_floats(const NoriaLinear& linear, const void* source, NoriaType type, int64_t first, int64_t outputs,
+                 int32_t threads) {
+  if (type == NORIA_FLOAT32) pack_panels<Number>(linear, (const float*)source, first, outputs, threads);
+  else pack_panels<Number>(linear, (const bf16*)source, first, outputs, threads);
 }
 
 }  // namespace
@@ -112,16 +119,16 @@ using namespace noria::NORIA_LEVEL;
 void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
                           int64_t threads) {
   const int32_t most = int32_t(threads);
-  if (linear->type == NORIA_INT8) product_int8(*linear, x, y, y_type, rows, scratch, most);
+  if (linear->type == NORIA_INT8 || linear->type == NORIA_INT8_OFFSETS)
+    product_int8(*linear, x, y, y_type, rows, scratch, most);
   else if (linear->type == NORIA_BFLOAT16) product<Bfloat16>(*linear, x, y, y_type, rows, most);
   else product<Float32>(*linear, x, y, y_type, rows, most);
 }
 
-void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t threads) {
-  const int32_t most = int32_t(threads);
-  if (linear->type == NORIA_INT8) pack_int8(*linear, source, NoriaType(source_type), most);
-  else if (linear->type == NORIA_FLOAT32 && source_type == NORIA_FLOAT32) pack_panels<float>(*linear, (const float*)source, most);
-  else if (linear->type == NORIA_FLOAT32) pack_panels<float>(*linear, (const bf16*)source, most);
-  else if (source_type == NORIA_FLOAT32) pack_panels<bf16>(*linear, (const float*)source, most);
-  else pack_panels<bf16>(*linear, (const bf16*)source, most);
+void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t first,
+                        int64_t outputs, int64_t threads) {
+  const NoriaType type = NoriaType(source_type);
+  if (linear->type == NORIA_FLOAT32) pack_floats<float>(*linear, source, type, first, outputs, int32_t(threads));
+  else if (linear->type == NORIA_BFLOAT16) pack_floats<bf16>(*linear, source, type, first, outputs, int32_t(threads));
+  else pack_int8(*linear, source, type, first, outputs, int32_t(threads));
 }

@@ -12,7 +12,8 @@ namespace noria::NORIA_LEVEL {
 
 void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
                   int32_t threads);
-void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int32_t threads);
+void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int64_t first, int64_t outputs,
+               int32_t threads);
 
 namespace {
 
@@ -66,6 +67,16 @@ INLINE void store_outputs(const NoriaLinear& linear, Y* y, int64_t row, int64_t 
   Y* place = y + row * linear.outputs + output;
   if (left >= LANES) store(place, x);
   else store_first(place, left, x);
+}
+
+// So many outputs from `first` on, a panel at a time: body(first output, one past the last).
+template <class Body>
+INLINE void panels(int64_t first, int64_t outputs, int32_t threads, Body body) {
+  const int64_t from = first / PANEL, end = first + outputs;
+  parallel(threads, ceiling(end, PANEL) - from, [=](int64_t task) {
+    const int64_t panel = (from + task) * PANEL;
+    body(panel < first ? first : panel, least(end, panel + PANEL));
+  });
 }
 
 }  // namespace

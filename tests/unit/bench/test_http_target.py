@@ -91,6 +91,13 @@ def test_connections_that_the_server_closes_are_replaced() -> None:
     assert server.connections == 4
 
 
+def test_a_kept_connection_that_is_closed_as_it_is_used_again_fails_no_request() -> None:
+    server = OpenAiServer(rude=True)
+    found = summary(measured(server, jobs_of(20), Closed(2)).observed)
+    assert (found.completed, found.errors) == (20, {})
+    assert len(server.served) == 20
+
+
 def test_an_open_load_does_not_wait_for_answers() -> None:
     server = OpenAiServer(first_s=0.3)
     driven = measured(server, jobs_of(10), Poisson(200.0, seed=2))

@@ -11,6 +11,7 @@ from noria.services.executor.native import library
 from noria.services.executor.native.build import BuildError, build
 from noria.services.executor.packed import identity, packed_path
 from noria.shared.errors import UserError
+from noria.shared.models import BLOCKS
 
 
 @pytest.fixture
@@ -74,5 +75,9 @@ def test_packed_weights_are_another_models_when_anything_changes(tmp_path: Path)
     seen.add(identity(tmp_path, dtype, "none"))
     (tmp_path / "model.safetensors").write_bytes(b"\1" + bytes(99_999))
     seen.add(identity(tmp_path, dtype, "none"))
-    assert len(seen) == 5
+    seen.add(identity(tmp_path, dtype, "int8"))
+    (tmp_path / BLOCKS).write_bytes(bytes(1000))
+    assert identity(tmp_path, dtype, "none") in seen, "only int8 products use blocks"
+    seen.add(identity(tmp_path, dtype, "int8"))
+    assert len(seen) == 7
     assert packed_path(tmp_path, dtype, "none") != packed_path(tmp_path, dtype, "int8")

@@ -1,0 +1,106 @@
+"""A GGUF file becomes a folder with the blocks of its weights beside them, in the folder's names and order of rows."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, dequantize, quantize
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from noria.cli.models import pull
+from noria.shared.config import ModelSettings
+from noria.shared.models import BLOCK_BYTES, BLOCKS
+
+HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 64, 96, 4, 2, 40
+KEYS = HIDDEN // HEADS * KV_HEADS
+SHAPES = {
+    "token_embd": (VOCABULARY, HIDDEN),
+    "blk.0.attn_q": (HIDDEN, HIDDEN),
+    "blk.0.attn_k": (KEYS, HIDDEN),
+    "blk.0.attn_v": (KEYS, HIDDEN),
+    "blk.0.attn_output": (HIDDEN, HIDDEN),
+    "blk.0.ffn_gate": (INNER, HIDDEN),
+    "blk.0.ffn_up": (INNER, HIDDEN),
+    "blk.0.ffn_down": (HIDDEN, INNER),
+}
+KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+def gguf_of(path: Path, kinds: dict[str, Kind]) -> Path:
+    """A llama of one layer; weights that `kinds` does not name are float32."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([chr(ord("!") + index) for index in range(VOCABULARY - 1)] + ["!#"])
+    writer.add_token_types([1] * VOCABULARY)
+    writer.add_token_merges(["! #"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    for index, (name, shape) in enumerate(SHAPES.items()):
+        made: NDArray[np.float32] = np.random.default_rng(index).standard_normal(shape, dtype=np.float32)
+        kind = kinds.get(name, Kind.F32)
+        writer.add_tensor(f"{name}.weight", quantize(made, kind) if kind != Kind.F32 else made, raw_dtype=kind)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def pulled(folder: Path, kinds: dict[str, Kind]) -> Path:
+    gguf = gguf_of(folder / "tiny.gguf", kinds)
+    return pull(str(gguf), ModelSettings(cache_dir=str(folder / "cache")), quiet)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pulled(tmp_path_factory.mktemp("mixed"), dict(zip(SHAPES, KINDS, strict=True)))
+
+
+def test_every_weights_blocks_are_kept_and_give_the_folders_numbers(folder: Path) -> None:
+    weights, blocks = load_file(folder / "model.safetensors"), load_file(folder / BLOCKS)
+    assert set(blocks) == {name for name, weight in weights.items() if weight.dim() == 2}
+    for name, rows in blocks.items():
+        groups = weights[name].shape[1] // 32
+        kinds = {size: kind for kind, size in BLOCK_BYTES.items()}
+        found = dequantize(rows.numpy(), Kind[kinds[rows.shape[1] // groups]])
+        assert torch.equal(torch.from_numpy(found), weights[name]), name
+
+
+def test_rows_of_queries_and_keys_are_in_the_folders_order_not_the_files(folder: Path) -> None:
+    made = np.random.default_rng(1).standard_normal(SHAPES["blk.0.attn_q"], dtype=np.float32)
+    rows = quantize(made, Kind.Q4_0)
+    kept = load_file(folder / BLOCKS)["model.layers.0.self_attn.q_proj.weight"].numpy()
+    dim = HIDDEN // HEADS
+    order = [head * dim + 2 * pair + half for head in range(HEADS) for half in (0, 1) for pair in range(dim // 2)]
+    assert np.array_equal(kept, rows[order])
+
+
+def test_weights_of_other_types_are_not_kept(tmp_path: Path) -> None:
+    folder = pulled(tmp_path, {"blk.0.ffn_up": Kind.Q8_0, "blk.0.attn_v": Kind.F16})
+    assert list(load_file(folder / BLOCKS)) == ["model.layers.0.mlp.up_proj.weight"]
+
+
+def test_a_file_without_such_blocks_leaves_no_file(tmp_path: Path) -> None:
+    folder = pulled(tmp_path, {})
+    assert msgspec.json.decode((folder / "config.json").read_bytes())["model_type"] == "llama"
+    assert not (folder / BLOCKS).exists()
