@@ -1,7 +1,7 @@
 """What the scheduler takes from the configuration."""
 
 from noria.services.scheduler.core.settings import Settings
-from noria.shared.config import Config
+from noria.shared.config import BATCH_TOKENS, Config
 
 
 def scheduler_settings(config: Config) -> Settings:
@@ -9,7 +9,8 @@ def scheduler_settings(config: Config) -> Settings:
     chosen = config.scheduler
     return Settings(
         policy=chosen.policy,
-        max_batch_tokens=chosen.max_batch_tokens,
+        max_batch_tokens=chosen.max_batch_tokens or BATCH_TOKENS,
+        prefill_tokens=chosen.prefill_chunk_tokens or chosen.max_batch_tokens,
         max_requests_per_batch=chosen.max_requests_per_batch,
         max_cache_tokens=chosen.max_cache_tokens,
         steps_in_flight=chosen.steps_in_flight,

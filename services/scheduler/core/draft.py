@@ -11,7 +11,10 @@ from noria.services.scheduler.core.request import Request
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """What the step will hold so far. stalled: who lacks how many blocks of each group."""
+    """What the step will hold so far. stalled: who lacks how many blocks of each group.
+
+    withheld: query tokens of the budget that are left over on purpose.
+    """
 
     number: int
     now_ns: int
@@ -26,6 +29,12 @@ class Draft:
     drained: list[Request] = field(default_factory=list)
     stalled: dict[Request, Needs] = field(default_factory=dict)
     recomputed: int = 0
+    withheld: int = 0
+
+    def withhold(self, keep: int) -> None:
+        """Leave at most `keep` query tokens of the budget to those who come after."""
+        self.withheld = max(0, self.tokens_left - keep)
+        self.tokens_left -= self.withheld
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""

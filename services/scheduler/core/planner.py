@@ -36,6 +36,14 @@ class Planner:
         configured = self._board.settings.max_batch_tokens
         return min(configured, geometry.max_batch_tokens) if geometry else configured
 
+    def _prefill_tokens(self, *, beside: bool) -> int:
+        """The prompt tokens that a step may have, beside decodes or alone: as configured, else as the executor advises."""
+        configured, geometry = self._board.settings.prefill_tokens, self._board.geometry
+        if configured is not None:
+            return configured
+        assert geometry is not None
+        return (geometry.prefill_tokens_beside if beside else geometry.prefill_tokens) or _UNLIMITED
+
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
         board, memory = self._board, self._board.memory
@@ -63,6 +71,8 @@ class Planner:
             match turn:
                 case Turn.DECODES:
                     self._decodes(draft)
+                    if turn is board.policy.turns[0]:
+                        draft.withhold(self._prefill_tokens(beside=bool(draft.slices)))
                 case Turn.PREFILLS:
                     for request in tuple(board.prefilling):
                         draft.chunk(request, ahead=self._arrivals.ahead(request))
@@ -101,7 +111,7 @@ class Planner:
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:
         board = self._board
-        tokens = min(self.tokens_max, self.token_limit) - draft.tokens_left
+        tokens = min(self.tokens_max, self.token_limit) - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         board.lane.send(Step(draft.number, draft.entries, tokens, cache_tokens))
         swap_out, copies, swap_in, replaced = memory.orders()

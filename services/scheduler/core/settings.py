@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Settings:
     """Limits of a step, of the queue and of what runs ahead.
 
-    max_batch_tokens: query tokens in a step. max_requests_per_batch: requests in a step, and slots.
+    max_batch_tokens: query tokens in a step. prefill_tokens: prompt tokens in a step; None is what the executor advises.
+    max_requests_per_batch: requests in a step, and slots.
     max_cache_tokens: cached tokens read in a step, None without limit; one slice is always allowed.
     safety_margin: share of blocks that new prefills leave to running requests; None takes the policy's own.
     allow_block_sharing: whether streams of one salt share the pages of equal prefixes.
@@ -24,3 +25,4 @@ class Settings:
     queue_tokens_max: int = 4_000_000
     stop_lookahead: int = 4
     allow_block_sharing: bool = True
+    prefill_tokens: int | None = None
