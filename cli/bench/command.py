@@ -1,6 +1,5 @@
 """`noria bench`: how fast a server answers, under which load, and what its users would feel."""
 
-import asyncio
 import datetime
 import importlib.metadata
 from collections.abc import Sequence
@@ -168,6 +167,8 @@ def _jobs(wanted: Wanted) -> "tuple[list[Job], str, int]":
 
 
 def _online(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str, str, Driven]":
+    import asyncio
+
     import uvloop
 
     from noria.cli.bench.drive import drive
