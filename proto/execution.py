@@ -159,7 +159,8 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_blocks counts chunks of the pool, of which the first `reserved_blocks` are padding targets that must never be
     allocated. A block is one page of `page_size` tokens per layer of a group; each group cuts chunks of
     `bytes_per_chunk` into blocks of its own size. host_slots counts chunks of the host pool that takes swapped blocks.
-    max_slots bounds the requests in a step, max_batch_tokens its query tokens.
+    max_slots bounds the requests in a step, max_batch_tokens its query tokens. prefill_tokens: the prompt tokens that a step
+    should compute at most when nobody decodes in it, prefill_tokens_beside when somebody does; 0 is no advice.
     """
 
     model: str
@@ -175,6 +176,8 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     device: str
     host_slots: int = 0
     bytes_per_chunk: int = 0
+    prefill_tokens: int = 0
+    prefill_tokens_beside: int = 0
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):

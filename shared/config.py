@@ -5,7 +5,7 @@ A declaration is a section and name, type, default, bounds, flags and help. Flag
 Knows nothing of where values come from: that is `config_sources`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,9 @@ from msgspec import Meta
 from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings
 
 PolicyName = Literal["fifo", "prefill_first", "fair"]
+
+BATCH_TOKENS: Final = 512
+"""Query tokens that a step has room for where `scheduler.max_batch_tokens` is absent."""
 
 
 def _flags(*names: str) -> dict[str, Any]:
@@ -70,14 +73,19 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         ),
     ] = "auto"
     max_batch_tokens: Annotated[
-        int,
+        Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(
-            description="Query tokens in a step, at most.",
+            description="Query tokens in a step, at most; where absent 512, of which prompts take what was measured to be best.",
             extra=_flags("--max-batch-tokens", "--max-num-batched-tokens"),
-            ge=1,
-            le=65536,
         ),
-    ] = 512
+    ] = None
+    prefill_chunk_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(
+            description="Prompt tokens in a step, at most; measured where this and max_batch_tokens are absent.",
+            extra=_flags("--prefill-chunk-tokens", "--chunked-prefill-size"),
+        ),
+    ] = None
     max_requests_per_batch: Annotated[
         int,
         Meta(

@@ -2,13 +2,14 @@
 
 import msgspec
 
-from noria.shared.config import Config, ModelSettings
+from noria.shared.config import BATCH_TOKENS, Config, ModelSettings
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
     """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning.
 
-    host_gib and host_share_max bound the pool of preempted requests' blocks.
+    host_gib and host_share_max bound the pool of preempted requests' blocks. calibrate: measure how many prompt
+    tokens a step should have.
     """
 
     model: ModelSettings
@@ -24,6 +25,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     keep_packed: bool = True
     host_gib: float = 0.0
     host_share_max: float = 0.8
+    calibrate: bool = False
 
 
 def executor_config(config: Config) -> ExecutorConfig:
@@ -31,7 +33,7 @@ def executor_config(config: Config) -> ExecutorConfig:
     return ExecutorConfig(
         model=config.model,
         max_slots=config.scheduler.max_requests_per_batch,
-        max_batch_tokens=config.scheduler.max_batch_tokens,
+        max_batch_tokens=config.scheduler.max_batch_tokens or BATCH_TOKENS,
         page_size=config.cache.page_size,
         num_blocks=config.cache.num_blocks,
         max_memory_percent=config.cache.max_memory_percent,
@@ -42,4 +44,5 @@ def executor_config(config: Config) -> ExecutorConfig:
         keep_packed=config.executor.keep_packed,
         host_gib=config.cache.cpu_offload_space,
         host_share_max=config.cache.cpu_offload_space_safety_threshold,
+        calibrate=config.scheduler.max_batch_tokens is None,
     )

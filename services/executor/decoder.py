@@ -1,36 +1,18 @@
 """One decoder for all Llama-shaped families: weights from safetensors, fused projections, a ragged forward pass."""
 
-from dataclasses import dataclass
-
 import torch
 
 from noria.services.executor.batch import Batch
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
+from noria.services.executor.layer import Layer
 from noria.services.executor.linear import ReferenceProducts
-from noria.services.executor.mlp import Mlp, load_mlp
+from noria.services.executor.mlp import load_mlp
 from noria.services.executor.operations import Operations
 from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Linear, Products
+from noria.services.executor.products import Products
 from noria.services.executor.shape import Integers
 from noria.services.executor.weights import Weights
-
-
-@dataclass(slots=True, eq=False)
-class Layer:
-    """One layer's weights; head_norms are those of queries and keys, where the family norms heads.
-
-    after_attention and after_mlp norm what those give before it is added, where the family does.
-    """
-
-    input_norm: torch.Tensor
-    qkv: Linear
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    out: Linear
-    after_attention: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    mlp: Mlp
-    after_mlp: torch.Tensor | None
 
 
 class Decoder:
@@ -68,17 +50,10 @@ class Decoder:
     def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
         del batch  # the operations know it
-        x, residual = operations.embedded(self._embedding, self._embedding_scale), None
+        x = operations.embedded(self._embedding, self._embedding_scale)
+        residual: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
-            x, residual = operations.add_norm(x, residual, layer.input_norm)
-            queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms)
-            x = operations.linear(operations.attention(index, queries), layer.out)
-            if layer.after_attention is not None:
-                x = operations.norm(x, layer.after_attention)
-            x, residual = operations.add_norm(x, residual, layer.mlp_norm)
-            x = layer.mlp(x, operations)
-            if layer.after_mlp is not None:
-                x = operations.norm(x, layer.after_mlp)
+            x, residual = operations.layer(index, layer, x, residual)
         if rows is None:
             return None
         assert residual is not None

@@ -11,6 +11,7 @@ import torch
 from noria.proto.execution import Geometry
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
+from noria.services.executor.calibration import Advice, calibrated, calibration_key
 from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.footprint import footprint
@@ -21,6 +22,7 @@ from noria.services.executor.model import Model
 from noria.services.executor.native_operations import NativeOperations
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.operations import Operations
+from noria.services.executor.packed import packed_path
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
@@ -142,7 +144,11 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     )
     shape, memory = sized(config, shape, chunk_bytes, free, model.nbytes, rest)
     engine = Engine(model, shape, cache_dtype)
-    geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes)
+    ways = made.name, str(dtype), str(cache_dtype), str(threads)
+    advice = (
+        _advice(config, engine, packed_path(folder, dtype, config.quantization), ways) if config.calibrate else None
+    )
+    geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes, advice)
     load_s = time.monotonic() - began
     return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept)
 
@@ -155,7 +161,15 @@ def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def geometry_of(name: str, shape: Shape, dtype: torch.dtype, chunk_bytes: int) -> Geometry:
+def _advice(config: ExecutorConfig, engine: Engine, weights: Path, ways: tuple[str, ...]) -> Advice:
+    """By the pace kept beside a model's packed weights, or measured now."""
+    key = calibration_key((weights.parent.parent / "config.json").read_bytes(), engine.shape, *ways)
+    return calibrated(engine, weights.with_suffix(".pace") if config.keep_packed else None, key)
+
+
+def geometry_of(
+    name: str, shape: Shape, dtype: torch.dtype, chunk_bytes: int, advice: Advice | None = None
+) -> Geometry:
     """What the scheduler is told."""
     return Geometry(
         model=name,
@@ -171,4 +185,6 @@ def geometry_of(name: str, shape: Shape, dtype: torch.dtype, chunk_bytes: int) -
         device="cpu",
         host_slots=shape.host_slots,
         bytes_per_chunk=chunk_bytes,
+        prefill_tokens=advice.alone if advice else 0,
+        prefill_tokens_beside=advice.beside if advice else 0,
     )

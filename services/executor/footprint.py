@@ -73,6 +73,7 @@ def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
     # Residual stream, the product before and after; the MLP's halves; rotation in float32, twice.
     token = item * (4 * architecture.hidden + 2 * queries + 2 * keys + 3 * architecture.intermediate)
     token += 8 * (queries + keys)
+    token += _chosen(architecture, item, item)
     # Attention keeps each chunk's output and weight until they are joined; masks of the chunks seen in part.
     token += levels * (queries * item + architecture.heads * 4) + 8 * queries
     token += 3 * architecture.query_group * chunk * item
@@ -95,12 +96,18 @@ def _native_activations(architecture: Architecture, shape: Shape, item: int, thr
     token = 4 * (2 * hidden + queries + 2 * keys + 2 * inner) + item * (hidden + 2 * queries + inner)
     if experts is not None:
         inner = max(experts.intermediate, experts.shared)
-        token += 4 * (3 * hidden + 2 * inner) + item * (hidden + inner) + 24 * experts.per_token
+        token += 4 * (3 * hidden + 2 * inner) + item * inner + _chosen(architecture, item, 4)
     # Attention: each thread's packed span and its rows' states; the states of stretches that are joined later.
     width, rows = -(-architecture.head_dim // 32) * 32, max(_BLOCK_ROWS, architecture.heads)
     thread = 4 * width * (2 * _SPAN + 4 * rows)
     stretches = -(-shape.max_model_tokens // _STRETCH_TOKENS)
     return shape.max_batch_tokens * token + threads * (thread + 4 * stretches * _BLOCK_ROWS * 4 * (width + 2))
+
+
+def _chosen(architecture: Architecture, item: int, result: int) -> int:
+    """A token's rows in the order of their experts: what experts take, what they give in two orders, whose they are."""
+    chosen = architecture.experts.per_token if architecture.experts else 0
+    return chosen * (architecture.hidden * (item + 2 * result) + 48)
 
 
 def _hosted_token(architecture: Architecture, item: int) -> int:

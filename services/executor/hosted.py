@@ -230,7 +230,7 @@ def _by_token(part: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Any:
-    """transformers' remarks on standard error are not our log."""
+    """Transformers' remarks on standard error are not our log."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

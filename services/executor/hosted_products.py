@@ -21,7 +21,7 @@ class Product(nn.Module):
         self._linear, self._matrix, self._dtype = linear, matrix, dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [.., inputs] to [.., outputs]."""
+        """X [.., inputs] to [.., outputs]."""
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.out_features)
         rows = x.reshape(-1, self.in_features).to(self._dtype).contiguous()

@@ -34,8 +34,9 @@ class Shared:
 class Mixture:
     """The experts that the router likes best, weighted by its softmax (Mixtral, Jiang et al., 2024).
 
-    Each expert computes the rows that chose it; a row's experts are added in float32 in order of their number, so that
-    nothing depends on the other rows. normed: a row's weights add up to 1.
+    Rows are brought into the order of their experts, so that each expert computes rows that lie together; a row's experts
+    are added in float32 in order of their number, so that nothing depends on the other rows. normed: a row's weights add
+    up to 1.
     """
 
     router: Linear
@@ -50,19 +51,36 @@ class Mixture:
         weights, chosen = likely.topk(self.per_token, -1)
         if self.normed:
             weights = weights / weights.cumsum(-1)[:, -1:]
+        chosen, order = chosen.sort(-1)
+        weights = weights.gather(-1, order)[..., None]
         places = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        total, dtype = torch.zeros(x.shape, dtype=torch.float32), x.dtype
-        for expert, chosen_by in zip(self.experts, torch.split(places, counts), strict=True):
-            if len(chosen_by):
-                rows = chosen_by // self.per_token
-                found = expert(x.index_select(0, rows), operations)
-                total.index_add_(0, rows, found * weights.flatten()[chosen_by, None])
-                dtype = found.dtype
+        found = self._experts(x, places // self.per_token, chosen, operations)
+        mine = found.index_select(0, places.argsort()).view(len(x), self.per_token, -1)
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        for index in range(self.per_token):
+            total += mine[:, index] * weights[:, index]
         if self.shared is not None:
             open_share = operations.linear(x, self.shared.gate).float().sigmoid()
             total += self.shared.expert(x, operations) * open_share
-        return total.to(dtype)
+        return total.to(found.dtype)
+
+    def _experts(
+        self, x: torch.Tensor, rows: torch.Tensor, chosen: torch.Tensor, operations: Operations
+    ) -> torch.Tensor:
+        """What the experts make of the rows of x, each of its part of them: [rows, hidden]."""
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        given = torch.split(x.index_select(0, rows), counts)
+        found: torch.Tensor | None = None
+        first = 0
+        for expert, part in zip(self.experts, given, strict=True):
+            if len(part):
+                made = expert(part, operations)
+                if found is None:
+                    found = torch.empty(len(rows), made.shape[1], dtype=made.dtype)
+                found[first : first + len(part)] = made
+                first += len(part)
+        assert found is not None
+        return found
 
 
 Mlp = Dense | Mixture

@@ -1,4 +1,4 @@
-"""The operations by the native kernels: about nine calls per layer, nothing copied in between.
+"""The operations by the native kernels: one call for a dense layer, about nine for others, nothing copied in between.
 
 The residual stream is float32, and so is what every product gives: norms, rotation and gates read float32 and round once,
 to the model's dtype, what enters the next product, the cache or attention. In bfloat16 that is both nearer to the float32
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.families import Architecture
+from noria.services.executor.layer import Layer, composed
 from noria.services.executor.native.library import (
     CacheArguments,
     HeadsArguments,
@@ -23,6 +24,8 @@ from noria.services.executor.native.library import (
     PagesArguments,
     SlicesArguments,
 )
+from noria.services.executor.native_buffers import Buffers, Norms
+from noria.services.executor.native_layers import NativeLayers
 from noria.services.executor.native_products import TYPES, Scratch
 from noria.services.executor.native_sampling import NativeSampling
 from noria.services.executor.products import Linear
@@ -34,25 +37,6 @@ HEAD_DIM_MAX: Final = 1024
 """Numbers in a head that the kernels have room for."""
 
 _LANES: Final = 16
-
-
-class Buffers:
-    """Memory for the step's tensors, kept from step to step: one tensor for each name, of whatever rows it had last."""
-
-    def __init__(self) -> None:
-        self._memory: dict[tuple[str, int], torch.Tensor] = {}
-        self._views: dict[tuple[str, int], torch.Tensor] = {}
-
-    def of(self, name: str, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor [rows, width]; what the last one of its name and width held is lost."""
-        key = name, width
-        view = self._views.get(key)
-        if view is None or view.shape[0] != rows:
-            memory = self._memory.get(key)
-            if memory is None or memory.shape[0] < rows:
-                memory = self._memory[key] = torch.empty(rows, width, dtype=dtype)
-            view = self._views[key] = memory[:rows]
-        return view
 
 
 class NativeOperations:
@@ -81,8 +65,19 @@ class NativeOperations:
         self._rotations = [
             rotation_table(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes
         ]
-        self._buffers = Buffers()
-        self._norms: dict[int, torch.Tensor] = {}
+        self._buffers, self._norms = Buffers(), Norms()
+        self._whole = NativeLayers(
+            kernels,
+            architecture,
+            dtype,
+            self._heads_at,
+            [each.at for each in self._layers],
+            [each.group for each in self._layers],
+            [each.data_ptr() for each in self._rotations],
+            self._buffers,
+            self._norms,
+            threads,
+        )
         self._scratch = Scratch()
         self._sampling = NativeSampling(kernels, architecture.vocabulary, threads)
 
@@ -109,6 +104,7 @@ class NativeOperations:
             for at in self._pages_at
         ]
         self._scratch_at = self._scratch.address(max(needs) + 64) + 63 & ~63
+        self._whole.begin(self._rows, self._positions, self._slices_at, self._pages_at, self._scratch_at)
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """Rows of the embedding, in float32."""
@@ -117,6 +113,12 @@ class NativeOperations:
         kind = TYPES[table.dtype]
         self._kernels.embed(table.data_ptr(), kind, self._ids, scale, x.data_ptr(), self._rows, width, self._threads)
         return x
+
+    def layer(
+        self, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A whole layer, in one call where its MLP is dense."""
+        return self._whole.layer(index, layer, x, residual) or composed(self, index, layer, x, residual)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product, in float32."""
@@ -128,7 +130,7 @@ class NativeOperations:
         """RMS norm, in place."""
         rows, width = x.shape
         epsilon = self._architecture.epsilon
-        self._kernels.norm(x.data_ptr(), self._norm(weight), epsilon, rows, width, self._threads)
+        self._kernels.norm(x.data_ptr(), self._norms.address(weight), epsilon, rows, width, self._threads)
         return x
 
     def add_norm(
@@ -141,7 +143,7 @@ class NativeOperations:
         self._kernels.add_norm(
             total,
             added,
-            self._norm(weight),
+            self._norms.address(weight),
             self._architecture.epsilon,
             None,
             normed.data_ptr(),
@@ -158,7 +160,7 @@ class NativeOperations:
         """Norm the heads where the family does, rotate queries and keys in float32, write the cache."""
         facts, place = self._architecture, self._layers[layer]
         queries = self._buffers.of("queries", self._rows, facts.heads * facts.head_dim, self._dtype)
-        query_norm, key_norm = (None, None) if head_norms is None else map(self._norm, head_norms)
+        query_norm, key_norm = (None, None) if head_norms is None else map(self._norms.address, head_norms)
         self._kernels.rotate_write(
             self._heads_at,
             place.at,
@@ -177,7 +179,9 @@ class NativeOperations:
 
     def place(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write keys and values that are rotated already; return queries as attention takes them."""
-        self._cache.write(layer, torch.from_numpy(self._batch.pages[self._layers[layer].group].write_slots), keys, values)
+        self._cache.write(
+            layer, torch.from_numpy(self._batch.pages[self._layers[layer].group].write_slots), keys, values
+        )
         rows, size = queries.shape[0], self._architecture.head_dim
         return self._cache.queries(queries.view(rows, -1, size)).reshape(rows, -1)
 
@@ -214,7 +218,7 @@ class NativeOperations:
         self._kernels.add_norm(
             residual.data_ptr(),
             x.data_ptr(),
-            self._norm(weight),
+            self._norms.address(weight),
             self._architecture.epsilon,
             _address(np.ascontiguousarray(rows)),
             picked.data_ptr(),
@@ -230,15 +234,6 @@ class NativeOperations:
     def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
         """Sample row by row."""
         return self._sampling.sample(logits, sampler)
-
-    def _norm(self, weight: torch.Tensor) -> int:
-        """Address of a norm's weight in float32."""
-        at = weight.data_ptr()
-        if weight.dtype == torch.float32:
-            return at
-        if at not in self._norms:
-            self._norms[at] = weight.float()
-        return self._norms[at].data_ptr()
 
 
 class _Layer:

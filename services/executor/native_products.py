@@ -44,7 +44,7 @@ class Scratch:
 
 
 class NativeLinear:
-    """A `Linear` over packed weights. x is dense, in the dtype that it was made for."""
+    """A `Linear` over packed weights, as the kernel finds it `at` an address. x is dense, in the dtype that it was made for."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class NativeLinear:
         self.row_bytes = scratch_row_bytes(self.inputs) if arguments.type in _PANEL_GROUP_BYTES else 0
         self._kernel = kernels.linear
         self._arguments = arguments
-        self._address = ctypes.addressof(arguments)
+        self.at = ctypes.addressof(arguments)
         self._arrays = arrays  # the arguments hold their addresses
         self._scratch = scratch
         self._threads = threads
-        self._dtype, self._results = dtype, results
+        self.dtype, self._results = dtype, results
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs]."""
@@ -76,10 +76,13 @@ class NativeLinear:
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """The same into `out`."""
         rows = x.shape[0]
-        assert x.dtype == self._dtype and x.is_contiguous() and x.shape[1] == self.inputs
+        assert x.dtype == self.dtype and x.is_contiguous() and x.shape[1] == self.inputs
         assert out.is_contiguous() and out.shape == (rows, self.outputs)
-        scratch = self._scratch.address(rows * self.row_bytes) if self.row_bytes else None
-        self._kernel(self._address, x.data_ptr(), out.data_ptr(), TYPES[out.dtype], rows, scratch, self._threads)
+        self._kernel(self.at, x.data_ptr(), out.data_ptr(), TYPES[out.dtype], rows, self.scratch(rows), self._threads)
+
+    def scratch(self, rows: int) -> int | None:
+        """Address of the memory that the kernel works in, where it needs any."""
+        return self._scratch.address(rows * self.row_bytes) if self.row_bytes else None
 
 
 class NativeProducts:

@@ -1,6 +1,6 @@
 """What a decoder is made of. Each implementation computes the same functions; one is chosen per process, never per step."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -8,6 +8,9 @@ from noria.services.executor.batch import Batch
 from noria.services.executor.products import Linear
 from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.shape import Integers
+
+if TYPE_CHECKING:  # a layer is made of these operations
+    from noria.services.executor.layer import Layer
 
 
 class Operations(Protocol):
@@ -22,6 +25,11 @@ class Operations(Protocol):
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
+
+    def layer(
+        self, index: int, layer: "Layer", x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A whole layer: what `composed` says, perhaps in fewer calls."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""

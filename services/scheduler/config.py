@@ -7,7 +7,7 @@ from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.event_log import EventLog
-from noria.shared.config import Config
+from noria.shared.config import BATCH_TOKENS, Config
 
 
 def rules_of(config: Config) -> Rules:
@@ -51,7 +51,8 @@ def scheduler_settings(config: Config) -> Settings:
     return Settings(
         policy=config.policy,
         rules=rules_of(config),
-        max_batch_tokens=chosen.max_batch_tokens,
+        max_batch_tokens=chosen.max_batch_tokens or BATCH_TOKENS,
+        prefill_tokens=chosen.prefill_chunk_tokens or chosen.max_batch_tokens,
         max_requests_per_batch=chosen.max_requests_per_batch,
         max_cache_tokens=chosen.max_cache_tokens,
         steps_in_flight=chosen.steps_in_flight,

@@ -46,7 +46,7 @@ class Layer(msgspec.Struct, frozen=True):
     dtype: torch.dtype = torch.float32
     cache: torch.dtype = torch.float32
     level: str = ""
-    threads: int = 2
+    threads: int = 1
     lengths: tuple[int, ...] = LENGTHS
     shuffle: int = 0
 

@@ -8,11 +8,16 @@ import torch
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.decoder import Decoder
 from noria.services.executor.families import architecture
-from noria.services.executor.native.library import open_kernels
+from noria.services.executor.native.library import levels, open_kernels
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.packed import PackedWeights
+from noria.shared.config_sources import load
 
 NEW_TOKENS = 8
+LEVELS = levels()
+"""Levels of native kernels to test, the least first: those that run here, up to the one that is configured."""
+if (configured := load(None).executor.kernels) in LEVELS:
+    LEVELS = LEVELS[: LEVELS.index(configured) + 1]
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200, 255, 256, 257, 300, 511, 700, 900)
 TEXT = (
     "A water wheel of this kind lifts water from a river into a channel above it. Its buckets fill below, travel up, "
@@ -58,7 +63,7 @@ def expect(model: "object", prompts: list[tuple[int, ...]], new_tokens: int) -> 
 
 
 def decoder_of(
-    folder: Path, dtype: torch.dtype, level: str = "", quantization: str = "none", threads: int = 2
+    folder: Path, dtype: torch.dtype, level: str = "", quantization: str = "none", threads: int = 1
 ) -> Decoder:
     """A model for steps of 512 query tokens and 32 sampled rows, by kernels of a level or plain PyTorch."""
     products = None

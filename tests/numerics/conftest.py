@@ -1,5 +1,6 @@
 """Models for the numeric tests: the small real one where it has been pulled, and transformers' answers to compare with."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,15 @@ from noria.services.executor.decoder import Decoder
 from noria.shared.config_sources import load
 from noria.shared.errors import UserError
 from noria.shared.models import resolve
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: for small models a second one mostly spins, worst of all where others compute too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

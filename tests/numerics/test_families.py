@@ -1,15 +1,17 @@
 """Tiny random models of each family equal transformers in float32, prefilled in pieces and decoded from pages."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from numerics.comparison import decoder_of, expect
-from numerics.driving import Asked, Driver, Way
+from numerics.comparison import LEVELS, decoder_of, expect
+from numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.base import Sampling
-from noria.services.executor.native.library import levels
+from noria.services.executor.layer import composed
+from noria.services.executor.native_operations import NativeOperations
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -59,7 +61,9 @@ FAMILIES = [
     pytest.param("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 64}, id="qwen2 moe"),
     pytest.param("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]}, id="qwen3 moe"),
 ]
-KERNELS = ["", *levels()[-1:]]
+KERNELS = ["", *LEVELS[-1:]]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(name: str, options: dict[str, Any], folder: Path) -> Any:
@@ -115,13 +119,14 @@ def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
     expected = expect(model, prompts, 40)
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=40)) for prompt in prompts]
     way = Way(max_batch_tokens=37, num_blocks=chunks, host_slots=host_slots)
-    driver = Driver(decoder_of(tmp_path, torch.float32), way, 1024)
-    answers = driver.run(asked)
-    counters = driver.core.board.counters
-    assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough: nothing was tested"
-    for answer, want in zip(answers, expected, strict=True):
-        certain = want.certain()
-        assert answer.ids[:certain] == want.ids[:certain]
+    for level in KERNELS:
+        driver = Driver(decoder_of(tmp_path, torch.float32, level), way, 1024)
+        answers = driver.run(asked)
+        counters = driver.core.board.counters
+        assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough for all"
+        for answer, want in zip(answers, expected, strict=True):
+            certain = want.certain()
+            assert answer.ids[:certain] == want.ids[:certain]
 
 
 @pytest.mark.parametrize(
@@ -137,16 +142,47 @@ def test_a_step_has_the_same_bits_alone_and_together(
     name: str, options: dict[str, Any], cache_dtype: str, tmp_path: Path
 ) -> None:
     build(name, options, tmp_path)
-    decoder = decoder_of(tmp_path, torch.float32)
-    assert decoder.steady
     generator = torch.Generator().manual_seed(4)
     prompts = [tuple(torch.randint(2, 300, (count,), generator=generator).tolist()) for count in (2, 33, 280, 290)]
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=12)) for prompt in prompts]
-    alone = Driver(decoder, Way(every=-1, cache_dtype=cache_dtype), 1024).run(asked)
-    together = Driver(decoder, Way(max_batch_tokens=19, every=1, cache_dtype=cache_dtype), 1024).run(asked)
-    for one, other in zip(alone, together, strict=True):
-        assert one.ids == other.ids
-        assert all(torch.equal(one.logits[position], other.logits[position]) for position in range(len(one.ids)))
+    for level in KERNELS:
+        decoder = decoder_of(tmp_path, torch.float32, level)
+        assert decoder.steady
+        alone = Driver(decoder, Way(every=-1, cache_dtype=cache_dtype), 1024).run(asked)
+        together = Driver(decoder, Way(max_batch_tokens=19, every=1, cache_dtype=cache_dtype), 1024).run(asked)
+        same_bits(alone, together)
+
+
+@pytest.mark.skipif(not LEVELS, reason="the kernels are not built")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("Llama", {"attention_bias": True, "mlp_bias": True}, id="biases"),
+        pytest.param("Gemma3Text", {"sliding_window": 24, "layer_types": TYPES, "num_hidden_layers": 4}, id="gemma 3"),
+        pytest.param("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [0, 2]}, id="dense and experts"),
+    ],
+)
+def test_a_layer_in_one_call_has_the_same_bits_as_operation_by_operation(
+    name: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    build(name, options, tmp_path)
+    asked = [Asked(tuple(range(2, 2 + length)), Sampling(temperature=0.0, max_tokens=5)) for length in (3, 90, 31)]
+    found = []
+    for whole in (True, False):
+        driver = Driver(decoder_of(tmp_path, dtype, LEVELS[-1], "int8"), Way(every=1), 1024)
+        operations = driver.engine._operations
+        assert isinstance(operations, NativeOperations)
+        if not whole:
+            operations.layer = partial(composed, operations)  # type: ignore[method-assign]
+        found.append(driver.run(asked))
+    same_bits(*found)
+
+
+def same_bits(one: list[Answer], other: list[Answer]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.ids == b.ids
+        assert all(torch.equal(a.logits[position], b.logits[position]) for position in range(len(a.ids)))
 
 
 def test_a_sharded_checkpoint_is_read(tmp_path: Path) -> None:

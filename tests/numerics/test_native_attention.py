@@ -4,11 +4,12 @@ import msgspec
 import pytest
 import torch
 from numerics.attending import ALONE, TOGETHER, Layer, Schedule, attended
+from numerics.comparison import LEVELS
 
-from noria.services.executor.native.library import levels
-
-LEVELS = levels()
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the kernels are not built")
+pytestmark = [
+    pytest.mark.skipif(not LEVELS, reason="the kernels are not built"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 LAYERS = [
     pytest.param(Layer(), id="groups of 3"),
@@ -57,7 +58,7 @@ SCHEDULES: list[Schedule] = [
 def test_a_row_has_the_same_bits_however_it_is_scheduled(layer: Layer, cache: torch.dtype, dtype: torch.dtype) -> None:
     layer = msgspec.structs.replace(layer, cache=cache, dtype=dtype, level=LEVELS[-1])
     alone = attended(layer, ALONE)
-    changed = msgspec.structs.replace(layer, threads=1, shuffle=3)
+    changed = msgspec.structs.replace(layer, threads=2, shuffle=3)
     assert attended(changed, ALONE).same_bits(alone)
     for schedule in SCHEDULES:
         for each in (layer, changed):
@@ -79,8 +80,9 @@ def test_one_long_sequence_has_the_same_bits_on_one_thread_and_on_several(window
         lengths=(2600,),
     )
     schedule: Schedule = [[(0, 0, 2040)], [(0, 2040, 1)], [(0, 2041, 500)], [(0, 2541, 58)], [(0, 2599, 1)]]
-    one = attended(msgspec.structs.replace(layer, threads=1), schedule)
-    assert attended(layer, schedule).same_bits(one)
+    one = attended(layer, schedule)
+    assert attended(msgspec.structs.replace(layer, threads=2), schedule).same_bits(one)
+    assert attended(msgspec.structs.replace(layer, threads=5), schedule).same_bits(one)
     want = attended(msgspec.structs.replace(layer, level=""), schedule)
     assert one.error(want) < 1e-2
 

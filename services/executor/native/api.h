@@ -92,7 +92,7 @@ struct NoriaSampler {
 NORIA_EXPORT void NORIA_KERNEL(sample)(const NoriaSampler* sampler, void* scratch, int64_t threads);
 NORIA_EXPORT int64_t NORIA_KERNEL(sample_scratch_bytes)(int64_t vocabulary);
 
-// Attention and the layers' other parts, attention.cpp, heads.cpp and elementwise.cpp -----------------------------------
+// Attention and the layers' other parts, attention.cpp, heads.cpp, elementwise.cpp, layer.cpp ------------------------
 
 // Where a step's slices lie (pages.py): position of the first query token, how many it has, its first query row.
 struct NoriaSlices {
@@ -160,5 +160,32 @@ NORIA_EXPORT void NORIA_KERNEL(norm)(float* x, const float* weight, double epsil
 // y [rows, width] of `type` = activation(x[:, :width]) * x[:, width:]; gelu: tanh's approximation, else SiLU.
 NORIA_EXPORT void NORIA_KERNEL(gated)(const float* x, int64_t gelu, void* y, int64_t type, int64_t rows, int64_t width,
                                       int64_t threads);
+
+// A layer whose MLP is dense. Norms' weights are float32; null where the family has no such norm.
+struct NoriaLayer {
+  const float *input_norm, *query_norm, *key_norm, *after_attention, *mlp_norm, *after_mlp;
+  const NoriaLinear *qkv, *out, *gate_up, *down;
+  const NoriaHeads* heads;
+  const NoriaCache* cache;
+  const float* rotations;
+  int64_t group;  // of pages
+  int64_t gelu;
+  double epsilon;
+};
+
+// What all layers of a step share: where its tokens are, and the memory that layers work in.
+struct NoriaStep {
+  int64_t rows;
+  const int64_t* positions;
+  const NoriaSlices* slices;
+  const NoriaPages* const* pages;                   // by group
+  float *residual, *added;                          // [rows, hidden]
+  float* products;                                  // [rows, the most outputs of qkv and gate_up]
+  void *normed, *queries, *attended, *gated;        // of the heads' type
+  void *attention_scratch, *product_scratch;
+};
+
+// From the residual stream to what the next layer adds to it, step->added. added: what is to be added first, or null.
+NORIA_EXPORT void NORIA_KERNEL(layer)(const NoriaLayer* layer, const NoriaStep* step, const float* added, int64_t threads);
 
 }  // extern "C"

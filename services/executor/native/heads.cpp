@@ -52,18 +52,30 @@ INLINE void rotated(float* head, const float* rotation, int64_t size) {
   });
 }
 
-// A head times a normalised Hadamard matrix, blockwise where its size is no power of two (stores.py's spread).
+// Sums and differences of lanes HALF apart: the sum where the lower lane is, the difference where the upper.
+template <int HALF>
+INLINE Floats paired(Floats x, int64_t size) {
+  if (size % (2 * HALF)) return x;
+  float signs[LANES];
+  for (int i = 0; i < LANES; ++i) signs[i] = i & HALF ? -1 : 1;
+  return multiply_add(x, load(signs), swapped<HALF>(x));
+}
+
+// A head times a normalised Hadamard matrix, blockwise where its size is no power of two (stores.py's spread). Whole
+// vectors are computed: there is room behind the head.
 INLINE void spread(float* head, int64_t size) {
-  int64_t half_size = 1;
+  for (int64_t at = 0; at < size; at += LANES)
+    store(head + at, paired<8>(paired<4>(paired<2>(paired<1>(load(head + at), size), size), size), size));
+  int64_t half_size = lesser(size & -size, LANES);
   for (; size % (2 * half_size) == 0; half_size *= 2)
     for (int64_t block = 0; block < size; block += 2 * half_size)
-      for (int64_t i = block; i < block + half_size; ++i) {
-        const float one = head[i], other = head[i + half_size];
-        head[i] = one + other;
-        head[i + half_size] = one - other;
+      for (int64_t i = block; i < block + half_size; i += LANES) {
+        const Floats one = load(head + i), other = load(head + half_size + i);
+        store(head + i, one + other);
+        store(head + half_size + i, one - other);
       }
-  const float root = sqrtf(float(half_size));
-  for (int64_t i = 0; i < size; ++i) head[i] /= root;
+  const Floats root = splat(sqrtf(float(half_size)));
+  for (int64_t at = 0; at < size; at += LANES) store(head + at, load(head + at) / root);
 }
 
 // The cache holds finite numbers only: what a diseased request leaves in a page must not reach the next one.
@@ -120,7 +132,8 @@ struct Rotation {
     const int64_t size = cache.head_dim, kv_heads = cache.kv_heads;
     const int64_t page = slot / cache.page_size * cache.page_bytes, place = slot % cache.page_size;
     constexpr bool turned = sizeof(T) == 1;
-    float head[HEAD_MAX];
+    float head[HEAD_MAX + LANES];
+    memset(head + size, 0, LANES * sizeof(float));
     for (int64_t i = 0; i < heads.heads + kv_heads; ++i, qkv += size) {
       const bool key = i >= heads.heads;
       memcpy(head, qkv, size * sizeof(float));

@@ -76,6 +76,49 @@ class HeadsArguments(ctypes.Structure):
     _fields_ = (("heads", _SIZE), ("type", _SIZE), ("scale", _REAL), ("cap", _REAL))
 
 
+class LayerArguments(ctypes.Structure):
+    """NoriaLayer of api.h."""
+
+    _fields_ = (
+        ("input_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("after_attention", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("after_mlp", _POINTER),
+        ("qkv", _POINTER),
+        ("out", _POINTER),
+        ("gate_up", _POINTER),
+        ("down", _POINTER),
+        ("heads", _POINTER),
+        ("cache", _POINTER),
+        ("rotations", _POINTER),
+        ("group", _SIZE),
+        ("gelu", _SIZE),
+        ("epsilon", _REAL),
+    )
+
+
+class StepArguments(ctypes.Structure):
+    """NoriaStep of api.h."""
+
+    _fields_ = (
+        ("rows", _SIZE),
+        ("positions", _POINTER),
+        ("slices", _POINTER),
+        ("pages", _POINTER),
+        ("residual", _POINTER),
+        ("added", _POINTER),
+        ("products", _POINTER),
+        ("normed", _POINTER),
+        ("queries", _POINTER),
+        ("attended", _POINTER),
+        ("gated", _POINTER),
+        ("attention_scratch", _POINTER),
+        ("product_scratch", _POINTER),
+    )
+
+
 class Kernels:
     """The functions of one level. Each releases the interpreter while it runs."""
 
@@ -96,6 +139,7 @@ class Kernels:
         self.norm = bound("norm", _POINTER, _POINTER, _REAL, _SIZE, _SIZE, _SIZE)
         self.rotate_write = bound("rotate_write", *[_POINTER] * 8, _REAL, _POINTER, _SIZE, _SIZE)
         self.attention = bound("attention", *[_POINTER] * 7, _SIZE)
+        self.layer = bound("layer", _POINTER, _POINTER, _POINTER, _SIZE)
         self.gated = bound("gated", _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)
         self._attention_scratch = getattr(library, f"noria_{level}_attention_scratch")
         self._attention_scratch.argtypes, self._attention_scratch.restype = (*[_POINTER] * 4, _SIZE), _SIZE

@@ -1,4 +1,4 @@
-// What attention needs beside vector.h: turning tiles round, and pairing 16-bit halves of two rows.
+// What attention needs beside vector.h: turning tiles round, swapping lanes, and pairing 16-bit halves of two rows.
 
 #pragma once
 #include "vector.h"
@@ -25,6 +25,13 @@ INLINE Ints bits(Floats x) {
 INLINE void store_ints(void* p, Ints x) { memcpy(p, &x, sizeof x); }
 
 #if defined(NORIA_AVX512)
+
+// Lane i takes lane i ^ HALF.
+template <int HALF>
+INLINE Floats swapped(Floats x) {
+  const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return (Floats)_mm512_permutexvar_ps((__m512i)(lanes ^ HALF), (__m512)x);
+}
 
 // Rows of 16 words become columns, 16 words apart: to[word * 16 + row].
 INLINE void store_turned(int32_t* to, const Ints (&rows)[LANES]) {
@@ -74,6 +81,14 @@ INLINE void store_alternating(bf16* p, Floats even, Floats odd) {
 }
 
 #else
+
+template <int HALF>
+INLINE Floats swapped(Floats x) {
+  float from[LANES], to[LANES];
+  store(from, x);
+  for (int i = 0; i < LANES; ++i) to[i] = from[i ^ HALF];
+  return load(to);
+}
 
 INLINE void store_turned(int32_t* to, const Ints (&rows)[LANES]) {
   for (int row = 0; row < LANES; ++row) {

@@ -8,6 +8,7 @@ from typing import assert_never
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry
 from noria.proto.scheduling import Reclaimed, Spent
+from noria.services.scheduler.core.allocators import UNLIMITED
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.deadlines import Deadlines
@@ -56,6 +57,14 @@ class Board:
     def cache(self) -> Cache | None:
         """The present executor's cache."""
         return self.memory.cache if self.memory is not None else None
+
+    def prompt_tokens(self, *, beside: bool) -> int:
+        """The prompt tokens that a step may have, beside decodes or alone: as configured, else as the executor advises."""
+        configured, geometry = self.settings.prefill_tokens, self.geometry
+        if configured is not None:
+            return configured
+        assert geometry is not None
+        return (geometry.prefill_tokens_beside if beside else geometry.prefill_tokens) or UNLIMITED
 
     def install(self, geometry: Geometry | None) -> None:
         """Take a new executor's cache and slots, or none; nothing may be running."""

@@ -17,6 +17,7 @@ class Draft:
 
     spared: pages of each group that only exempt requests may take. begun: where the chunks of prompts are among the
     slices. decodes, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
+    withheld: query tokens of the budget that are left over on purpose.
     """
 
     number: int
@@ -38,6 +39,12 @@ class Draft:
     begun: dict[Request, int] = field(default_factory=dict)
     passed: list[Passed] = field(default_factory=list)
     gates: dict[str, Reason] = field(default_factory=dict)
+    withheld: int = 0
+
+    def withhold(self, keep: int) -> None:
+        """Leave at most `keep` query tokens of the budget to those who come after."""
+        self.withheld = max(0, self.tokens_left - keep)
+        self.tokens_left -= self.withheld
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""

@@ -74,7 +74,7 @@ class Planner:
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:
         board = self._board
-        tokens = draft.tokens_max - draft.tokens_left
+        tokens = draft.tokens_max - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         self._record(draft, tokens, cache_tokens)
         board.lane.send(Step(draft.number, draft.entries, tokens, cache_tokens))
@@ -109,7 +109,7 @@ class Planner:
                 epoch=board.lane.epoch,
                 number=draft.number,
                 at_ns=draft.now_ns,
-                tokens_max=draft.tokens_max,
+                tokens_max=draft.tokens_max - draft.withheld,
                 tokens=tokens,
                 cache_tokens=cache_tokens,
                 decodes=draft.decodes,

@@ -9,7 +9,8 @@ from noria.services.scheduler.core.rules import Rules
 class Settings:
     """Limits of a step, of the queue and of what runs ahead.
 
-    rules: classes and tenants, for `fair`. max_batch_tokens: query tokens in a step. max_requests_per_batch: requests in a step, and slots.
+    rules: classes and tenants, for `fair`. max_batch_tokens: query tokens in a step. prefill_tokens: prompt tokens in a step;
+    None is what the executor advises. max_requests_per_batch: requests in a step, and slots.
     max_cache_tokens: cached tokens read in a step, None without limit; one slice is always allowed.
     safety_margin: share of blocks that new prefills leave to running requests; None takes the policy's own.
     allow_block_sharing: whether streams of one salt share the pages of equal prefixes.
@@ -27,3 +28,4 @@ class Settings:
     queue_tokens_max: int = 4_000_000
     stop_lookahead: int = 4
     allow_block_sharing: bool = True
+    prefill_tokens: int | None = None

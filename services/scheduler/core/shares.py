@@ -69,6 +69,7 @@ class Shares:
         short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
         if not short:
             self._decodes(draft, decoding)
+            draft.withhold(board.prompt_tokens(beside=bool(draft.slices)))
         contest = Contest(self._fair.accounts)
         contest.enter([request for request in board.prefilling if request not in isolated])
         if short:

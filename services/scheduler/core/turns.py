@@ -48,6 +48,8 @@ class Turns:
             match turn:
                 case Turn.DECODES:
                     self._decodes(draft)
+                    if turn is self._turns[0]:
+                        draft.withhold(self._board.prompt_tokens(beside=bool(draft.slices)))
                 case Turn.PREFILLS:
                     for request in tuple(self._board.prefilling):
                         draft.chunk(request, ahead=self._arrivals.ahead(request))

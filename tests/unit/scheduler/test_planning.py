@@ -1,5 +1,6 @@
 """What a step consists of."""
 
+import msgspec
 import pytest
 from fakes.desk import Desk, generated, stream, submission
 from fakes.executor import geometry
@@ -24,6 +25,30 @@ def test_several_prompts_share_the_token_budget() -> None:
     desk = Desk(Settings(max_batch_tokens=10))
     desk.submit(submission(1, prompt=4), submission(2, prompt=4), submission(3, prompt=4))
     assert desk.lengths(desk.planned()) == {1: 4, 2: 4, 3: 2}
+
+
+def test_prompts_take_what_the_executor_advises_beside_decodes_and_alone() -> None:
+    advised = msgspec.structs.replace(geometry(), prefill_tokens=6, prefill_tokens_beside=3)
+    desk = Desk(Settings(steps_in_flight=1), advised)
+    desk.submit(submission(1, prompt=2, output=9), submission(2, prompt=20))
+    for expected in ({1: 2, 2: 4}, {1: 1, 2: 3}, {1: 1, 2: 3}):
+        assert desk.lengths(desk.planned()) == expected
+        desk.done()
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(2, 2), (64, 7)])
+def test_a_configured_prefill_chunk_wins_over_the_executors_advice(configured: int, expected: int) -> None:
+    advised = msgspec.structs.replace(geometry(), prefill_tokens=6, prefill_tokens_beside=3)
+    desk = Desk(Settings(max_batch_tokens=7, prefill_tokens=configured), advised)
+    desk.submit(submission(1, prompt=20))
+    assert desk.lengths(desk.planned()) == {1: expected}
+
+
+def test_prefill_first_gives_prompts_the_whole_budget() -> None:
+    advised = msgspec.structs.replace(geometry(), prefill_tokens=6, prefill_tokens_beside=3)
+    desk = Desk(Settings(policy="prefill_first", max_batch_tokens=10), advised)
+    desk.submit(submission(1, prompt=20))
+    assert desk.lengths(desk.planned()) == {1: 10}
 
 
 @pytest.mark.parametrize(

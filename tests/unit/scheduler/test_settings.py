@@ -28,3 +28,15 @@ def test_limits_and_sharing_come_from_the_configuration() -> None:
     assert (settings.policy, settings.max_batch_tokens, settings.safety_margin) == ("prefill_first", 77, 0.2)
     assert not settings.allow_block_sharing
     assert scheduler_settings(Config()).allow_block_sharing
+
+
+def test_an_explicit_budget_leaves_no_room_for_advice() -> None:
+    unset, budget, chunk = (
+        scheduler_settings(Config(scheduler=each)).prefill_tokens
+        for each in (
+            SchedulerSettings(),
+            SchedulerSettings(max_batch_tokens=77),
+            SchedulerSettings(max_batch_tokens=77, prefill_chunk_tokens=7),
+        )
+    )
+    assert (unset, budget, chunk) == (None, 77, 7)

@@ -1,0 +1,191 @@
+"""How many prompt tokens a step should have: measured on the loaded model when it starts, once for each way to compute.
+
+Few tokens a step leave the processor's multipliers idle, many make everybody who decodes wait. So a step without decodes
+gets the fewest tokens at which a token costs nearly as little as it can; a step with decodes as many as make it take
+`STRETCH_MAX` times as long as the decodes alone. The answer is kept in the model's folder; measuring takes at most about
+`SECONDS_MAX`. The sequences measured are made up, and lie in a cache that holds nothing yet.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+
+from noria.proto.base import Sampling, Stream
+from noria.proto.execution import Fill, Slice, StepPlan
+from noria.services.executor.batch import Batch, prepare
+from noria.services.executor.sampler import Drawn
+from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.sizing import request_pages
+from noria.services.executor.slots import Slots
+
+SECONDS_MAX: Final = 2.0
+STRETCH_MAX: Final = 3.0
+EFFICIENCY_MIN: Final = 0.95
+ROUNDS_MAX: Final = 5
+AGREEMENT_MAX: Final = 1.15
+_VERSION: Final = 1
+_DECODES: Final = 32
+_CONTEXT: Final = 256
+_PROMPTS: Final = (64, 128, 256)
+_CHUNK: Final = 16
+_PROCESSOR: Final = Path("/proc/cpuinfo")
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What was measured, in microseconds: a step of many decodes, and steps of so many prompt tokens, ascending."""
+
+    decodes_us: float
+    prompts: tuple[tuple[int, float], ...]
+
+    def advice(self) -> "Advice":
+        """What follows from it."""
+        rates = [(tokens, tokens / us) for tokens, us in self.prompts]
+        best = max(rate for _, rate in rates)
+        alone = next(tokens for tokens, rate in rates if rate >= EFFICIENCY_MIN * best)
+        (first, first_us), (last, last_us) = self.prompts[0], self.prompts[-1]
+        token_us = max(last_us - first_us, 1.0) / (last - first)
+        beside = int((STRETCH_MAX - 1) * self.decodes_us / token_us) // _CHUNK * _CHUNK
+        return Advice(alone, min(max(beside, first), last))
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """Prompt tokens for a step without decodes, and beside decodes.
+
+    The defaults are for machines too busy to be measured. As both kinds of steps take the longer the slower a machine
+    is, they are not far off anywhere.
+    """
+
+    alone: int = 256
+    beside: int = 128
+
+
+class Runner(Protocol):
+    """What is measured: an engine."""
+
+    shape: Shape
+
+    def run(self, batch: Batch) -> Drawn | None:
+        """Compute a batch."""
+
+
+def calibrated(runner: Runner, path: Path | None, key: str, clock_s: Callable[[], float] = time.monotonic) -> Advice:
+    """By the pace kept for this key, else by a new measurement, which is kept if there is a path."""
+    if path is not None and (known := _read(path, key)) is not None:
+        return known.advice()
+    pace = measure(runner, clock_s)
+    if pace is None:
+        most = min(runner.shape.max_batch_tokens, runner.shape.max_model_tokens)
+        return Advice(min(Advice().alone, most), min(Advice().beside, most))
+    if path is not None:
+        _write(path, key, pace)
+    return pace.advice()
+
+
+def calibration_key(config_json: bytes, shape: Shape, *ways: str) -> str:
+    """What a pace depends on: the model, the step's shape, the processor and the named ways to compute."""
+    processor = next((line for line in _lines(_PROCESSOR) if line.startswith("model name")), "")
+    found = hashlib.sha256(config_json)
+    sizes = (_VERSION, shape.max_slots, shape.max_batch_tokens, shape.max_model_tokens, shape.page_size)
+    found.update(repr((sizes, processor, ways)).encode())
+    return found.hexdigest()
+
+
+def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
+    """Measure in rounds, as many as there is time for, and take the least: what else runs here makes no step shorter.
+
+    None when no two results of a step agree, or the model has no room for the steps.
+    """
+    shape, slots = runner.shape, Slots(runner.shape)
+    context = min(_CONTEXT, shape.max_model_tokens - 1)
+    steps = [(_rows(shape, context), context, 1)]
+    fitting = min(shape.max_batch_tokens, shape.max_model_tokens)
+    steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _rows(shape, tokens)]
+    taken: list[list[float]] = [[] for _ in steps]
+    ends_s = clock_s() + SECONDS_MAX
+    for epoch in range((ROUNDS_MAX + 1) * len(steps)):
+        turn = epoch % len(steps)
+        if epoch and clock_s() + min(taken[turn], default=0.0) > ends_s:
+            break
+        batch = prepare(slots, _plan(shape, epoch + 1, *steps[turn]))
+        began_s = clock_s()
+        runner.run(batch)
+        if epoch >= len(steps):  # the first round touches memory that none after it does
+            taken[turn].append(clock_s() - began_s)
+    if len(steps) < 3 or not all(len(each) > 1 and sorted(each)[1] <= AGREEMENT_MAX * min(each) for each in taken):
+        return None
+    least = [min(each) * 1e6 for each in taken]
+    return Pace(least[0], tuple((step[1], us) for step, us in zip(steps[1:], least[1:], strict=True)))
+
+
+def _rows(shape: Shape, tokens: int) -> int:
+    """How many sequences of so many tokens may be measured at once."""
+    pages = request_pages(shape, tokens)
+    chunks = shape.num_blocks - RESERVED_CHUNKS
+    fitting = (chunks * group.blocks_per_chunk // count for count, group in zip(pages, shape.groups, strict=True))
+    return min(_DECODES, shape.max_slots, shape.max_batch_tokens, *fitting)
+
+
+def _plan(shape: Shape, epoch: int, fills: int, tokens: int, length: int) -> StepPlan:
+    """A step that opens an epoch of its own. Groups may lie over each other: nobody looks at what is computed."""
+    ids = np.random.default_rng(epoch).integers(0, shape.vocabulary, (fills, tokens))
+    pages = request_pages(shape, tokens)
+    sampling = Sampling(temperature=0.0, max_tokens=1)
+    return StepPlan(
+        epoch=epoch,
+        number=1,
+        slices=tuple(Slice(slot, tokens - length, length, False, length == 1) for slot in range(fills)),
+        fill=tuple(
+            Fill(
+                slot=slot,
+                stream=Stream(slot, 0),
+                attempt=0,
+                prompt_ids=tuple(ids[slot].tolist()),
+                output_ids=(),
+                sampling=sampling,
+                end_ids=(),
+                blocks=tuple(
+                    tuple(range(first + slot * count, first + (slot + 1) * count))
+                    for count, first in zip(
+                        pages, (RESERVED_CHUNKS * group.blocks_per_chunk for group in shape.groups), strict=True
+                    )
+                ),
+            )
+            for slot in range(fills)
+        ),
+    )
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    key: str
+    pace: Pace
+
+
+def _read(path: Path, key: str) -> Pace | None:
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return kept.pace if kept.key == key else None
+
+
+def _write(path: Path, key: str, pace: Pace) -> None:
+    """A folder that cannot be written costs the next start its time and nothing else."""
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, pace)), indent=1) + b"\n")
+        written.replace(path)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

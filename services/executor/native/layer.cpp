@@ -1,0 +1,31 @@
+// A dense layer in one call, made of the same kernels that can be called one by one.
+
+#include "api.h"
+
+void NORIA_KERNEL(layer)(const NoriaLayer* layer, const NoriaStep* step, const float* added, int64_t threads) {
+  const int64_t rows = step->rows, hidden = layer->out->outputs, type = layer->heads->type;
+  const NoriaPages* pages = step->pages[layer->group];
+  auto product = [=](const NoriaLinear* linear, const void* x, float* y) {
+    NORIA_KERNEL(linear)(linear, x, y, NORIA_FLOAT32, rows, step->product_scratch, threads);
+  };
+  auto add_norm = [=](const float* x, const float* weight) {
+    NORIA_KERNEL(add_norm)(step->residual, x, weight, layer->epsilon, nullptr, step->normed, type, rows, hidden, threads);
+  };
+  auto norm = [=](const float* weight) {
+    if (weight) NORIA_KERNEL(norm)(step->added, weight, layer->epsilon, rows, hidden, threads);
+  };
+  add_norm(added, layer->input_norm);
+  product(layer->qkv, step->normed, step->products);
+  NORIA_KERNEL(rotate_write)(layer->heads, layer->cache, step->products, step->positions, pages->write_slots,
+                             layer->rotations, layer->query_norm, layer->key_norm, layer->epsilon, step->queries, rows,
+                             threads);
+  NORIA_KERNEL(attention)(layer->heads, layer->cache, step->slices, pages, step->queries, step->attended,
+                          step->attention_scratch, threads);
+  product(layer->out, step->attended, step->added);
+  norm(layer->after_attention);
+  add_norm(step->added, layer->mlp_norm);
+  product(layer->gate_up, step->normed, step->products);
+  NORIA_KERNEL(gated)(step->products, layer->gelu, step->gated, type, rows, layer->down->inputs, threads);
+  product(layer->down, step->gated, step->added);
+  norm(layer->after_mlp);
+}

@@ -1,0 +1,128 @@
+"""Whole layers with a dense MLP, each by one native call.
+
+Called one by one, the nine kernels of each layer cost a step of SmolLM2-135M 0.3 ms of Python, and nine times as many
+waits for the interpreter, which other threads may hold.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from noria.services.executor.families import Architecture
+from noria.services.executor.layer import Layer
+from noria.services.executor.mlp import Dense
+from noria.services.executor.native.library import Kernels, LayerArguments, StepArguments
+from noria.services.executor.native_buffers import Buffers, Norms
+from noria.services.executor.native_products import NativeLinear
+
+
+class NativeLayers:
+    """Layers over one step at a time. heads, caches and rotations: addresses of what each layer's attention takes.
+
+    groups: by layer, of whose pages it reads and writes.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        heads: int,
+        caches: Sequence[int],
+        groups: Sequence[int],
+        rotations: Sequence[int],
+        buffers: Buffers,
+        norms: Norms,
+        threads: int,
+    ) -> None:
+        self._kernel = kernels.layer
+        self._architecture, self._dtype, self._threads = architecture, dtype, threads
+        self._heads, self._caches, self._groups, self._rotations = heads, caches, groups, rotations
+        self._buffers, self._norms = buffers, norms
+        self._made: dict[int, _Made] = {}
+
+    def begin(self, rows: int, positions: int, slices: int, pages: Sequence[int], scratch: int) -> None:
+        """Lay out a step: addresses of its positions, slices and each group's pages, and attention's scratch memory."""
+        facts, of, dtype = self._architecture, self._buffers.of, self._dtype
+        queries, inner = facts.heads * facts.head_dim, facts.intermediate
+        self._rows = rows
+        self._residual = of("residual", rows, facts.hidden, torch.float32)
+        self._added = of("product", rows, facts.hidden, torch.float32)
+        self._pages = (ctypes.c_void_p * len(pages))(*pages)
+        self._step = StepArguments(
+            rows=rows,
+            positions=positions,
+            slices=slices,
+            pages=ctypes.addressof(self._pages),
+            residual=self._residual.data_ptr(),
+            added=self._added.data_ptr(),
+            products=of("product", rows, max(queries + 2 * facts.key_width, 2 * inner), torch.float32).data_ptr(),
+            normed=of("normed", rows, facts.hidden, dtype).data_ptr(),
+            queries=of("queries", rows, queries, dtype).data_ptr(),
+            attended=of("attended", rows, queries, dtype).data_ptr(),
+            gated=of("gated", rows, inner, dtype).data_ptr(),
+            attention_scratch=scratch,
+        )
+        self._step_at = ctypes.addressof(self._step)
+
+    def layer(
+        self, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Compute a layer; None where it cannot be done in one call. See `composed`."""
+        made = self._made.get(index)
+        if made is None:
+            made = self._made[index] = self._make(index, layer)
+        if made.arguments is None:
+            return None
+        assert (x if residual is None else residual) is self._residual
+        self._step.product_scratch = made.scratch(self._rows)
+        self._kernel(made.at, self._step_at, None if residual is None else x.data_ptr(), self._threads)
+        return self._added, self._residual
+
+    def _make(self, index: int, layer: Layer) -> "_Made":
+        facts, mlp = self._architecture, layer.mlp
+        if not isinstance(mlp, Dense):
+            return _Made(None, ())
+        products = [each for each in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if isinstance(each, NativeLinear)]
+        if len(products) < 4:
+            return _Made(None, ())
+        assert (mlp.down.inputs, mlp.gate_up.outputs) == (facts.intermediate, 2 * facts.intermediate)
+        assert all(each.dtype == self._dtype for each in products)
+        query_norm, key_norm = layer.head_norms or (None, None)
+        qkv, out, gate_up, down = (each.at for each in products)
+        arguments = LayerArguments(
+            input_norm=self._norm(layer.input_norm),
+            query_norm=self._norm(query_norm),
+            key_norm=self._norm(key_norm),
+            after_attention=self._norm(layer.after_attention),
+            mlp_norm=self._norm(layer.mlp_norm),
+            after_mlp=self._norm(layer.after_mlp),
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
+            heads=self._heads,
+            cache=self._caches[index],
+            rotations=self._rotations[facts.layer_ropes[index]],
+            group=self._groups[index],
+            gelu=facts.activation != "silu",
+            epsilon=facts.epsilon,
+        )
+        return _Made(arguments, tuple(products))
+
+    def _norm(self, weight: torch.Tensor | None) -> int | None:
+        return None if weight is None else self._norms.address(weight)
+
+
+class _Made:
+    """A layer as the kernel takes it; its products live as long. arguments: None where it has to be composed."""
+
+    def __init__(self, arguments: LayerArguments | None, products: tuple[NativeLinear, ...]) -> None:
+        self.arguments = arguments
+        self.at = 0 if arguments is None else ctypes.addressof(arguments)
+        self._largest = max(products, key=lambda each: each.row_bytes, default=None)
+
+    def scratch(self, rows: int) -> int | None:
+        """Address of what the layer's products work in, one after the other."""
+        return None if self._largest is None else self._largest.scratch(rows)
