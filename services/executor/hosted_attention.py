@@ -43,9 +43,7 @@ class Attend(Protocol):
 class Visible(Protocol):
     """transformers' mask functions: whether a query at a position sees a key, by broadcast indices."""
 
-    def __call__(
-        self, batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return booleans."""
 
 
