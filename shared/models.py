@@ -69,6 +69,10 @@ ALIASES: Final[dict[str, Source]] = {
 }
 
 
+_CONTEXTS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""What configs call the context."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What a model folder says of itself. `eos_ids` end a generation; `max_model_tokens` is the declared context."""
 
@@ -143,7 +147,7 @@ def facts(folder: Path, settings: ModelSettings) -> ModelFacts:
     eos = generation.get("eos_token_id", text.get("eos_token_id"))
     try:
         vocabulary = int(text["vocab_size"])
-        declared = int(text.get("max_position_embeddings", 2048))
+        declared = int(next((text[key] for key in _CONTEXTS if text.get(key)), 2048))
         ends = [int(each) for each in (eos if isinstance(eos, list) else [eos] if eos is not None else [])]
         architecture = str((config.get("architectures") or [text.get("model_type", "unknown")])[0])
     except (KeyError, TypeError, ValueError) as error:

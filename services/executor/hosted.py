@@ -6,10 +6,10 @@ differ from its plain forward pass is refused.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -29,18 +29,8 @@ from noria.shared.errors import UserError
 _OBSERVED_TOKENS: Final = 8
 
 
-class Network(Protocol):
-    """The parts of a model of transformers that are used."""
-
-    config: Any
-    forward: Any
-
-    def __call__(self, **arguments: object) -> Any:
-        """The forward pass."""
-
-
 class Hosted:
-    """A model of transformers as the engine's `Model`. modules: the layer of each attention module, by identity."""
+    """A model of transformers as the engine's `Model`."""
 
     def __init__(
         self,
@@ -112,7 +102,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     def plain(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocabulary] of transformers' own forward pass of a sequence. Not once it is hosted."""
-        with torch.inference_mode():
+        with judged(), torch.inference_mode():
             logits: torch.Tensor = self.network(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
         return logits.float()
 
@@ -136,8 +126,8 @@ def open_network(wanted: Wanted) -> Opened:
     hosted_attention.register()
     with _quiet():
         network.set_attn_implementation(hosted_attention.OBSERVING)
-    ids = torch.arange(_OBSERVED_TOKENS)[None]
-    with observing(observer), torch.inference_mode():
+    ids = torch.arange(min(_OBSERVED_TOKENS, wanted.context))[None]
+    with judged(), observing(observer), torch.inference_mode():
         vocabulary = network(input_ids=ids, position_ids=ids, use_cache=False).logits.shape[2]
     config = network.config.get_text_config()
     architecture = _architecture(config, observer.layers, vocabulary)
@@ -225,12 +215,21 @@ def _fix_long_positions(network: Any, context: int) -> None:
 
 def _by_token(part: torch.Tensor) -> torch.Tensor:
     """[1, heads, T, d] to [T, heads * d]."""
-    return part[0].transpose(0, 1).reshape(part.shape[2], -1)
+    return part[0].transpose(0, 1).reshape(part.shape[2], -1).contiguous()
 
 
 @contextmanager
-def _quiet() -> Any:
-    """Transformers' remarks on standard error are not our log."""
+def judged() -> Iterator[None]:
+    """Raise UserError when the forward pass fails, which is another project's code with whatever a config asks of it."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise UserError(f"its forward pass fails: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what transformers remarks on standard error out of our log."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

