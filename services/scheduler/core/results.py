@@ -54,7 +54,7 @@ class Results:
         if not lane.steps or lane.steps[0].number != body.number:
             raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
         _check_sampled(lane.steps[0], body.sampled)
-        step = lane.finish()
+        step = lane.finish(now_ns)
         counters = self._board.counters
         counters.steps += 1
         counters.tokens += step.tokens
