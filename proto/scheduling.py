@@ -89,12 +89,16 @@ class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The step-time model: microseconds per step, per query token, per cached token read, per request."""
+    """The step-time model: microseconds per step, per query token, per cached token read, per request, and per pair.
+
+    A pair is a token of a prompt's chunk and a cached token that it looks at: what long prompts cost more towards their end.
+    """
 
     base_us: float = 0.0
     query_token_us: float = 0.0
     cache_token_us: float = 0.0
     request_us: float = 0.0
+    pair_us: float = 0.0
 
 
 class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):

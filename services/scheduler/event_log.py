@@ -163,12 +163,12 @@ class EventLog:
             page = self._follow(trail, token)
             if page:
                 pages.append((sampled.stream, page))
-        size = (0, 0, 0)
+        size, pairs = (0, 0, 0), 0
         step = next(iter(self._lane.steps), None)
         if step is not None and (self._lane.epoch, step.number) == (body.epoch, body.number):
-            size = (step.tokens, step.cache_tokens, len(step.entries))
+            size, pairs = (step.tokens, step.cache_tokens, len(step.entries)), step.pairs
         return records.Completed(
-            now_ns, body.epoch, body.number, body.compute_us, *size, stops=tuple(stops), pages=tuple(pages)
+            now_ns, body.epoch, body.number, body.compute_us, *size, stops=tuple(stops), pages=tuple(pages), pairs=pairs
         )
 
     def _follow(self, trail: _Trail, token: int) -> bytes:

@@ -72,7 +72,7 @@ class Submitted(Record, frozen=True):
 
 
 class Completed(Record, frozen=True):
-    """A step was done. tokens, cache_tokens, requests: its size; 0 when it was none of the steps in flight.
+    """A step was done. tokens, cache_tokens, requests, pairs: its size; 0 when it was none of the steps in flight.
 
     stops: the streams whose id ends them, and its output position. pages: those that completed a page of ids, and its hash.
     """
@@ -85,6 +85,7 @@ class Completed(Record, frozen=True):
     requests: int
     stops: tuple[tuple[Stream, int], ...] = ()
     pages: tuple[tuple[Stream, bytes], ...] = ()
+    pairs: int = 0
 
 
 class Withdrawn(Record, frozen=True):

@@ -11,7 +11,8 @@ where the last term is for n steps in flight of T tokens each: a request that wa
 be placed until that is there, and what is charged for it may be paid back. (Sheng et al., 2024, have 2 max(w_p L, w_q M),
 with M tokens in a batch for what is S (P + O) here.) Chunks, caps and pages do not add to it: a chunk is a part of what the
 request lacks, a cap delays only whoever was chosen, and who waits for blocks lets nobody of its class pass. Between classes
-it is the same with class weights, of classes without reservations.
+it is the same with class weights, of classes without reservations; a class with an inter-token target may be ahead by its
+head start H, which adds H / w to it.
 """
 
 import pytest
@@ -19,6 +20,7 @@ from fakes.crowd import Arrival, Crowd, Party
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from noria.services.scheduler.core.accounts import HEAD_START
 from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 
@@ -89,11 +91,11 @@ CLASSES = (("interactive", "one"), ("batch", "one"), ("batch", "other"))
 
 
 @MANY
-@given(floods(CLASSES), limits(), st.sampled_from([1.0, 4.0]))
+@given(floods(CLASSES), limits(), st.sampled_from([1.0, 4.0]), st.sampled_from([None, 50.0]))
 def test_two_classes_that_contend_are_served_alike_within_the_bound(
-    arrivals: list[Arrival], machine: dict[str, int], weight: float
+    arrivals: list[Arrival], machine: dict[str, int], weight: float, itl_target_ms: float | None
 ) -> None:
-    classes = (TrafficClass("interactive", weight=weight), TrafficClass("batch"))
+    classes = (TrafficClass("interactive", weight=weight, itl_target_ms=itl_target_ms), TrafficClass("batch"))
     crowd = Crowd(Settings(policy="fair", rules=Rules(classes=classes), **machine))
     crowd.run(arrivals)
     for served, contending in zip(crowd.served, crowd.contending, strict=True):
@@ -104,6 +106,7 @@ def test_two_classes_that_contend_are_served_alike_within_the_bound(
     allowed = bound(
         machine["max_requests_per_batch"], machine["max_batch_tokens"], machine["steps_in_flight"], Prices(), weights
     )
+    allowed += HEAD_START / weight if itl_target_ms is not None else 0.0
     assert crowd.spread(("interactive", "one"), ("", "batch"), weights) <= allowed
 
 

@@ -58,6 +58,8 @@ class Arrivals:
             return Reason.TWIN
         if draft.slices and draft.cache_left <= memory.start(request, len(found)):
             return Reason.READS
+        if draft.pacing is not None and not draft.pacing.tokens(memory.start(request, len(found)), new=True):
+            return Reason.TOKENS
         lack = self._lack(memory, request, found, spared, within=within)
         if lack is not None:
             return lack

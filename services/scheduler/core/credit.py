@@ -32,7 +32,7 @@ class Credit:
 
     def done(self, step: Step, compute_us: int) -> None:
         """A step took so long."""
-        self.model.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us)
+        self.model.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
         if step.tokens and compute_us:
             old = self._step_us
             self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Grow, Slice
+from noria.services.scheduler.core.budget import Pacing
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.decisions import Passed, Reason
 from noria.services.scheduler.core.holding import Needs
@@ -16,7 +17,8 @@ class Draft:
     """What the step will hold so far. stalled: who lacks how many blocks of each group.
 
     spared: pages of each group that only exempt requests may take. begun: where the chunks of prompts are among the
-    slices. decodes, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
+    slices. pairs: of tokens of chunks and the positions that they read. pacing: the time that chunks may take, where
+    it is bounded. decodes, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
     withheld: query tokens of the budget that are left over on purpose.
     """
 
@@ -36,6 +38,8 @@ class Draft:
     tokens_max: int = 0
     spared: int = 0
     decodes: int = 0
+    pairs: int = 0
+    pacing: Pacing | None = None
     begun: dict[Request, int] = field(default_factory=dict)
     passed: list[Passed] = field(default_factory=list)
     gates: dict[str, Reason] = field(default_factory=dict)
@@ -45,6 +49,25 @@ class Draft:
         """Leave at most `keep` query tokens of the budget to those who come after."""
         self.withheld = max(0, self.tokens_left - keep)
         self.tokens_left -= self.withheld
+
+    @property
+    def open(self) -> bool:
+        """Whether another chunk of a prompt may find a place."""
+        return self.prompt_tokens(0) > 0
+
+    def prompt_tokens(self, start: int) -> int:
+        """How many tokens of a prompt, from position `start` on, the step may hold now."""
+        if self.pacing is None or not self.tokens_left:
+            return self.tokens_left
+        return min(self.tokens_left, self.pacing.tokens(start, new=True))
+
+    def pace(self, pacing: Pacing | None) -> None:
+        """Bound the time of chunks from now on; those that are there count."""
+        self.pacing = pacing
+        if pacing is not None:
+            for index in self.begun.values():
+                part = self.slices[index]
+                pacing.spend(part.start, part.length, new=True)
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""
@@ -79,6 +102,8 @@ class Draft:
             take = min(take, self.cache_left - start)
         if ahead and start + take == request.filled:
             take -= 1
+        if take > 0 and self.pacing is not None:
+            take = min(take, self.pacing.tokens(start, new=begun is None))
         if take <= 0:
             return
         if start + take > request.room and not self.make_room(request, start + take):
@@ -136,6 +161,9 @@ class Draft:
             first = self.slices[begun].start
             self._put(request, first, end, request.planned if sample else -1)
             self.slices[begun], self.entries[begun] = self.slices.pop(), self.entries.pop()
+        self.pairs += take * (start + end) // 2
+        if self.pacing is not None:
+            self.pacing.spend(start, take, new=begun is None)
         self.recomputed += max(0, min(end, request.computed) - start)
         request.length = end
         request.last_step = self.number

@@ -183,8 +183,12 @@ class FairOrder:
 
 
 def turn(share: ClassShare) -> tuple[float, int, str]:
-    """The order of classes: the one that was served least by weight, of equal ones that of higher rank."""
-    return share.virtual, -share.terms.rank, share.terms.name
+    """The order of classes: the one that was served least by weight, of equal ones that of higher rank.
+
+    A class that asks for short steps is given its head start: it falls behind whole steps, not single tokens, and what it
+    is ahead for a moment would keep a prompt waiting for one.
+    """
+    return share.virtual - share.head_start, -share.terms.rank, share.terms.name
 
 
 def account_of(request: Request) -> Account:

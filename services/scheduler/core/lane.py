@@ -30,7 +30,9 @@ class Retired(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step in flight. cache_tokens: positions read, its own included.
+    """One step in flight. cache_tokens: positions read, its own included. pairs: of tokens of chunks and positions they read.
+
+    predicted_us: how long it was believed to take when it was planned, 0 where nobody knows.
 
     retired, spare: holdings, and pages that published ones replaced, to free when it is done. gain: units that this
     will make available.
@@ -40,13 +42,18 @@ class Step:
     entries: list[Entry]
     tokens: int
     cache_tokens: int
+    pairs: int = 0
+    predicted_us: float = 0.0
     retired: list[Retired] = field(default_factory=list)
     spare: list[tuple[int, ...]] = field(default_factory=list)
     gain: int = 0
 
 
 class Lane:
-    """The executor's in-order lane as the scheduler believes it to be: epoch, last number and steps in flight."""
+    """The executor's in-order lane as the scheduler believes it to be: epoch, last number and steps in flight.
+
+    busy_ns: since when it computes the oldest of them.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -54,15 +61,25 @@ class Lane:
         self.steps: deque[Step] = deque()
         self.soon_free = 0
         self.done = 0
+        self.busy_ns = 0
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the steps in flight, oldest first."""
         return [step.number for step in self.steps]
 
-    def send(self, step: Step) -> None:
+    @property
+    def free_ns(self) -> int:
+        """When the steps in flight are believed to be over; 0 where nobody knows."""
+        if not all(step.predicted_us for step in self.steps):
+            return 0
+        return self.busy_ns + int(1000 * sum(step.predicted_us for step in self.steps))
+
+    def send(self, step: Step, now_ns: int) -> None:
         """A plan with the next number was sent."""
         assert step.number == self.number + 1
+        if not self.steps:
+            self.busy_ns = now_ns
         self.number = step.number
         self.steps.append(step)
 
@@ -80,8 +97,9 @@ class Lane:
         step.gain += len(pages) * page_units
         self.soon_free += len(pages) * page_units
 
-    def finish(self) -> Step:
+    def finish(self, now_ns: int) -> Step:
         """The oldest step in flight is done; what it retired is the caller's to free."""
+        self.busy_ns = now_ns
         step = self.steps.popleft()
         self.done += 1
         self.soon_free -= step.gain

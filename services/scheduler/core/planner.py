@@ -5,6 +5,7 @@ blocks stalls, nobody is admitted past a stalled request, and once the plan is m
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from noria.proto.execution import StepPlan
 from noria.proto.scheduling import StepTime
@@ -16,12 +17,20 @@ from noria.services.scheduler.core.lane import Step
 from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.policies import composition_for
 from noria.services.scheduler.core.preemption import Preemption
+from noria.services.scheduler.core.step_time import predict_us
 
 _UNLIMITED = 1 << 62
+# A long step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that
+# is predicted, and in any case this part of what is left, which covers the error of predictions.
+_LEAD_NS: Final = 10_000_000
+_LEAD_PART: Final = 0.15
 
 
 class Planner:
-    """Plans over a board. `token_limit` is set below the configured budget after a step ran out of memory."""
+    """Plans over a board. `token_limit` is set below the configured budget after a step ran out of memory.
+
+    due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
+    """
 
     def __init__(self, board: Board, fit: Callable[[], StepTime]) -> None:
         self._board = board
@@ -29,6 +38,7 @@ class Planner:
         self._composition = composition_for(board, fit)
         self._preemption = Preemption(board)
         self.token_limit = board.settings.max_batch_tokens
+        self.due_ns: int | None = None
 
     @property
     def tokens_max(self) -> int:
@@ -47,7 +57,11 @@ class Planner:
         if memory is None:
             board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
             return None
+        self.due_ns = None
         if len(board.lane.steps) >= board.settings.steps_in_flight:
+            return None
+        self.due_ns = self._early(now_ns)
+        if self.due_ns is not None:
             return None
         self._composition.prepare(now_ns)
         untold = board.slots.begin()
@@ -64,6 +78,13 @@ class Planner:
             return None
         return self._send(draft, memory)
 
+    def _early(self, now_ns: int) -> int | None:
+        """When to plan the next step, if it is too early for that."""
+        lane = self._board.lane
+        free_ns = lane.free_ns if lane.steps and self._composition.patient else 0
+        due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - lane.busy_ns)))
+        return due_ns if due_ns > now_ns else None
+
     def _draft(self, now_ns: int, cache: Cache) -> Draft:
         board = self._board
         cache_left = board.settings.max_cache_tokens or _UNLIMITED
@@ -77,7 +98,9 @@ class Planner:
         tokens = draft.tokens_max - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         self._record(draft, tokens, cache_tokens)
-        board.lane.send(Step(draft.number, draft.entries, tokens, cache_tokens))
+        predicted_us = predict_us(self._fit(), tokens, cache_tokens, len(draft.entries), draft.pairs)
+        step = Step(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
+        board.lane.send(step, draft.now_ns)
         swap_out, copies, swap_in, replaced = memory.orders()
         plan = StepPlan(
             epoch=board.lane.epoch,

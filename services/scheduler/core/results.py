@@ -54,7 +54,7 @@ class Results:
         if not lane.steps or lane.steps[0].number != body.number:
             raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
         _check_sampled(lane.steps[0], body.sampled)
-        step = lane.finish()
+        step = lane.finish(now_ns)
         counters = self._board.counters
         counters.steps += 1
         counters.tokens += step.tokens
@@ -135,9 +135,8 @@ class Results:
         """Take a step's tokens; everything here is paid for every running request in every step."""
         board, counters, news, memory = self._board, self._board.counters, self._board.news, self._board.memory
         finished, gone, waiting = State.FINISHED, State.GONE, State.WAITING
-        results = iter(sampled)
-        for entry in step.entries:
-            request, output, tokens, end, holding = entry
+        results, useful = iter(sampled), 0
+        for request, output, tokens, end, holding in step.entries:
             request.in_flight -= 1
             request.spent += tokens
             state = request.state
@@ -157,8 +156,8 @@ class Results:
             request.output.append(got.ids[0])
             if got.likelihoods:
                 request.likelihoods += got.likelihoods
+            useful += 1
             request.failures = 0
-            counters.output_tokens += 1
             if state is waiting:
                 board.waiting.learned()
             if not request.decoding_shown:
@@ -173,6 +172,7 @@ class Results:
                     request.stream, request.attempt, output, got.ids, reason or 0, "", cached, queue_us, got.likelihoods
                 )
             )
+        counters.output_tokens += useful
 
 
 def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
@@ -180,6 +180,6 @@ def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
     expected: list[Entry] = [entry for entry in step.entries if entry.output >= 0]
     if len(expected) != len(sampled):
         raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")
-    for (request, output, *_), got in zip(expected, sampled, strict=True):
+    for (request, output, _, _, _), got in zip(expected, sampled, strict=True):
         if request.stream != got.stream or request.attempt != got.attempt or output != got.start or len(got.ids) != 1:
             raise IllegalEventError(f"step {step.number} samples {request.stream} at {output}, its result {got.stream}")

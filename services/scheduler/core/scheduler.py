@@ -100,8 +100,9 @@ class Scheduler:
 
     @property
     def due_ns(self) -> int | None:
-        """When a `TimePassed` is wanted, if nothing else happens before."""
-        return self.board.deadlines.next_ns
+        """When a `TimePassed` is wanted, and the next plan, if nothing else happens before."""
+        times = [each for each in (self.board.deadlines.next_ns, self._planner.due_ns) if each is not None]
+        return min(times, default=None)
 
     def traceparent(self, plan: StepPlan) -> str:
         """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.

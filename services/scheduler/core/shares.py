@@ -7,14 +7,14 @@ contend, too. What nobody else can use goes to whoever can, so that no token is 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import ClassVar, Final
 
 from noria.proto.execution import Slice
 from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.accounts import Account, ClassShare
 from noria.services.scheduler.core.arrivals import Arrivals
 from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.budget import step_tokens
+from noria.services.scheduler.core.budget import Pacing, pacing, step_tokens
 from noria.services.scheduler.core.census import Census, take_census
 from noria.services.scheduler.core.claims import Claims
 from noria.services.scheduler.core.contest import Contest
@@ -26,10 +26,14 @@ from noria.services.scheduler.core.request import Request, State
 
 # Of a step, what one request of an isolated pool may take before all others.
 _ISOLATED_PART: Final = 4
+# The steps stay short for so long after the last request of a class that asks for it: the next one finds a short step.
+_REMEMBERED_NS: Final = 10_000_000_000
 
 
 class Shares:
     """Composes steps for `fair`. fit: the step-time model's present coefficients. margin: what arrivals leave free."""
+
+    patient: ClassVar[bool] = True
 
     def __init__(self, board: Board, fair: Fair, margin: float, fit: Callable[[], StepTime]) -> None:
         self._board = board
@@ -40,6 +44,8 @@ class Shares:
         self._claims = Claims(board, fair, self._arrivals)
         self._census = Census()
         self._fresh = False
+        self._pacing: Pacing | None = None
+        self._seen_ns: dict[ClassShare, int] = {}
 
     def prepare(self, now_ns: int) -> None:
         """Let requests give way for those who have a right to their slots or blocks."""
@@ -52,18 +58,27 @@ class Shares:
             self._census = take_census(self._board, self._fair)
         self._fresh = False
         census = self._census
-        return step_tokens(
-            self._fit(),
-            census.target_ms,
-            decodes=census.decodes,
-            cache_tokens=census.cache_tokens,
-            tokens_max=most,
-        )
+        self._pacing = pacing(self._fit(), self._target_ms(), decodes=census.decodes, cache_tokens=census.cache_tokens)
+        return step_tokens(self._pacing, decodes=census.decodes, tokens_max=most)
+
+    def _target_ms(self) -> float | None:
+        """The least time between tokens that a class asks for which has requests, or had some lately."""
+        now_ns, uses = self._board.now_ns, self._census.uses
+        for share, use in uses.items():
+            if share.terms.itl_target_ms is not None and (use.slots or share.waiting):
+                self._seen_ns[share] = now_ns
+        targets = [
+            share.terms.itl_target_ms
+            for share, seen_ns in self._seen_ns.items()
+            if share.terms.itl_target_ms is not None and share in uses and now_ns - seen_ns <= _REMEMBERED_NS
+        ]
+        return min(targets, default=None)
 
     def compose(self, draft: Draft) -> None:
         """Spend the draft's budgets."""
         board, census = self._board, self._census
         isolated = self._isolated(draft)
+        draft.pace(self._pacing)
         draft.spared = max(0, draft.cache.kept_pages - census.isolated_pages)
         decoding = [request for request in board.decoding if request not in isolated] if isolated else board.decoding
         short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
@@ -154,7 +169,7 @@ class Shares:
         shares = [share for share in census.uses if share.waiting and not share.terms.isolated]
         for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
             use = census.uses[share]
-            while draft.tokens_left and (use.slots < use.reserved or owed.get(share, 0) > 0):
+            while draft.open and (use.slots < use.reserved or owed.get(share, 0) > 0):
                 account = share.first()
                 if account is None:
                     break
@@ -163,7 +178,7 @@ class Shares:
 
     def _contend(self, draft: Draft, contest: Contest, half: int) -> None:
         """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
-        while draft.tokens_left:
+        while draft.open:
             account = contest.next(arrivals=bool(self._board.slots.free))
             if account is None:
                 break
@@ -173,18 +188,23 @@ class Shares:
             elif request.state is State.DECODING:
                 self._decodes(draft, (request,))
             else:
-                self._chunk(draft, request, half if contest.others(request.rank) else None)
-        if draft.tokens_left:
+                self._chunk(draft, request, self._most(draft, contest, request, half))
+        if draft.open:
             unfinished = [each for each in draft.begun if each.length < each.filled]
             for request in sorted(unfinished, key=contest.turn):
                 self._chunk(draft, request, None)
+
+    def _most(self, draft: Draft, contest: Contest, request: Request, half: int) -> int | None:
+        """How much of a prompt the step may hold. One that it ends is not cut: in two halves it would only end later."""
+        rest = (request.known if request.state is State.WAITING else request.filled) - request.length
+        whole = rest <= draft.prompt_tokens(request.length)
+        return half if not whole and contest.others(request.rank) else None
 
     def _arrive(self, draft: Draft, contest: Contest, account: Account, half: int) -> bool:
         """Offer the first waiting request of an account a place; note who may not go either when it gets none."""
         request = self._fair.order.first_of(account)
         assert request is not None
-        most = half if contest.others(request.rank) else None
-        reason = self._admit(draft, request, most)
+        reason = self._admit(draft, request, self._most(draft, contest, request, half))
         if reason is None or reason is Reason.TWIN:
             return True
         share = account.share

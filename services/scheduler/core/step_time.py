@@ -14,8 +14,10 @@ from noria.proto.scheduling import StepTime
 _FORGET: Final = 0.99
 _RIDGE: Final = 1e-5
 _SOLVE_EVERY: Final = 16
-# A step, a hundred query tokens, ten thousand cached tokens and ten requests are of one size, so that one ridge fits.
-_SCALE: Final = (1.0, 100.0, 10_000.0, 10.0)
+# A step, a hundred query tokens, ten thousand cached tokens, ten requests and a million pairs of a token and a cached one
+# are of one size, so that one ridge fits.
+_SCALE: Final = (1.0, 100.0, 10_000.0, 10.0, 1_000_000.0)
+_FEATURES: Final = len(_SCALE)
 _SIZES: Final = 10
 # Huber's constant for normal errors, times the ratio of their deviation to their median.
 _HUBER: Final = 1.345 * 1.4826
@@ -24,18 +26,21 @@ _ERROR_LEAST: Final = 0.005
 _ERROR_PACE: Final = 0.05
 _TRUSTED_AFTER: Final = 4
 
-_Row = tuple[float, float, float, float]
+_Row = tuple[float, float, float, float, float]
 
 
-def predict_us(fit: StepTime, query_tokens: float, cache_tokens: float, requests: float) -> float:
+def predict_us(fit: StepTime, query_tokens: float, cache_tokens: float, requests: float, pairs: float = 0.0) -> float:
     """Microseconds that a step of this size takes by a fit."""
-    return (
-        fit.base_us + fit.query_token_us * query_tokens + fit.cache_token_us * cache_tokens + fit.request_us * requests
-    )
+    linear = fit.base_us + fit.query_token_us * query_tokens + fit.cache_token_us * cache_tokens
+    return linear + fit.request_us * requests + fit.pair_us * pairs
 
 
 class StepTimeModel:
-    """Learns from (query tokens, cached tokens read, requests) -> microseconds. steps: how many it has learned from."""
+    """Learns from (query tokens, cached tokens read, requests, pairs) -> microseconds. steps: how many it has learned from.
+
+    pairs: over the chunks of prompts, each token times the cached tokens that it looks at. Single tokens that continue a
+    sequence make none: what they read is in the cached tokens already.
+    """
 
     def __init__(self) -> None:
         self._memories: list[_Memory | None] = [None] * _SIZES
@@ -44,11 +49,11 @@ class StepTimeModel:
         self._solved = StepTime()
         self.steps = 0
 
-    def observe(self, query_tokens: int, cache_tokens: int, requests: int, compute_us: int) -> None:
+    def observe(self, query_tokens: int, cache_tokens: int, requests: int, compute_us: int, pairs: int = 0) -> None:
         """Learn from one step; steps without a time or without work say nothing."""
         if compute_us <= 0 or query_tokens <= 0:
             return
-        predicted = self.predict_us(query_tokens, cache_tokens, requests)
+        predicted = self.predict_us(query_tokens, cache_tokens, requests, pairs)
         weight = 1.0
         if predicted <= 0 or self.steps < _TRUSTED_AFTER:
             predicted = float(compute_us)
@@ -61,8 +66,8 @@ class StepTimeModel:
         memory = self._memories[size]
         if memory is None:
             memory = self._memories[size] = _Memory()
-        scaled = (1.0, query_tokens / _SCALE[1], cache_tokens / _SCALE[2], requests / _SCALE[3])
-        memory.learn(scaled, float(compute_us), weight / (predicted * predicted))
+        sizes = (query_tokens / _SCALE[1], cache_tokens / _SCALE[2], requests / _SCALE[3], pairs / _SCALE[4])
+        memory.learn((1.0, *sizes), float(compute_us), weight / (predicted * predicted))
         self._unsolved += 1
         self.steps += 1
 
@@ -73,22 +78,24 @@ class StepTimeModel:
             self._solved = self._solve()
         return self._solved
 
-    def predict_us(self, query_tokens: float, cache_tokens: float, requests: float) -> float:
+    def predict_us(self, query_tokens: float, cache_tokens: float, requests: float, pairs: float = 0.0) -> float:
         """The predicted time of a step; 0 before anything was learned."""
-        return predict_us(self.coefficients(), query_tokens, cache_tokens, requests)
+        return predict_us(self.coefficients(), query_tokens, cache_tokens, requests, pairs)
 
     def _solve(self) -> StepTime:
         memories = [memory for memory in self._memories if memory is not None]
-        matrix = [[sum(each.matrix[row][column] for each in memories) for column in range(4)] for row in range(4)]
-        vector = [sum(each.vector[row] for each in memories) for row in range(4)]
-        kept = [each for each in range(4) if matrix[each][each] > 0]
+        matrix = [
+            [sum(each.matrix[row][column] for each in memories) for column in range(_FEATURES)]
+            for row in range(_FEATURES)
+        ]
+        vector = [sum(each.vector[row] for each in memories) for row in range(_FEATURES)]
+        kept = [each for each in range(_FEATURES) if matrix[each][each] > 0]
         while kept:
             solution = _solve(matrix, vector, kept)
             worst = min(range(len(kept)), key=lambda each: solution[each])
             if solution[worst] >= 0:
                 values = dict(zip(kept, solution, strict=True))
-                base, query, cache, request = (values.get(each, 0.0) / _SCALE[each] for each in range(4))
-                return StepTime(base, query, cache, request)
+                return StepTime(*(values.get(each, 0.0) / scale for each, scale in enumerate(_SCALE)))
             del kept[worst]
         return StepTime()
 
@@ -99,15 +106,15 @@ class _Memory:
     __slots__ = ("matrix", "vector")
 
     def __init__(self) -> None:
-        self.matrix = [[0.0] * 4 for _ in range(4)]
-        self.vector = [0.0] * 4
+        self.matrix = [[0.0] * _FEATURES for _ in range(_FEATURES)]
+        self.vector = [0.0] * _FEATURES
 
     def learn(self, row: _Row, compute_us: float, weight: float) -> None:
         vector = self.vector
         for each, (first, line) in enumerate(zip(row, self.matrix, strict=True)):
             weighted = first * weight
             vector[each] = vector[each] * _FORGET + weighted * compute_us
-            for column in range(4):
+            for column in range(_FEATURES):
                 line[column] = line[column] * _FORGET + weighted * row[column]
 
 

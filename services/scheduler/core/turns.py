@@ -4,7 +4,7 @@ Arrivals come last, for they may not take what running requests lack. The hot lo
 """
 
 from enum import IntEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from noria.proto.execution import Slice
 from noria.services.scheduler.core.arrivals import Arrivals
@@ -28,6 +28,8 @@ PREFILLS_FIRST: Final = (Turn.PREFILLS, Turn.DECODES, Turn.ARRIVALS)
 
 class Turns:
     """Composes steps in an order of turns that is the same for all. margin: what arrivals leave of the cache."""
+
+    patient: ClassVar[bool] = False
 
     def __init__(self, board: Board, turns: tuple[Turn, ...], margin: float) -> None:
         self._board = board

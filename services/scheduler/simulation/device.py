@@ -69,5 +69,7 @@ class SimulatedDevice:
             return 0.0
         query = sum(each.length for each in slices)
         cache = sum(each.start + each.length for each in slices)
-        spent_us = predict_us(self._step_time, query, cache, len(slices))
+        chunks = (each for each in slices if each.length > 1)
+        pairs = sum(each.length * (2 * each.start + each.length) // 2 for each in chunks)
+        spent_us = predict_us(self._step_time, query, cache, len(slices), pairs)
         return spent_us * self._draw.lognormvariate(0.0, self._jitter) if self._jitter else spent_us

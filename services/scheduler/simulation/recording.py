@@ -59,7 +59,7 @@ class Recording:
         model = StepTimeModel()
         for each in self.records:
             if isinstance(each, records.Completed):
-                model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us)
+                model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us, each.pairs)
         return model.coefficients()
 
     def jobs(self) -> list[Job]:

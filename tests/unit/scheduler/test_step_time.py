@@ -77,3 +77,19 @@ def test_one_step_is_enough_for_a_first_prediction() -> None:
     model = StepTimeModel()
     model.observe(10, 100, 10, 5000)
     assert model.predict_us(10, 100, 10) == pytest.approx(5000, rel=0.01)
+
+
+def test_what_a_long_prompt_costs_towards_its_end_is_learned_apart_from_what_is_read() -> None:
+    draw, model = random.Random(1), StepTimeModel()
+    for step in range(600):
+        start = draw.randrange(4000)
+        length = 0 if step % 3 == 0 else draw.randrange(16, 200)
+        rows = draw.randrange(1, 12)
+        read, pairs = rows * 500 + (start + length if length else 0), length * (2 * start + length) // 2
+        spent = 9000 + 600 * (rows + length) + 1.8 * read + 0.26 * pairs
+        model.observe(rows + length, read, rows + bool(length), int(spent * draw.uniform(0.97, 1.03)), pairs)
+    fit = model.coefficients()
+    assert fit.pair_us == pytest.approx(0.26, rel=0.1)
+    assert fit.cache_token_us == pytest.approx(1.8, rel=0.25)
+    deep, shallow = (model.predict_us(100, start + 100, 1, 100 * (start + 50)) for start in (3500, 0))
+    assert (deep, shallow) == (pytest.approx(167_780, rel=0.05), pytest.approx(70_480, rel=0.05))

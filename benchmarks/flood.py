@@ -1,0 +1,301 @@
+"""One tenant floods the stack with long prompts; what does another one notice? Real processes, real model.
+
+Run: python benchmarks/flood.py [--model NAME] [--seconds S] [--repeats N] [--out FILE.json] [-- FLAGS of `noria up`]
+
+The tenant `people` sends short interactive requests as a Poisson process; the tenant `crawler` keeps FLOOD long prompts
+in class `batch` in flight. For each policy and repeat a stack serves the people alone first, then people and flood; the
+policies take turns, with the same arrivals, lengths and settings. Reported are the people's time to first token and time
+between tokens, as their client sees them, over all repeats, and the query tokens that the stack computed in a second
+while both were there, without those computed for nothing or again.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from noria.cli.keys import hash_of
+from noria.client import AsyncClient
+from noria.proto.base import Service
+from noria.services.scheduler.simulation.report import quantile
+from noria.shared.config import RuntimeSettings
+from noria.shared.inspect import inspect_async
+
+POLICIES: Final = ("fifo", "fair")
+PEOPLE, CRAWLER = "people", "crawler"
+CONFIG: Final = f"""
+[tenants.{PEOPLE}]
+keys = ["{hash_of(PEOPLE)}"]
+default_class = "interactive"
+[tenants.{CRAWLER}]
+keys = ["{hash_of(CRAWLER)}"]
+classes = ["batch"]
+"""
+# Ids that no tokenizer of a real model gives a special meaning.
+IDS: Final = range(1000, 9000)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What is asked. rate: interactive requests a second. flood: long requests kept in flight."""
+
+    seconds: float = 60.0
+    warm_seconds: float = 10.0
+    rate: float = 3.0
+    prompt_tokens: int = 100
+    output_tokens: int = 32
+    flood: int = 8
+    flood_prompt_tokens: int = 4000
+    flood_output_tokens: int = 16
+
+
+class Seen(msgspec.Struct):
+    """What one tenant saw, in milliseconds."""
+
+    ttft: list[float] = []
+    gaps: list[float] = []
+    failures: int = 0
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One run of one policy, with or without the flood. tokens_s: query tokens computed for good in a second."""
+
+    policy: str
+    flooded: bool
+    repeat: int
+    seen: Seen
+    floods_done: int
+    tokens_s: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """All repeats of one policy."""
+
+    policy: str
+    flooded: bool
+    requests: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    tokens_s: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The whole run."""
+
+    model: str
+    flags: list[str]
+    load: Load
+    rows: list[Row]
+    phases: list[Phase]
+
+
+@contextlib.contextmanager
+def serving(policy: str, model: str, flags: Sequence[str]) -> Iterator[Path]:
+    """A stack in a folder of its own; gives its runtime folder."""
+    folder = Path(tempfile.mkdtemp(prefix="noria-flood-"))
+    config, runtime = folder / "noria.toml", folder / "run"
+    config.write_text(CONFIG)
+    command = [
+        str(Path(sys.executable).parent / "noria"), "up", "--model", model, "--scheduler", policy, "--http", f"127.0.0.1:{_port()}",
+        "--config", str(config), "--runtime-dir", str(runtime), *flags,
+    ]  # fmt: skip
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        asyncio.run(_ready(runtime, process, log))
+        yield runtime
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _ready(runtime: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Until a first token comes."""
+    deadline = time.monotonic() + 300
+    while True:
+        with contextlib.suppress(Exception):  # refused while it starts, in many ways
+            async with AsyncClient(runtime_dir=str(runtime), credential=PEOPLE) as client:
+                await client.complete(token_ids=[*IDS][:40], max_tokens=4, ignore_eos=True)
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the stack does not serve:\n{log.read_text(errors='replace')[-3000:]}")
+        await asyncio.sleep(0.2)
+
+
+class _Counters(msgspec.Struct, frozen=True):
+    tokens: int
+    wasted_tokens: int
+    recomputed_tokens: int
+
+
+class _State(msgspec.Struct, frozen=True):
+    counters: _Counters
+
+
+async def computed(runtime: Path) -> int:
+    """Query tokens that the stack has computed for good since its start."""
+    snapshot = await inspect_async(RuntimeSettings(dir=str(runtime)), Service.SCHEDULER, 10.0)
+    assert snapshot is not None, "the scheduler answers"
+    counters = msgspec.json.decode(snapshot.json, type=_State).counters
+    return counters.tokens - counters.wasted_tokens - counters.recomputed_tokens
+
+
+async def ask(client: AsyncClient, draw: random.Random, prompt_tokens: int, output_tokens: int, seen: Seen) -> None:
+    """One request to its end."""
+    asked = time.perf_counter()
+    last = 0.0
+    try:
+        async for delta in client.generate(
+            token_ids=draw.choices(IDS, k=prompt_tokens), max_tokens=output_tokens, ignore_eos=True, temperature=0.0
+        ):
+            if not delta.token_ids:
+                continue
+            now = time.perf_counter()
+            if last:
+                seen.gaps.append((now - last) * 1e3)
+            else:
+                seen.ttft.append((now - asked) * 1e3)
+            last = now
+    except Exception as error:
+        print(f"failed: {error}", file=sys.stderr)
+        seen.failures += 1
+
+
+async def people(client: AsyncClient, load: Load, seed: int, seen: Seen) -> None:
+    """Interactive requests as they come, whether or not earlier ones are answered; returns when all are."""
+    draw = random.Random(seed)
+    began, at = time.perf_counter(), 0.0
+    async with asyncio.TaskGroup() as tasks:
+        while (at := at + draw.expovariate(load.rate)) < load.seconds:
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            own = random.Random(draw.random())
+            tasks.create_task(ask(client, own, load.prompt_tokens, load.output_tokens, seen))
+
+
+async def crawler(client: AsyncClient, load: Load, seed: int, seen: Seen) -> None:
+    """One long request after another, until cancelled."""
+    draw = random.Random(seed)
+    while True:
+        await ask(client, draw, load.flood_prompt_tokens, load.flood_output_tokens, seen)
+
+
+async def phase(runtime: Path, load: Load, policy: str, repeat: int, *, flooded: bool) -> Phase:
+    """The people, alone or beside the flood."""
+    seen, flood = Seen([], []), Seen([], [])
+    async with (
+        AsyncClient(runtime_dir=str(runtime), credential=PEOPLE) as theirs,
+        AsyncClient(runtime_dir=str(runtime), credential=CRAWLER, traffic_class="batch") as bulk,
+    ):
+        # Without the flood too: what the server learns of its steps, it has learned before anything is measured.
+        await people(theirs, msgspec.structs.replace(load, seconds=load.warm_seconds / 2), 17 + repeat, Seen([], []))
+        streams = [
+            asyncio.create_task(crawler(bulk, load, 100 * repeat + n, flood)) for n in range(load.flood * flooded)
+        ]
+        await asyncio.sleep(load.warm_seconds * flooded)
+        began, tokens, floods = time.perf_counter(), await computed(runtime), len(flood.ttft)
+        served = asyncio.create_task(people(theirs, load, 1 + repeat, seen))
+        await asyncio.sleep(load.seconds)
+        tokens = await computed(runtime) - tokens
+        seconds, floods = time.perf_counter() - began, len(flood.ttft) - floods
+        await served
+        for each in streams:
+            each.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    await asyncio.sleep(1.0)
+    return Phase(policy, flooded, repeat, seen, floods, tokens / seconds)
+
+
+def summed(phases: Sequence[Phase]) -> list[Row]:
+    """One row for each policy, without and with the flood; quantiles over all repeats."""
+    rows = []
+    for policy in dict.fromkeys(each.policy for each in phases):
+        for flooded in (False, True):
+            mine = [each for each in phases if each.policy == policy and each.flooded is flooded]
+            ttft = [value for each in mine for value in each.seen.ttft]
+            gaps = [value for each in mine for value in each.seen.gaps]
+            rate = sum(each.tokens_s for each in mine) / max(1, len(mine))
+            points = [quantile(values, share) for values in (ttft, gaps) for share in (0.5, 0.99)]
+            rows.append(Row(policy, flooded, len(ttft), *points, rate))
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows, and how they stand to the goals."""
+    lines = [
+        "| policy | flood | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | all tokens/s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms)
+        cells = " | ".join(f"{each:.0f} ms" for each in times)
+        flood = "yes" if row.flooded else "no"
+        lines.append(f"| {row.policy} | {flood} | {row.requests} | {cells} | {row.tokens_s:.0f} |")
+    found = {(row.policy, row.flooded): row for row in rows}
+    fair, alone, fifo = (found.get(key) for key in (("fair", True), ("fair", False), ("fifo", True)))
+    if fair is not None and alone is not None and fifo is not None:
+        ttft, itl = fair.ttft_p99_ms / alone.ttft_p99_ms, fair.itl_p99_ms / alone.itl_p99_ms
+        lines += [
+            "",
+            f"fair under the flood: TTFT p99 {ttft:.2f} times (goal 2), ITL p99 {itl:.2f} times (goal 1.5) what it is "
+            f"without; all tokens/s {fair.tokens_s / fifo.tokens_s:.1%} of fifo (goal 95 %)",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table, write the rest."""
+    load = Load()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES))
+    parser.add_argument("--out", type=Path)
+    for name in Load.__struct_fields__:
+        default = getattr(load, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("flags", nargs="*", help="for `noria up`, after --")
+    chosen = parser.parse_args()
+    load = Load(**{name: getattr(chosen, name) for name in Load.__struct_fields__})
+    phases: list[Phase] = []
+    for repeat in range(chosen.repeats):
+        for policy in chosen.policy if repeat % 2 == 0 else chosen.policy[::-1]:
+            with serving(policy, chosen.model, chosen.flags) as runtime:
+                for flooded in (False, True):
+                    phases.append(asyncio.run(phase(runtime, load, policy, repeat, flooded=flooded)))
+                    print(table(summed(phases[-1:])).splitlines()[2 + flooded], file=sys.stderr, flush=True)
+    rows = summed(phases)
+    print(table(rows))
+    if chosen.out is not None:
+        report = Report(chosen.model, chosen.flags, load, rows, phases)
+        chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+
+
+if __name__ == "__main__":
+    main()
