@@ -213,6 +213,7 @@ class NativeOperations:
         self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
     ) -> torch.Tensor:
         """Float32 products of the head."""
+        rows = np.ascontiguousarray(rows)
         count, width = len(rows), x.shape[1]
         picked = self._buffers.of("picked", count, width, self._dtype)
         self._kernels.add_norm(
@@ -220,7 +221,7 @@ class NativeOperations:
             x.data_ptr(),
             self._norms.address(weight),
             self._architecture.epsilon,
-            _address(np.ascontiguousarray(rows)),
+            _address(rows),
             picked.data_ptr(),
             self._type,
             count,

@@ -34,7 +34,10 @@ ALONE: Schedule = [[(sequence, 0, length)] for sequence, length in enumerate(LEN
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch."""
+    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch.
+
+    step_tokens: the most that a step has, all of the longest sequence where 0; a window's pages are used again sooner.
+    """
 
     heads: int = 6
     kv_heads: int = 2
@@ -49,6 +52,7 @@ class Layer(msgspec.Struct, frozen=True):
     threads: int = 1
     lengths: tuple[int, ...] = LENGTHS
     shuffle: int = 0
+    step_tokens: int = 0
 
     @property
     def architecture(self) -> Architecture:
@@ -88,11 +92,14 @@ class Attended:
         return all(torch.equal(a, b) for a, b in zip(self.rows, other.rows, strict=True))
 
 
-def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False) -> Attended:
-    """Run a schedule. spoilt: every byte of the cache is 255, NaN in most formats, before it is written."""
+def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: str | None = None) -> Attended:
+    """Run a schedule. spoilt: every byte of the cache is 255, NaN in most formats, before it is written.
+
+    level: what computes every second step over the same cache, the layer's own where None.
+    """
     facts = layer.architecture
     longest = max(layer.lengths)
-    groups = cache_groups(facts.windows, longest + 1, longest, layer.page_size)
+    groups = cache_groups(facts.windows, longest + 1, layer.step_tokens or longest, layer.page_size)
     per = -(-longest // layer.page_size) + 1
     shape = Shape(4, 2048, longest + 1, layer.page_size, 2 + 4 * per, 50, groups)
     places = layer_groups(facts.windows, longest + 1)
@@ -100,12 +107,7 @@ def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False) -> Atten
     if spoilt:
         for address in cache.addresses(0):
             ctypes.memset(address, 255, shape.num_blocks * cache.page_bytes)
-    operations: Operations
-    if layer.level:
-        kernels = open_kernels(layer.level)
-        operations = NativeOperations(facts, shape, cache, places, layer.dtype, kernels, layer.threads)
-    else:
-        operations = ReferenceOperations(facts, shape, cache, places, layer.dtype)
+    sides = [_operations(layer, each, shape, cache, places) for each in (layer.level, level)]
     generator = torch.Generator().manual_seed(7)
     width = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
     given = [torch.randn(length, width, generator=generator) for length in layer.lengths]
@@ -115,15 +117,28 @@ def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False) -> Atten
     for number, slices in enumerate(schedule, 1):
         fills = _fills(layer, shape, per) if number == 1 else ()
         plan = StepPlan(1, number, tuple(Slice(*each, False, False) for each in slices), fill=fills)
+        operations = sides[number % 2 == 0]
         operations.begin(prepare(slots, plan))
         qkv = torch.cat([given[slot][start : start + length] for slot, start, length in slices]).to(layer.dtype)
         queries = operations.rotate_write(
-            0, qkv.float() if layer.level else qkv, (norms[0], norms[1]) if facts.head_norm else None
+            0,
+            qkv.float() if isinstance(operations, NativeOperations) else qkv,
+            (norms[0], norms[1]) if facts.head_norm else None,
         )
         found = operations.attention(0, queries)
         for (slot, start, length), part in zip(slices, found.split([each[2] for each in slices]), strict=True):
             rows[slot][start : start + length] = part
     return Attended(rows)
+
+
+def _operations(
+    layer: Layer, level: str | None, shape: Shape, cache: Cache, places: list[tuple[int, int]]
+) -> Operations:
+    level = layer.level if level is None else level
+    if level:
+        kernels = open_kernels(level)
+        return NativeOperations(layer.architecture, shape, cache, places, layer.dtype, kernels, layer.threads)
+    return ReferenceOperations(layer.architecture, shape, cache, places, layer.dtype)
 
 
 def _fills(layer: Layer, shape: Shape, per: int) -> tuple[Fill, ...]:

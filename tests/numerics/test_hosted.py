@@ -121,8 +121,13 @@ def test_a_tiny_model_of_another_family_equals_transformers(
             assert (answer.logits[position] - want.logits[position]).abs().max() < 2e-4
 
 
-@pytest.mark.parametrize("host_slots", [0, 40], ids=["reset", "swapped"])
-@pytest.mark.parametrize(("name", "options", "chunks"), [(*FAMILIES[0].values, 16), (*FAMILIES[5].values, 17)])
+@pytest.mark.parametrize(
+    ("name", "options", "chunks", "host_slots"),
+    [
+        pytest.param(*FAMILIES[0].values, 16, 0, id="full, reset"),
+        pytest.param(*FAMILIES[5].values, 17, 40, id="hybrid, swapped"),
+    ],
+)
 def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
     name: str, options: dict[str, Any], chunks: int, host_slots: int, tmp_path: Path
 ) -> None:
