@@ -83,6 +83,7 @@ class Actor:
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
         self._told = State.STARTING
+        self._measures: dict[str, Callable[[], object]] = {}
         self._log = logger(mailbox.service.value)
 
     @property
@@ -99,6 +100,10 @@ class Actor:
         """Stop watching."""
         del self._watched[source]
         self._poller.unregister(source)
+
+    def measure(self, name: str, counts: Callable[[], object]) -> None:
+        """Show what `counts` returns under this name in every snapshot."""
+        self._measures[name] = counts
 
     def wake(self) -> None:
         """Begin a turn soon; may be called from any thread and from signal handlers."""
@@ -279,6 +284,7 @@ class Actor:
             "incarnation": f"{self.mailbox.incarnation:x}",
             "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
             "mail": self.mailbox.counts(),
+            **{name: counts() for name, counts in self._measures.items()},
             **(self._answer(about) if about and self._answer is not None else shell.snapshot()),
         }
         return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

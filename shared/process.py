@@ -1,7 +1,6 @@
 """How a service process begins: read the configuration, name itself, take its lock, run its shell on an actor."""
 
 import argparse
-import gc
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from noria.shared.config import Config
 from noria.shared.config_sources import CONFIG_VARIABLE, load
 from noria.shared.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.errors import UserError
+from noria.shared.garbage import Garbage, freeze
 from noria.shared.locks import Holder, Lock
 from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
@@ -118,13 +118,15 @@ def run(
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()
     shell = build(actor, telemetry)
-    # What start-up allocated lives as long as the process: keep the collector from walking it at every full pass.
-    gc.collect()
-    gc.freeze()
+    freeze()
+    garbage = Garbage()
+    garbage.watch()
+    actor.measure("garbage", garbage.counts)
     logger(service.value).info("service started", endpoint=endpoint, incarnation=f"{post.incarnation:x}")
     try:
         actor.run(shell)
     finally:
+        garbage.close()
         telemetry.close()
         lock.release()
     return 0

@@ -19,6 +19,7 @@ from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.shared.actor import Shell
+from noria.shared.garbage import freeze
 from noria.shared.instruments import ATTRIBUTE_QUERY_TOKENS, ATTRIBUTE_STEP, SPAN_STEP
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
@@ -157,6 +158,7 @@ class ExecutorShell:
             self._log.warning("packed weights cannot be kept", reason=loaded.unkept)
         if not loaded.steady:
             self._log.warning("results depend on the batch", reason="a matrix product's order of summation varies")
+        freeze()  # the model lives as long as the process, too
         self._tell_geometry()
 
     def _tell_geometry(self) -> None:

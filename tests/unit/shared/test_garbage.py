@@ -1,0 +1,43 @@
+"""The garbage collector runs seldom, and every pause is counted."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from noria.shared.garbage import YOUNG_ALLOCATIONS, Garbage, freeze
+
+
+@pytest.fixture
+def garbage() -> Iterator[Garbage]:
+    before = gc.get_threshold()
+    counted = Garbage()
+    counted.watch()
+    yield counted
+    counted.close()
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_every_pause_is_counted(garbage: Garbage) -> None:
+    before = garbage.counts()
+    gc.collect(0)
+    gc.collect()
+    after = garbage.counts()
+    assert after["collections"] >= before["collections"] + 2
+    assert after["full"] >= before["full"] + 1
+    assert after["total_us"] >= after["longest_us"] > 0
+
+
+def test_young_objects_are_left_alone_for_long(garbage: Garbage) -> None:
+    freeze()
+    before = garbage.counts()["collections"]
+    kept = [[] for _ in range(YOUNG_ALLOCATIONS // 2)]  # type: list[list[int]]
+    assert kept
+    assert garbage.counts()["collections"] == before
+
+
+def test_what_is_frozen_is_left_out_of_collections(garbage: Garbage) -> None:
+    freeze()
+    assert gc.get_freeze_count() > 0
+    assert len(gc.get_objects()) < gc.get_freeze_count()
