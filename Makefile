@@ -67,6 +67,9 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
 verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replays a trace of arrivals
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e/test_cancels.py
+	$(BIN)/python benchmarks/flood.py
 	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
 

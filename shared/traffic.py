@@ -30,7 +30,13 @@ class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(description="Places in a step that it gets back within one preemption.", ge=0, le=4096)
     ] = 0
     reserved_cache: Annotated[
-        float, Meta(description="Share of the cache that it gets back within one preemption.", ge=0, le=0.9)
+        float,
+        Meta(
+            description="Share of the cache that it gets back within one preemption; an isolated class has at least one "
+            "request of its limits, if that is no more than a quarter.",
+            ge=0,
+            le=0.9,
+        ),
     ] = 0.0
     preemptible: Annotated[bool, Meta(description="Whether a class of higher rank may push it aside.")] = True
     isolated: Annotated[

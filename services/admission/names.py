@@ -1,13 +1,17 @@
 """Which numbers requests had that clients know by their own ids: for people who ask what a request waited for.
 
-Bounded: the last NAMES_KEPT accepted, and the last refused as often.
+The gateway marks the ids that come with an API key, so that two tenants may use the same; whoever asks knows only the
+unmarked part. Bounded: the last NAMES_KEPT names of accepted requests, and of refused ones.
 """
 
+import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from noria.services.admission.core.events import AcceptedNote, Note, RefusedNote
 
 NAMES_KEPT: Final = 8192
+_MARKED: Final = re.compile(r"(.+)~[0-9a-f]{16}", re.DOTALL)
 
 
 class Names:
@@ -21,10 +25,12 @@ class Names:
         """Hear what admission did."""
         match note:
             case AcceptedNote():
-                _keep(self._numbers, note.id, note.number)
-                self._refused.pop(note.id, None)
+                for name in _names(note.id):
+                    _keep(self._numbers, name, note.number)
+                    self._refused.pop(name, None)
             case RefusedNote():
-                _keep(self._refused, note.id, note.code.value)
+                for name in _names(note.id):
+                    _keep(self._refused, name, note.code.value)
             case _:
                 pass
 
@@ -33,6 +39,14 @@ class Names:
         number, code = self._numbers.get(about), self._refused.get(about)
         why = [f"request {about} was refused when it was last sent: {code}"] if code is not None else []
         return {"numbers": [] if number is None else [number], "why": why}
+
+
+def _names(request: str) -> Iterator[str]:
+    """An id, and what its caller calls it."""
+    yield request
+    marked = _MARKED.fullmatch(request)
+    if marked is not None:
+        yield marked[1]
 
 
 def _keep(names: "dict[str, Any]", name: str, value: object) -> None:

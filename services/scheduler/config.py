@@ -8,6 +8,7 @@ from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.event_log import EventLog
 from noria.shared.config import BATCH_TOKENS, Config
+from noria.shared.traffic import ClassSettings
 
 
 def rules_of(config: Config) -> Rules:
@@ -23,6 +24,7 @@ def rules_of(config: Config) -> Rules:
                 reserved_cache=each.reserved_cache,
                 preemptible=each.preemptible,
                 isolated=each.isolated,
+                request_tokens=_request_tokens(each),
                 quantum_tokens=each.quantum_tokens,
                 itl_target_ms=each.itl_target_ms,
                 queue_requests_max=each.queue_requests_max,
@@ -34,6 +36,13 @@ def rules_of(config: Config) -> Rules:
         prices=Prices(chosen.prompt_price, chosen.cached_price, chosen.output_price),
         progress_tokens=chosen.progress_tokens,
     )
+
+
+def _request_tokens(settings: ClassSettings) -> int | None:
+    """The most that one request of a class may have."""
+    if settings.prompt_tokens_max is None or settings.output_tokens_max is None:
+        return None
+    return settings.prompt_tokens_max + settings.output_tokens_max
 
 
 def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:

@@ -72,6 +72,8 @@ class SchedulerService:
         elif isinstance(body, StepFailed):
             self._log.warning("step failed", number=body.number, failure=body.failure.value, detail=body.detail)
         self._apply(body)
+        if isinstance(body, Geometry):
+            self._warn_of_cramped()
 
     def joined(self, peer: Service) -> None:
         """Admission is told the capacity; an executor tells its geometry; the detokenizer asks for what it lacks."""
@@ -130,6 +132,12 @@ class SchedulerService:
     def change_policy(self, settings: Settings) -> None:
         """Share as these settings say from now on; everything else of them waits for a restart."""
         self._apply(PolicyChanged(settings.policy, settings.rules))
+        self._warn_of_cramped()
+
+    def _warn_of_cramped(self) -> None:
+        for name, tokens in self._core.cramped():
+            self._log.warning("an isolated class may wait for cache: one request can need more than it reserves",
+                              traffic_class=name, request_tokens=tokens)  # fmt: skip
 
     def state(self) -> State:
         """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""

@@ -251,3 +251,26 @@ def test_a_changed_file_is_taken_at_a_hang_up_under_load_and_loses_nothing(tiny_
         wait_until(lambda: complete(running, "acme", [5]).status_code == 401, 10, "the old tenant is gone")
         running.wait_idle()
     assert os.environ.get("NORIA_API_KEY") is None
+
+
+def test_what_a_request_waited_for_is_told_by_its_id_to_operators_alone(governed: Stack) -> None:
+    sent = {"x-request-id": "tell-me"}
+    assert complete(governed, "acme", [3, 4, 5], headers=sent).status_code == 200
+
+    def told() -> list[str]:
+        answer = httpx.get(f"{governed.url}/debug/why/tell-me", headers={"authorization": "Bearer root"}).json()
+        lines: list[str] = answer["why"]
+        return lines
+
+    wait_until(lambda: any("ended: length, after 4 tokens" in line for line in told()), 10, "its end is told")
+    assert any("class standard: 3 prompt tokens" in line for line in told())
+    for key, status in (("acme", 403), ("nobody", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{governed.url}/debug/why/tell-me", headers=headers).status_code == status
+    command = [str(NORIA), "why", "tell-me", "--runtime-dir", str(governed.runtime_dir)]
+    shown = subprocess.run(command, capture_output=True, text=True, env=governed.environment)
+    assert shown.returncode == 0 and "ended: length, after 4 tokens" in shown.stdout
+    unknown = subprocess.run(
+        [*command[:2], "nobody-asked", *command[3:]], capture_output=True, env=governed.environment
+    )
+    assert unknown.returncode == 1

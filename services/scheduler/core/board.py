@@ -75,7 +75,7 @@ class Board:
             request.prefix = None
         if geometry is not None:
             self.memory = Memory(geometry, self.lane, self.waiting, sharing=self.settings.allow_block_sharing)
-            self.memory.cache.keep(self.policy.kept)
+            self.memory.cache.keep(self.policy.kept(self.memory.cache.pages, self.memory.cache.page_tokens))
         count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
         self.slots = Slots(count)
 
@@ -87,7 +87,7 @@ class Board:
         self.waiting.reorder(policy)
         self.policy = policy
         if self.memory is not None:
-            self.memory.cache.keep(policy.kept)
+            self.memory.cache.keep(policy.kept(self.memory.cache.pages, self.memory.cache.page_tokens))
             for request in self.requests.values():
                 # What was accepted before so much was kept goes on.
                 if request.prompt_tokens + request.limit > self.memory.cache.largest_tokens:

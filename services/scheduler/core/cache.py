@@ -20,8 +20,8 @@ from noria.services.scheduler.core.prefixes import PrefixIndex
 class Cache:
     """All allocators over one pool. `index` is None where pages are not shared.
 
-    kept_pages: how many pages of each group are kept for isolated classes. largest_tokens: the longest request that the
-    rest could hold alone, whole_tokens: all of it.
+    pages: how many pages of each group it holds, kept_pages: how many of them are kept for isolated classes.
+    largest_tokens: the longest request that the rest could hold alone, whole_tokens: all of it.
     """
 
     def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
@@ -37,6 +37,7 @@ class Cache:
         self._page_units: Final = sum(self._units)
         self.page: Final = (1,) * len(self.allocators)
         self.size: Final = self.pool.size * self._chunk_units
+        self.pages: Final = self.size // self._page_units
         self.promised = 0
         self._model_tokens: Final = geometry.max_model_tokens
         self.kept_pages = 0
@@ -89,17 +90,12 @@ class Cache:
         chunks = sum(each.chunks(max(0, need - cached)) for each, need in zip(self.allocators, needs, strict=True))
         return chunks <= self.pool.blank
 
-    def keep(self, share: float) -> None:
-        """Keep so much of the cache for isolated classes."""
-        pages = int(share * self.size / self._page_units)
+    def keep(self, pages: int) -> None:
+        """Keep so many pages of each group for isolated classes, as far as there is room for others then."""
         while pages and not self._largest(pages):
             pages //= 2
         self.kept_pages = pages
         self.largest_tokens = self._largest(pages)
-
-    def pages(self, share: float) -> int:
-        """A share of the cache in pages."""
-        return int(share * self.size / self._page_units)
 
     def extend(self, holding: Holding, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
         """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""

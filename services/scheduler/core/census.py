@@ -143,7 +143,7 @@ def _reserve(census: Census, board: Board, fair: Fair) -> None:
         for share in shares:
             if share.terms.isolated is not isolated:
                 continue
-            pages = cache.pages(share.terms.reserved_cache) if cache is not None else 0
+            pages = share.terms.reserved_pages(cache.pages, cache.page_tokens) if cache is not None else 0
             use = census.uses[share] = Use(min(share.terms.reserved_slots, left), pages)
             left -= use.reserved
         if isolated:

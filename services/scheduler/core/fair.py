@@ -45,10 +45,10 @@ class Fair:
         """The present rules."""
         return self.accounts.rules
 
-    @property
-    def kept(self) -> float:
-        """What isolated classes reserve."""
-        return min(0.9, sum(each.reserved_cache for each in self.rules.classes if each.isolated))
+    def kept(self, pages: int, page_tokens: int) -> int:
+        """What isolated classes reserve of a cache of so many pages."""
+        reserved = sum(each.reserved_pages(pages, page_tokens) for each in self.rules.classes if each.isolated)
+        return min(int(0.9 * pages), reserved)
 
     def change(self, rules: Rules) -> None:
         """Share by other rules from now on; service so far stays."""

@@ -52,9 +52,8 @@ class Policy(Protocol):
         whoever is both nobody may be spared, or nobody would ever go on.
         """
 
-    @property
-    def kept(self) -> float:
-        """The share of the cache that is kept for isolated classes."""
+    def kept(self, pages: int, page_tokens: int) -> int:
+        """How many of the cache's pages are kept for isolated classes."""
 
     def adopt(self, request: Request) -> None:
         """It is under this policy from now on, whatever it was under. Waiting ones join the order by themselves."""
@@ -90,10 +89,10 @@ class Fifo:
         del claimant, desperate
         return victim.immune and not top
 
-    @property
-    def kept(self) -> float:
+    def kept(self, pages: int, page_tokens: int) -> int:
         """Nothing is kept."""
-        return 0.0
+        del pages, page_tokens
+        return 0
 
     def adopt(self, request: Request) -> None:
         """It has no account and no rank."""

@@ -104,6 +104,14 @@ class Scheduler:
         times = [each for each in (self.board.deadlines.next_ns, self._planner.due_ns) if each is not None]
         return min(times, default=None)
 
+    def cramped(self) -> list[tuple[str, int | None]]:
+        """Isolated classes that reserve less of the cache than one of their requests may need, and how much that is."""
+        policy, cache = self.board.policy, self.board.cache
+        if not isinstance(policy, Fair) or cache is None:
+            return []
+        classes = policy.rules.classes
+        return [(each.name, each.request_tokens) for each in classes if each.cramped(cache.pages, cache.page_tokens)]
+
     def traceparent(self, plan: StepPlan) -> str:
         """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.
 

@@ -1,6 +1,9 @@
 """What the core is told of the configuration."""
 
-from noria.services.scheduler.config import scheduler_settings
+import pytest
+
+from noria.services.scheduler.config import rules_of, scheduler_settings
+from noria.services.scheduler.core.rules import TrafficClass
 from noria.shared.config import CacheSettings, Config, SchedulerSettings
 from noria.shared.traffic import TenantSettings
 
@@ -40,3 +43,27 @@ def test_an_explicit_budget_leaves_no_room_for_advice() -> None:
         )
     )
     assert (unset, budget, chunk) == (None, 77, 7)
+
+
+@pytest.mark.parametrize(
+    ("share", "request_tokens", "isolated", "pages", "cramped"),
+    [
+        (0.02, 320, True, 20, False),  # 20 pages of 16 tokens: a fifth of the cache
+        (0.02, 500, True, 2, True),  # 32 pages would be more than a quarter
+        (0.02, None, True, 2, True),  # nobody knows how much it may be
+        (0.3, 320, True, 30, False),
+        (0.02, 320, False, 2, False),
+    ],
+)
+def test_an_isolated_class_reserves_one_request_of_its_limits_where_that_is_a_small_part(
+    share: float, request_tokens: int | None, isolated: bool, pages: int, cramped: bool
+) -> None:
+    terms = TrafficClass("admin", reserved_cache=share, isolated=isolated, request_tokens=request_tokens)
+    assert terms.reserved_pages(100, 16) == pages
+    assert terms.cramped(100, 16) is cramped
+
+
+def test_the_limits_of_the_built_in_pool_are_what_one_of_its_requests_may_need() -> None:
+    admin = rules_of(Config()).class_named("admin")
+    assert admin.request_tokens == 2048 + 512
+    assert rules_of(Config()).class_named("standard").request_tokens is None
