@@ -58,8 +58,9 @@ class Detokenizer:
         self._report_unknown: dict[Stream, None] = {}
         self._ask: dict[Stream, None] = {}
         self._seen: dict[Stream, None] = {}
-        # Streams that admission has not named since it joined.
+        # Streams that admission has not named since it joined, and whether it is still naming them.
         self._unnamed: dict[Stream, None] = {}
+        self._reciting = False
         self.tokens = 0
 
     @property
@@ -89,6 +90,7 @@ class Detokenizer:
                 self._ask_for_everything()
             case AdmissionJoined():
                 self._unnamed = dict.fromkeys(self._streams)
+                self._reciting = True
             case _:
                 assert_never(event)
 
@@ -158,6 +160,7 @@ class Detokenizer:
         if message.complete:
             for stream in tuple(self._unnamed):
                 self._forget(stream)
+            self._reciting = False
 
     def _open(self, opening: Opening) -> None:
         stream = opening.stream
@@ -179,7 +182,8 @@ class Detokenizer:
             self._ended.pop(stream, None)
             self._report_unknown.pop(stream, None)
             self._asked.pop(stream, None)
-            if opening.output_ids or stream in self._unknown:
+            # While admission recites, the scheduler may have told a predecessor of ours the first ids already.
+            if opening.output_ids or stream in self._unknown or self._reciting:
                 self._asked[stream] = 0
                 self._ask[stream] = None
             self._unknown.pop(stream, None)
