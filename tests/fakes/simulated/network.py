@@ -15,6 +15,7 @@ from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MILLISECOND, Agenda, Clock
 
 _RECONNECT_NS_MAX: Final = 80 * MILLISECOND
+_CLIENT_MESSAGES_MAX: Final = 1000
 Frames = list[bytes]
 
 
@@ -96,7 +97,7 @@ class Connection:
     """A dealer's connection to a router."""
 
     def __init__(self, network: "Network", dealer: "Dealer", router: "Router") -> None:
-        limit = network.chance.high_water_mark
+        limit = network.chance.high_water_mark if dealer.limited else _CLIENT_MESSAGES_MAX
         self.dealer = dealer
         self.router = router
         self.forward = Channel(network, limit, self._to_router, lambda: dealer.owner.writable(dealer))
@@ -180,11 +181,12 @@ class Router(Socket):
 
 
 class Dealer(Socket):
-    """A connecting socket."""
+    """A connecting socket. A client's is named at once, and never full in these short runs."""
 
     def __init__(self, network: "Network", owner: Owner, identity: bytes = b"") -> None:
         super().__init__(network, owner)
         self.identity = identity
+        self.limited = not identity
         self.endpoint = ""
         self.connection: Connection | None = None
 
