@@ -58,9 +58,8 @@ class Detokenizer:
         self._report_unknown: dict[Stream, None] = {}
         self._ask: dict[Stream, None] = {}
         self._seen: dict[Stream, None] = {}
-        # Streams that admission has not named since it joined, and whether it is still naming them.
+        # Streams that admission has not named since it joined.
         self._unnamed: dict[Stream, None] = {}
-        self._reciting = False
         self.tokens = 0
 
     @property
@@ -90,7 +89,6 @@ class Detokenizer:
                 self._ask_for_everything()
             case AdmissionJoined():
                 self._unnamed = dict.fromkeys(self._streams)
-                self._reciting = True
             case _:
                 assert_never(event)
 
@@ -160,7 +158,6 @@ class Detokenizer:
         if message.complete:
             for stream in tuple(self._unnamed):
                 self._forget(stream)
-            self._reciting = False
 
     def _open(self, opening: Opening) -> None:
         stream = opening.stream
@@ -182,8 +179,7 @@ class Detokenizer:
             self._ended.pop(stream, None)
             self._report_unknown.pop(stream, None)
             self._asked.pop(stream, None)
-            # While admission recites, the scheduler may have told a predecessor of ours the first ids already.
-            if opening.output_ids or stream in self._unknown or self._reciting:
+            if opening.output_ids or stream in self._unknown:
                 self._asked[stream] = 0
                 self._ask[stream] = None
             self._unknown.pop(stream, None)

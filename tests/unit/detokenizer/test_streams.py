@@ -403,20 +403,9 @@ def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_opened_al
         False,
         True,
     ]
-    assert core.collect() == News(gaps=(Gap(Stream(10, 0), 0),))
+    assert core.collect() == News()
     core.apply(Open((), complete=True))
     assert core.streams == 2
-
-
-def test_what_the_scheduler_told_a_predecessor_is_asked_for_though_the_ledger_has_none_of_it() -> None:
-    core = Detokenizer(LETTERS)
-    core.apply(SchedulerJoined())
-    core.apply(AdmissionJoined())
-    core.apply(Open((Opening(S, 0, (), stop=("zz",)),), complete=True))
-    core.check()
-    assert core.collect().gaps == (Gap(S, 0),)
-    core.apply(Open((Opening(Stream(8, 0), 0, ()),)))
-    assert core.collect() == News()
 
 
 def test_news_that_could_not_be_sent_are_given_out_again_with_what_has_come_since() -> None:
