@@ -1,7 +1,8 @@
 # Two commands do everything: `make run` and `make test`.
 #
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
-# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory).
+# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory), SEEDS (how many simulate
+# runs).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -12,6 +13,7 @@ PROMPT ?= What is a water wheel? Answer in one sentence.
 ONCE ?=
 ARGS ?= --log-level warning
 TESTS ?= tests
+SEEDS ?= 10000
 
 BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
@@ -20,7 +22,7 @@ RUN_STAMP := $(if $(wildcard $(VENV)/.stamp-dev),$(VENV)/.stamp-dev,$(VENV)/.sta
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test lint format verify-stack verify-memory clean
+.PHONY: help run test lint format verify-stack verify-memory simulate clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -55,6 +57,9 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_gemma.py
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
+
+simulate: $(VENV)/.stamp-dev ## Run the whole stack in one process from SEEDS seeds, with faults
+	PYTHONPATH=tests $(BIN)/python -m fakes.simulated --seeds $(SEEDS)
 
 clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -76,7 +76,9 @@ def _stopped(whole: list[int], sampling: Sampling, ends: tuple[int, ...]) -> Ans
         found = _first_completed(text, before, sampling) if count >= sampling.min_tokens else None
         if found is not None:
             stop, end = found
-            return Answer(tuple(whole[:count]), text[: end if sampling.include_stop else end - len(stop)], End.STOP, stop)
+            return Answer(
+                tuple(whole[:count]), text[: end if sampling.include_stop else end - len(stop)], End.STOP, stop
+            )
     matched = str(whole[-1]) if natural else ""
     return Answer(tuple(whole), _text(shown, sampling, ended=True), End.STOP if natural else End.LENGTH, matched)
 

@@ -106,9 +106,7 @@ def admission(life: Life, after: Callable[[int, Callable[[], None]], None]) -> A
 
 def scheduler(life: Life, settings: Settings) -> SchedulerService:
     """The scheduler."""
-    return SchedulerService(
-        life.actor, Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY), settings
-    )
+    return SchedulerService(life.actor, Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY), settings)
 
 
 def detokenizer(life: Life) -> DetokenizerService:
