@@ -1,8 +1,8 @@
 # Two commands do everything: `make run` and `make test`.
 #
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
-# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory), SEEDS (how many simulate
-# runs).
+# ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory),
+# SEEDS (how many runs of `simulate`).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3

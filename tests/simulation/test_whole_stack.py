@@ -1,8 +1,8 @@
 """All services and clients in one process, from seeds: `make simulate` runs more of them."""
 
 import pytest
-from fakes.simulated.__main__ import attempt, repeat
 from fakes.simulated.planted import FAULTS
+from fakes.simulated.runs import attempt, repeat
 from fakes.simulated.universe import Universe
 
 SEEDS = 300

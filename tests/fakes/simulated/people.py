@@ -197,10 +197,12 @@ class Person(Owner):
                 read.output_tokens = delta.finish.output_tokens
         if call.error is not None:
             self._failed(wish, call.error)
-        elif wish.cancel_after is not None and not wish.cancelled and call.phase is Phase.OPEN:
-            if sum(len(read.ids) for read in wish.reads) >= wish.cancel_after:
-                wish.cancelled = True
-                self.exchange.cancel(call, self._now_s())
+            return
+        if wish.cancel_after is None or wish.cancelled or call.phase is not Phase.OPEN:
+            return
+        if sum(len(read.ids) for read in wish.reads) >= wish.cancel_after:
+            wish.cancelled = True
+            self.exchange.cancel(call, self._now_s())
 
     def _failed(self, wish: Wish, error: ClientError) -> None:
         assert isinstance(error, Refused), f"{wish.request.id}: {type(error).__name__}: {error}"

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
-from fakes.simulated import oracle, stack
+from fakes.simulated import stack, verdict
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock, simulated_time
 from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
 from fakes.simulated.network import Frames, Network
 from fakes.simulated.people import Person, Wish, draw_request
+from fakes.simulated.verdict import Violation
 from fakes.world import draw_geometry
 
-from noria.proto.base import End, Header, Service, Stream
+from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import Failure, StepPlan
 from noria.proto.wire import Codec, every_kind
 from noria.services.admission import service as admission_module
@@ -37,10 +38,6 @@ _PATIENCE_NS: Final = 60 * SECOND
 _HANG_NOTICED_NS: Final = 400 * MILLISECOND
 _EVENTS_MAX: Final = 400_000
 MORTAL: Final = (Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
-
-
-class Violation(AssertionError):
-    """Something that must hold does not."""
 
 
 class Universe:
@@ -71,8 +68,6 @@ class Universe:
         self.still = False
         self._trace = trace
 
-    # ---- the run
-
     def run(self) -> None:
         """From the first process to the last check. Raises AssertionError, or whatever a process dies of by itself."""
         structlog.configure(processors=[_drop])
@@ -86,7 +81,8 @@ class Universe:
                 self.agenda.after(self.chance.between(0, _STILL_AFTER_NS), self._pause)
             self._until(lambda: self.still and all(wish.over for wish in self.wishes), "not everything came to an end")
             self._until(self._drained, "something is left")
-            self._verify()
+            verdict.judge(self.people, self.accepted, self.ended, self.counts)
+            assert self.lives[Service.ADMISSION].shell.snapshot()["totals"]["in_flight"] == 0
 
     @property
     def wishes(self) -> list[Wish]:
@@ -103,8 +99,6 @@ class Universe:
             self.counts["events"] += 1
         if not condition():
             raise Violation(f"{complaint}: {self.state()}")
-
-    # ---- processes
 
     def start(self, service: Service) -> None:
         """Begin a new life of a service."""
@@ -157,8 +151,6 @@ class Universe:
         if failure is Failure.ERROR:
             self.counts["errors injected"] += 1
 
-    # ---- faults
-
     def _doom_next(self) -> None:
         if self.chance.deaths <= 0:
             return
@@ -197,8 +189,6 @@ class Universe:
             life.doomed = None
         self.tell("faults", "are over")
 
-    # ---- people
-
     def _invite(self) -> None:
         draw = self.random
         requests: list[Any] = []
@@ -220,8 +210,6 @@ class Universe:
         person = self.people[-1]
         self.tell(person.name, "is gone")
         person.leave()
-
-    # ---- what is told
 
     def tell(self, who: str, what: str) -> None:
         """Add to the trace."""
@@ -280,8 +268,6 @@ class Universe:
     def _chronicled(self) -> "_Chronicled":
         return _Chronicled(self.note)
 
-    # ---- the end
-
     def _drained(self) -> bool:
         return not any(self.state().values())
 
@@ -304,56 +290,6 @@ class Universe:
             }[service]
             found |= {f"{service.value} {name}": counts[name] for name in kept}
         return found
-
-    def _verify(self) -> None:
-        for note in self.accepted.values():
-            for choice in range(note.choices):
-                if Stream(note.number, choice) not in self.ended:
-                    raise Violation(f"{note.id}: choice {choice} was accepted and never ended")
-        # A repetition that arrives after the end was acknowledged is a new request; nobody reads it, so it is cancelled.
-        self.counts["accepted again"] += len(self.accepted) - len({note.id for note in self.accepted.values()})
-        for wish in self.wishes:
-            if wish.refused is not None:
-                if wish.request.ttl_ms is None and wish.request.ttl_first_ms is None:
-                    raise Violation(f"{wish.request.id} was refused: {wish.refused}")
-                self.counts["refused"] += 1
-                continue
-            if not wish.left:
-                for index in range(wish.request.n):
-                    self._verify_choice(wish, index)
-        self._verify_ledger()
-
-    def _verify_choice(self, wish: Wish, index: int) -> None:
-        read, right = wish.reads[index], oracle.answer(wish.request, index)
-        name = f"{wish.request.id} choice {index}"
-        self.counts[f"end: {read.end}"] += 1
-        if read.end in (End.STOP.label, End.LENGTH.label):
-            got = (tuple(read.ids), read.text, read.end, read.matched)
-            if got != (right.ids, right.text, right.end.label, right.matched):
-                raise Violation(f"{name} got {got}, alone it gets {right}")
-        else:
-            if right.ids[: len(read.ids)] != tuple(read.ids):
-                raise Violation(f"{name} got {read.ids} before its end, alone it gets {right.ids}")
-            if not oracle.prefix_text(wish.request, tuple(read.ids)).startswith(read.text):
-                raise Violation(f"{name} got {read.text!r} of ids {read.ids}")
-            self._verify_early_end(wish, name, read.end)
-        if read.output_tokens != len(read.ids):
-            raise Violation(f"{name}: {read.output_tokens} tokens are charged, {len(read.ids)} were sent")
-
-    def _verify_early_end(self, wish: Wish, name: str, end: str) -> None:
-        timed = wish.request.ttl_ms is not None or wish.request.ttl_first_ms is not None
-        allowed = {
-            End.CANCELLED.label: wish.cancelled,
-            End.DEADLINE.label: timed,
-            End.ERROR.label: self.counts["errors injected"] >= 2,
-        }
-        if not allowed.get(end, False):
-            raise Violation(f"{name} ended as {end!r} for no reason")
-
-    def _verify_ledger(self) -> None:
-        shell = self.lives[Service.ADMISSION].shell
-        totals = shell.snapshot()["totals"]
-        assert totals["in_flight"] == 0, totals
 
 
 class _Chronicled:
