@@ -3,9 +3,11 @@
 The one place that knows the shells' constructors.
 """
 
+import importlib
+import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fakes.executor import EOS, VOCABULARY
 from fakes.simulated import oracle
@@ -96,12 +98,33 @@ class SimulatedPool:
         self._life.wake()
 
 
+class SimulatedUsage:
+    """A usage book that nobody reads."""
+
+    def add(self, usage: object) -> None:
+        del usage
+
+    def advance(self, now_ns: int) -> int | None:
+        del now_ns
+        return None
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def admission(life: Life, after: Callable[[int, Callable[[], None]], None]) -> AdmissionService:
     """Admission with a front door of its own."""
     door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(life, after)
     telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
-    return AdmissionService(life.actor, telemetry, door, pool, rules())  # type: ignore[arg-type]  # the pool's stand-in
+    more: dict[str, Any] = {}
+    if "policy" in inspect.signature(AdmissionService).parameters:
+        tenancy = importlib.import_module("noria.services.admission.core.tenancy")
+        more = {"policy": tenancy.Policy(), "usage": SimulatedUsage()}
+    return AdmissionService(life.actor, telemetry, door, pool, rules(), **more)  # type: ignore[arg-type]  # the pool's stand-in
 
 
 def scheduler(life: Life, settings: Settings) -> SchedulerService:
