@@ -2,7 +2,8 @@
 #
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
 # ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory and verify-policy),
-# WORKLOADS and RESULTS (folders of workload files and of results, for verify-speed).
+# WORKLOADS and RESULTS (folders of workload files and of results, for verify-speed),
+# SEEDS (how many runs of `simulate`).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -14,6 +15,7 @@ ONCE ?=
 ARGS ?= --log-level warning
 TESTS ?= tests
 RESULTS ?= build/speed
+SEEDS ?= 10000
 
 BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
@@ -24,7 +26,7 @@ KERNELS := services/executor/native/_kernels.so
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed clean
+.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed simulate clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -79,6 +81,9 @@ verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by s
 	$(BIN)/python benchmarks/peers/install.py
 	$(BIN)/python benchmarks/peers/run.py --workloads "$(WORKLOADS)" --out "$(RESULTS)"
 	$(BIN)/python benchmarks/peers/quality.py | tee "$(RESULTS)/quality.txt"
+
+simulate: $(VENV)/.stamp-dev ## Run the whole stack in one process from SEEDS seeds, with faults
+	PYTHONPATH=tests $(BIN)/python -m fakes.simulated --seeds $(SEEDS)
 
 clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

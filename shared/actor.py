@@ -264,7 +264,7 @@ class Actor:
                     self.mailbox.send_once(peer, beat)
                     if now_ns - link.last_heard_ns > self._peer_timeout_ns:
                         self._log.warning("peer lost", peer=peer.value)
-                        link.forget()
+                        link.give_up()
                         self._next_hello_ns = now_ns
                         shell.lost(peer)
 

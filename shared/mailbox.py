@@ -42,6 +42,7 @@ class Link:
         self.knows_us = False
         self.missed = False
         self.buried: deque[int] = deque(maxlen=32)
+        self._last = 0
         self.sequence = 0
         self.last_heard_ns = 0
         self.pid = 0
@@ -74,17 +75,26 @@ class Link:
 
     def forget(self) -> None:
         """The peer is not there any more, or not for us: whatever was meant for it is void until it greets again."""
+        self._last = self.incarnation or self._last
         self.incarnation = 0
         self.sequence = 0
         self.knows_us = False
         self.missed = False
         self.outbox.clear()
 
-    def bury(self) -> None:
-        """The peer's present life is over; what still comes from it is void."""
-        if self.incarnation:
-            self.buried.append(self.incarnation)
+    def give_up(self) -> None:
+        """Nothing has been heard for too long: whoever greets next is the peer.
+
+        Even one that we took for dead: late mail of its predecessor may have looked like its successor.
+        """
         self.forget()
+        self.buried.clear()
+
+    def succeed(self, successor: int) -> None:
+        """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
+        self.forget()
+        if self._last and self._last != successor:
+            self.buried.append(self._last)
 
     def _try(self, frames: list[bytes]) -> bool:
         try:
@@ -231,7 +241,7 @@ class Mailbox:
                 return False
             link.forget()
         else:
-            link.bury()
+            link.succeed(header.incarnation)
         link.incarnation = header.incarnation
         link.knows_us = header.recipient == self.incarnation
         self._heard[link.peer] = 0

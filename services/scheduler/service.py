@@ -76,7 +76,7 @@ class SchedulerService:
             self._warn_of_cramped()
 
     def joined(self, peer: Service) -> None:
-        """Admission is told the capacity; an executor tells its geometry; the detokenizer asks for what it lacks."""
+        """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""
         match peer:
             case Service.ADMISSION:
                 self._told = None
@@ -84,7 +84,9 @@ class SchedulerService:
             case Service.EXECUTOR:
                 self._apply(ExecutorLost())
             case Service.DETOKENIZER:
+                # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
+                self._apply(self._core.standing())
             case Service.GATEWAY | Service.SCHEDULER | Service.SUPERVISOR:
                 pass
             case _:

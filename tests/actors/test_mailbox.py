@@ -115,6 +115,25 @@ def test_what_waits_is_sent_in_order_once_the_peer_can_be_reached(settings: Runt
     assert got == [("Hello", 0), ("Tokens", 1), ("Tokens", 2), ("Tokens", 3)]
 
 
+def test_late_greetings_of_an_earlier_life_do_not_shut_the_living_one_out(alone: Mailbox) -> None:
+    link = alone.links[B]
+    assert alone.greet(greeting(5))
+    link.forget()
+    assert alone.greet(greeting(6))
+    assert not alone.greet(greeting(5)), "it was known before"
+    assert link.incarnation == 6
+
+
+def test_a_peer_taken_for_dead_is_heard_again_once_its_supposed_successor_is_silent(alone: Mailbox) -> None:
+    link = alone.links[B]
+    assert alone.greet(greeting(6))
+    assert alone.greet(greeting(5)), "late mail of a life that was never heard of"
+    assert not alone.greet(greeting(6))
+    link.give_up()
+    assert alone.greet(greeting(6))
+    assert not alone.greet(greeting(5))
+
+
 def test_no_more_mail_is_taken_at_once_than_asked_for(settings: RuntimeSettings, alone: Mailbox) -> None:
     other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
     wait_for(lambda: other.send_once(A, Hello(1, State.READY)))

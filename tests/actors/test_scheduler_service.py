@@ -66,7 +66,7 @@ def test_one_message_carries_the_news_of_all_streams_in_a_step(tmp_path: Path) -
         assert len(detokenizer.wait_for(Tokens).runs) == 5
 
 
-def test_a_detokenizer_that_joins_late_asks_for_what_it_missed(tmp_path: Path) -> None:
+def test_a_detokenizer_that_joins_late_is_told_where_streams_stand_and_asks_for_what_it_missed(tmp_path: Path) -> None:
     with running_scheduler(tmp_path, Settings()) as (settings, peers):
         admission, executor, detokenizer = (peers[each] for each in PEERS)
         admission.join()
@@ -82,9 +82,10 @@ def test_a_detokenizer_that_joins_late_asks_for_what_it_missed(tmp_path: Path) -
         while scheduler_state(settings)["finished"] != 1:
             assert time.monotonic() < deadline
         detokenizer.join()
+        (standing,) = detokenizer.wait_for(Tokens).runs
+        assert (standing.start, standing.ids, bool(standing.end)) == (3, (), True)
         detokenizer.send(Resend((Gap(stream(1), 1),)))
-        # What it missed may leave with the answer, when it joins in the very turn in which the step ends.
-        *_, run = detokenizer.wait_for(Tokens).runs
+        (run,) = detokenizer.wait_for(Tokens).runs
         assert (run.start, list(run.ids), bool(run.end)) == (1, generated(asked)[1:], True)
 
 

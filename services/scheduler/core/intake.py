@@ -59,14 +59,11 @@ class Intake:
                 request.seen = each.start
 
     def resend(self, body: Resend) -> None:
-        """Tell the ids from `start` again, with the end if there is one."""
+        """Tell the ids from `start` again, with the end if there is one; a run without either says where it stands."""
         for gap in body.gaps:
             request = self._board.requests.get(gap.stream)
-            if request is None or gap.start > len(request.output):
-                continue
-            run = token_run(request, gap.start, tuple(request.output[gap.start :]))
-            if run.ids or run.end:
-                self._board.news.append(run)
+            if request is not None and gap.start <= len(request.output):
+                self._board.news.append(token_run(request, gap.start, tuple(request.output[gap.start :])))
 
     def expire(self, now_ns: int) -> None:
         """End who is out of time: waiting ones at once, running ones at the boundary between two steps."""

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from noria.proto.base import Ended
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
-from noria.proto.output import Progress, Resend
+from noria.proto.output import Gap, Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Withdraw
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
@@ -126,6 +126,11 @@ class Scheduler:
     def capacity(self) -> Capacity:
         """What admission may count on."""
         return self._credit.capacity()
+
+    def standing(self) -> Resend:
+        """What to tell a detokenizer that joins: where each stream stands, so that it can see what it lacks."""
+        requests = self.board.requests.values()
+        return Resend(tuple(Gap(each.stream, len(each.output)) for each in requests if each.output or each.end))
 
     def check(self) -> None:
         """State the invariants; raises AssertionError when one does not hold."""

@@ -178,12 +178,22 @@ def test_the_ids_of_an_ended_stream_are_sent_again_until_admission_says_it_ended
     assert desk.core.board.finished == 0
 
 
-def test_a_gap_at_the_present_end_of_a_running_stream_needs_no_answer() -> None:
+def test_a_gap_at_the_present_end_of_a_running_stream_is_answered_by_where_it_stands() -> None:
     desk = Desk()
     desk.submit(submission(1, output=9))
     desk.planned()
     desk.done()
-    assert desk.tell(Resend((Gap(stream(1), 1), Gap(stream(1), 5)))) == []
+    assert desk.tell(Resend((Gap(stream(1), 1), Gap(stream(1), 5)))) == [TokenRun(stream(1), 0, 1, ())]
+
+
+def test_whoever_joins_is_told_where_each_stream_stands_that_has_begun() -> None:
+    desk = Desk()
+    desk.submit(submission(1, output=9), submission(2, output=1), submission(3, output=9, prompt=200))
+    assert desk.core.standing() == Resend(())
+    desk.planned()
+    desk.done()
+    replies = desk.tell(desk.core.standing())
+    assert replies == [TokenRun(stream(1), 0, 1, ()), TokenRun(stream(2), 0, 1, (), End.LENGTH)]
 
 
 def test_a_stream_moves_through_its_stages_once() -> None:

@@ -1,0 +1,75 @@
+"""Everything that a seed decides about the surroundings: how long things take, how often they go wrong."""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from fakes.simulated.clock import MICROSECOND, MILLISECOND
+
+_CALM: Final = 0.0
+
+
+@dataclass(slots=True)
+class Chance:
+    """The rates of one run, drawn once. Durations in nanoseconds; rates are probabilities of one message or step.
+
+    delay_ns: usual time on a link. stall: a message, and all that follow on its connection, take up to stall_ns longer.
+    duplicate: it arrives twice. cut: its connection breaks after it. haunt: what a dead process had not read reaches its
+    successor. deaths: how many times processes die, in how many sends after the one before. hang: a process, or a step,
+    stands still. memory, error: a step fails. high_water_mark: messages on a connection.
+    """
+
+    draw: random.Random
+    delay_ns: int
+    stall: float
+    stall_ns: int
+    duplicate: float
+    cut: float
+    haunt: float
+    deaths: int
+    death_ns: int
+    pauses: int
+    lane_hang: float
+    memory: float
+    error: float
+    high_water_mark: int
+    outbox_messages_max: int
+    door_messages_max: int
+    slow_readers: float
+
+    @classmethod
+    def of(cls, draw: random.Random) -> "Chance":
+        """Some seeds are calm in one respect or another, so that faults also show alone."""
+        return cls(
+            draw=draw,
+            delay_ns=draw.choice([50 * MICROSECOND, 500 * MICROSECOND, 3 * MILLISECOND]),
+            stall=draw.choice([_CALM, 0.01, 0.03]),
+            stall_ns=draw.choice([20 * MILLISECOND, 200 * MILLISECOND, 1_500 * MILLISECOND]),
+            duplicate=draw.choice([_CALM, 0.01, 0.03]),
+            cut=draw.choice([_CALM, _CALM, 0.01]),
+            haunt=draw.choice([0.2, 0.8]),
+            deaths=draw.choice([0, 1, 2, 3, 5, 8]),
+            death_ns=draw.choice([40 * MILLISECOND, 200 * MILLISECOND]),
+            pauses=draw.choice([0, 0, 1, 3]),
+            lane_hang=draw.choice([_CALM, _CALM, 0.004]),
+            memory=draw.choice([_CALM, _CALM, 0.02]),
+            error=draw.choice([_CALM, _CALM, 0.004]),
+            high_water_mark=draw.choice([4, 8, 1000]),
+            outbox_messages_max=draw.choice([6, 32, 1000]),
+            door_messages_max=draw.choice([1, 2, 8]),
+            slow_readers=draw.choice([_CALM, 0.3]),
+        )
+
+    def still(self) -> None:
+        """From now on nothing goes wrong any more; what is on the way still takes its time."""
+        self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
+        self.slow_readers = _CALM
+        self.deaths = self.pauses = 0
+
+    def happens(self, rate: float) -> bool:
+        """Whether something of this rate happens now."""
+        return rate > 0.0 and self.draw.random() < rate
+
+    def between(self, least_ns: int, most_ns: int) -> int:
+        """A duration."""
+        return self.draw.randint(least_ns, most_ns)

@@ -1,0 +1,98 @@
+"""Time that passes only when the simulation says so, and what is to happen when."""
+
+import contextlib
+import heapq
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+MICROSECOND: Final = 1_000
+MILLISECOND: Final = 1_000_000
+SECOND: Final = 1_000_000_000
+
+
+class Clock:
+    """Stands in for the `time` module in everything that runs inside the simulation."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * SECOND
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.now_ns / SECOND
+
+    def time(self) -> float:
+        return 1_700_000_000 + self.now_ns / SECOND
+
+    def time_ns(self) -> int:
+        return 1_700_000_000 * SECOND + self.now_ns
+
+    def perf_counter(self) -> float:
+        return self.now_ns / SECOND
+
+
+class Secrets:
+    """Stands in for the `secrets` module, so that a seed decides every incarnation and every drawn seed."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+
+    def randbits(self, bits: int) -> int:
+        return self._draw.getrandbits(bits)
+
+    def token_hex(self, count: int = 16) -> str:
+        return self._draw.randbytes(count).hex()
+
+    def token_bytes(self, count: int = 16) -> bytes:
+        return self._draw.randbytes(count)
+
+
+class Agenda:
+    """What is to happen, in order of time, first come first served."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 0
+        self._entries: list[tuple[int, int, Callable[[], None]]] = []
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> None:
+        """Do this then."""
+        self._count += 1
+        heapq.heappush(self._entries, (max(at_ns, self._clock.now_ns), self._count, action))
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do this in a while."""
+        self.at(self._clock.now_ns + delay_ns, action)
+
+    def step(self) -> bool:
+        """Let time pass until the next entry, and do it; False when there is none."""
+        if not self._entries:
+            return False
+        at_ns, _, action = heapq.heappop(self._entries)
+        self._clock.now_ns = at_ns
+        action()
+        return True
+
+
+@contextlib.contextmanager
+def simulated_time(clock: Clock, draw: random.Random) -> Iterator[None]:
+    """Give every module of the product that is loaded this clock, and secrets that the seed decides."""
+    replaced: list[tuple[object, str, object]] = []
+    stand_ins = ((time, clock), (secrets, Secrets(draw)))
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("noria."):
+            continue
+        for real, stand_in in stand_ins:
+            if getattr(module, real.__name__, None) is real:
+                replaced.append((module, real.__name__, real))
+                setattr(module, real.__name__, stand_in)
+    try:
+        yield
+    finally:
+        for module, attribute, real_module in replaced:
+            setattr(module, attribute, real_module)

@@ -1,0 +1,177 @@
+"""A lane without a model: the product's executor shell in front, the truthful fake executor behind.
+
+The shell checks plans against its slots and lays them out as for a real model; the fake executor takes the same plans,
+keeps the map of whose token lies where, and draws each token from the true prefix.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from fakes.executor import FakeExecutor
+from fakes.simulated.chance import Chance
+from fakes.simulated.clock import MICROSECOND, MILLISECOND, Agenda
+
+from noria.proto.base import Header, Service
+from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
+from noria.services.executor.batch import Batch
+from noria.services.executor.engine import Loaded
+from noria.services.executor.lane import Broken, Computed, Lane, Outcome
+from noria.services.executor.service import ExecutorShell, Post
+from noria.services.executor.shape import Shape
+from noria.services.executor.sizing import Memory, Share
+from noria.shared.telemetry import Telemetry
+
+_LOAD_NS = (5 * MILLISECOND, 120 * MILLISECOND)
+_STEP_NS = (100 * MICROSECOND, 6 * MILLISECOND)
+
+
+def loaded(geometry: Geometry) -> Loaded:
+    """What loading a model of this geometry would have found out."""
+    shape = Shape(
+        geometry.max_slots,
+        geometry.max_batch_tokens,
+        geometry.max_model_tokens,
+        geometry.page_size,
+        geometry.num_blocks,
+        geometry.vocabulary,
+        geometry.groups,
+        geometry.host_slots,
+    )
+    return Loaded(shape, geometry, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    batch: Batch
+    plan: StepPlan
+    done: StepDone | None = None
+
+
+class SimulatedLane:
+    """Computes batches in order, each in its time. `hangs`: the one under way never ends."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        agenda: Agenda,
+        chance: Chance,
+        wake: Callable[[], None],
+        failed: Callable[[StepPlan, Failure], None],
+        hung: Callable[[], None],
+    ) -> None:
+        self.fake = FakeExecutor(geometry)
+        self.plan: StepPlan | None = None
+        self.master = 0
+        self._agenda = agenda
+        self._chance = chance
+        self._wake = wake
+        self._failed = failed
+        self._hung = hung
+        self._jobs: deque[_Job] = deque()
+        self._outcomes: list[Outcome] = []
+        self._held = 0
+        self._running = False
+        self._closed = False
+        self._broken_epoch: int | None = None
+        self._agenda.after(chance.between(*_LOAD_NS), lambda: self._report(loaded(geometry)))
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def post(self, batch: Batch) -> None:
+        """Take the batch that was made of `plan`."""
+        plan = self.plan
+        assert plan is not None and (plan.epoch, plan.number) == (batch.epoch, batch.number)
+        if plan.number == 1:
+            # What is left of an earlier epoch is still computed first, for nobody; a new scheduler counts from 1.
+            for job in self._jobs:
+                if self.fake.queued and job.done is None:
+                    job.done = self.fake.step()
+            self.fake.queued.clear()
+        self.fake.send(plan)
+        self._held += 1
+        self._jobs.append(_Job(batch, plan))
+        self._next()
+
+    def collect(self) -> list[Outcome]:
+        found, self._outcomes = self._outcomes, []
+        self._held -= sum(isinstance(each, Computed | Broken) for each in found)
+        return found
+
+    def close(self) -> bool:
+        self._closed = True
+        return True
+
+    def _report(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._wake()
+
+    def _next(self) -> None:
+        if self._running or not self._jobs or self._closed:
+            return
+        self._running = True
+        if self._chance.happens(self._chance.lane_hang):
+            self._hung()
+            return
+        self._agenda.after(self._chance.between(*_STEP_NS), self._finish)
+
+    def _finish(self) -> None:
+        self._running = False
+        if self._closed:
+            return
+        job = self._jobs.popleft()
+        self._report(self._outcome(job))
+        self._next()
+
+    def _outcome(self, job: _Job) -> Computed | Broken:
+        batch = job.batch
+        if job.done is None and batch.epoch == self._broken_epoch and batch.number != 1:
+            return Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
+        self._broken_epoch = None
+        if job.done is None:
+            failure = self._failure(job.plan)
+            if failure is not None:
+                self._broken_epoch = batch.epoch
+                self.fake.fail(failure)
+                self._failed(job.plan, failure)
+                return Broken(batch, failure, "injected")
+            job.done = self.fake.step()
+        ids = tuple(sampled.ids[0] for sampled in job.done.sampled)
+        return Computed(batch, ids, 100, 0)
+
+    def _failure(self, plan: StepPlan) -> Failure | None:
+        if self._chance.happens(self._chance.error):
+            return Failure.ERROR
+        # A step of one token that does not fit condemns its request, rightly.
+        if sum(each.length for each in plan.slices) > 1 and self._chance.happens(self._chance.memory):
+            return Failure.MEMORY
+        return None
+
+
+class SimulatedExecutor(ExecutorShell):
+    """The product's shell; tells the lane which plan a batch was made of."""
+
+    def __init__(self, post: Post, telemetry: Telemetry, lane: SimulatedLane) -> None:
+        self._simulated = lane
+
+        def make_lane() -> Lane:
+            return lane
+
+        super().__init__(post, telemetry, make_lane)
+
+    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
+        if header.incarnation != self._simulated.master:
+            self._simulated.master = header.incarnation
+            self._simulated.fake.epoch = 0
+        super().receive(sender, header, body)
+
+    def _compute(self, plan: StepPlan, traceparent: str) -> None:
+        self._simulated.plan = plan
+        super()._compute(plan, traceparent)
+
+    def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
+        assert failure is not Failure.INVALID, f"plan {number} of epoch {epoch} is illegal: {detail}"
+        super()._fail(epoch, number, failure, detail)

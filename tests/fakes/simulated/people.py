@@ -1,0 +1,218 @@
+"""Clients: the product's own `Exchange` on a simulated connection, with people behind it who read slowly or go away."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import zmq
+from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock
+from fakes.simulated.network import Dealer, Frames, Network, Owner
+from fakes.simulated.oracle import STOPS, TEXTS
+
+from noria.client.call import Call, Phase
+from noria.client.errors import ClientError, Refused
+from noria.client.exchange import Exchange, Patience
+from noria.proto.base import Header, Sampling
+from noria.proto.frontdoor import TO_CLIENT, Code, Generate
+from noria.proto.wire import Codec
+
+_CODEC: Final = Codec(TO_CLIENT)
+_TICK_NS: Final = 60 * MILLISECOND
+_RETRY_NS: Final = 150 * MILLISECOND
+PATIENCE: Final = Patience(
+    accept_s=60.0,
+    answer_s=60.0,
+    ping_s=0.5,
+    silence_s=0.8,
+    reconnect_s=60.0,
+    resend_s=0.2,
+    resend_max_s=1.0,
+    leave_s=60.0,
+)
+_AGAIN: Final = (Code.NOT_READY, Code.OVERLOADED, Code.QUOTA)
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """What a reader has been given of one choice."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    end: str = ""
+    matched: str = ""
+    output_tokens: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """One request of one person, what may come of it, and what did.
+
+    cancel_after: it is cancelled once so many ids have been read. left: its person has gone. refused: for good.
+    """
+
+    request: Generate
+    at_ns: int
+    cancel_after: int | None = None
+    call: Call | None = None
+    reads: list[Read] = field(default_factory=list)
+    cancelled: bool = False
+    left: bool = False
+    refused: Refused | None = None
+    tries: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it."""
+        ended = bool(self.reads) and all(read.end for read in self.reads)
+        return ended or self.left or self.refused is not None
+
+
+def draw_request(draw: random.Random, name: str, earlier: list[Generate]) -> Generate:
+    """A small request; prompts share beginnings, some ask for the same again."""
+    maximum = draw.randint(1, 14)
+    sampling = Sampling(
+        seed=draw.randrange(1 << 40),
+        max_tokens=maximum,
+        min_tokens=draw.choice([0, 0, min(3, maximum)]),
+        stop=tuple(draw.sample(STOPS, draw.randint(1, 2))) if draw.random() < 0.4 else (),
+        stop_token_ids=(draw.choice([7, 9, 20]),) if draw.random() < 0.2 else (),
+        ignore_eos=draw.random() < 0.2,
+        include_stop=draw.random() < 0.2,
+    )
+    choices = draw.choice([1, 1, 1, 2])
+    ttl_ms = draw.choice([None] * 30 + [5, 60, 400])
+    first_ms = draw.choice([None] * 30 + [5, 60])
+    if earlier and draw.random() < 0.2:
+        again = draw.choice(earlier)
+        return msgspec.structs.replace(again, id=name)
+    if draw.random() < 0.3:
+        prompt = "".join(draw.choice(TEXTS) for _ in range(draw.randint(1, 3)))
+        return Generate(name, prompt=prompt, sampling=sampling, n=choices, ttl_ms=ttl_ms, ttl_first_ms=first_ms)
+    ids = tuple(each % 31 + 1 for each in range(draw.choice([0, 4, 8]), 12))[: draw.choice([4, 8, 12])]
+    ids += tuple(draw.randrange(1, 32) for _ in range(draw.randint(1, 4)))
+    return Generate(name, token_ids=ids, sampling=sampling, n=choices, ttl_ms=ttl_ms, ttl_first_ms=first_ms)
+
+
+class Person(Owner):
+    """One client process."""
+
+    def __init__(self, name: str, network: Network, agenda: Agenda, clock: Clock, wishes: list[Wish]) -> None:
+        self.name = f"client-{name}"
+        self.wishes = wishes
+        self.alive = True
+        self._network = network
+        self._agenda = agenda
+        self._clock = clock
+        self._draw = network.chance.draw
+        self._incarnation = self._draw.getrandbits(62) | 1
+        self._sequence = 0
+        self._deaf_until_ns = 0
+        self._reading = False
+        self._dealer = Dealer(network, self, self.name.encode())
+        self.exchange = Exchange(PATIENCE, self._send)
+        for wish in wishes:
+            agenda.at(wish.at_ns, lambda wish=wish: self._begin(wish))  # type: ignore[misc]  # a default binds it
+        agenda.after(_TICK_NS, self._tick)
+
+    def connect(self, endpoint: str) -> None:
+        """Look for the front door."""
+        self._dealer.connect(endpoint)
+
+    def wake(self) -> None:
+        """There is mail: read it now or, when slow, much later."""
+        if self._reading or not self.alive:
+            return
+        self._reading = True
+        chance = self._network.chance
+        if self._clock.now_ns >= self._deaf_until_ns and chance.happens(chance.slow_readers):
+            self._deaf_until_ns = self._clock.now_ns + chance.between(0, 700 * MILLISECOND)
+        self._agenda.at(max(self._deaf_until_ns, self._clock.now_ns + MILLISECOND // 2), self._read)
+
+    def writable(self, dealer: Dealer) -> None:
+        """A connection, or room on it."""
+        if self.alive:
+            self.exchange.connected(self._now_s())
+
+    def leave(self) -> None:
+        """Go away without a word."""
+        self.alive = False
+        self._dealer.close()
+        for wish in self.wishes:
+            wish.left = not wish.over
+
+    def _now_s(self) -> float:
+        return self._clock.now_ns / SECOND
+
+    def _send(self, body: msgspec.Struct, traceparent: str) -> bool:
+        header = Header(type(body).__name__, self.name, self._incarnation, 0, self._sequence + 1, traceparent)
+        try:
+            self._dealer.send_multipart(_CODEC.encode(header, body), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._sequence += 1
+        return True
+
+    def _begin(self, wish: Wish) -> None:
+        if not self.alive:
+            return
+        wish.tries += 1
+        wish.reads = [Read() for _ in range(wish.request.n)]
+        wish.call = self.exchange.begin(wish.request, "", self._now_s())
+
+    def _read(self) -> None:
+        self._reading = False
+        if not self.alive:
+            return
+        while self._dealer.inbox:
+            frames: Frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+            header = _CODEC.header(frames)
+            self.exchange.receive(header, _CODEC.body(header, frames), self._now_s())
+        self.exchange.settle()
+        self._look()
+
+    def _tick(self) -> None:
+        if not self.alive:
+            return
+        self.exchange.tick(self._now_s())
+        self._look()
+        if self.exchange.calls or not all(wish.over for wish in self.wishes):
+            self._agenda.after(_TICK_NS, self._tick)
+
+    def _look(self) -> None:
+        for wish in self.wishes:
+            if wish.call is not None and not wish.over:
+                self._look_at(wish, wish.call)
+
+    def _look_at(self, wish: Wish, call: Call) -> None:
+        while (delta := call.read()) is not None:
+            read = wish.reads[delta.index]
+            assert not read.end, f"{wish.request.id}: news after the end"
+            assert delta.start == len(read.ids), f"{wish.request.id}: ids from {delta.start} after {len(read.ids)}"
+            assert delta.characters == len(read.text), f"{wish.request.id}: text does not continue"
+            read.ids += delta.token_ids
+            read.text += delta.text
+            if delta.finish is not None:
+                read.end, read.matched = delta.finish.reason, delta.finish.matched
+                read.output_tokens = delta.finish.output_tokens
+        if call.error is not None:
+            self._failed(wish, call.error)
+            return
+        if wish.cancel_after is None or wish.cancelled or call.phase is not Phase.OPEN:
+            return
+        if sum(len(read.ids) for read in wish.reads) >= wish.cancel_after:
+            wish.cancelled = True
+            self.exchange.cancel(call, self._now_s())
+
+    def _failed(self, wish: Wish, error: ClientError) -> None:
+        assert isinstance(error, Refused), f"{wish.request.id}: {type(error).__name__}: {error}"
+        assert not any(read.ids for read in wish.reads), f"{wish.request.id} was refused after it had begun: {error}"
+        assert wish.call is not None
+        if wish.call.accepted is None and error.code in _AGAIN:
+            # Under a name of its own: the server may have taken one of the repetitions of the first meanwhile, which is
+            # cancelled as unwanted as soon as this shows.
+            wish.request = msgspec.structs.replace(wish.request, id=f"{wish.request.id.split('/')[0]}/{wish.tries}")
+            wish.call = None
+            self._agenda.after(_RETRY_NS, lambda: self._begin(wish))
+            return
+        wish.refused = error

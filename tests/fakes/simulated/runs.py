@@ -1,0 +1,22 @@
+"""Single runs, as tests and processes of many runs make them."""
+
+import traceback
+from collections import Counter
+
+from fakes.simulated.universe import Universe
+
+
+def repeat(seed: int) -> str:
+    """The command that runs a seed again and shows everything."""
+    return f"PYTHONPATH=tests python -m fakes.simulated --seed {seed} --trace"
+
+
+def attempt(seed: int) -> tuple[int, str, Counter[str]]:
+    """Run a seed; returns what went wrong, or nothing."""
+    universe = Universe(seed)
+    try:
+        universe.run()
+    except Exception as error:  # a seed that fails must not end the others
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return seed, f"{type(error).__name__} at {place.name}:{place.lineno}: {str(error)[:600]}", universe.counts
+    return seed, "", universe.counts

@@ -1,0 +1,143 @@
+"""How each service's process is put together inside the simulation: what its `__main__` does, on simulated sockets.
+
+The one place that knows the shells' constructors.
+"""
+
+import importlib
+import inspect
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fakes.executor import EOS, VOCABULARY
+from fakes.simulated import oracle
+from fakes.simulated.clock import MILLISECOND, SECOND
+from fakes.simulated.life import Life
+
+from noria.proto.base import Service
+from noria.proto.frontdoor import Code
+from noria.services.admission.core.events import Job
+from noria.services.admission.core.rules import Rules
+from noria.services.admission.door import Door
+from noria.services.admission.service import AdmissionService
+from noria.services.admission.tokenizing import Result
+from noria.services.detokenizer.service import DetokenizerService
+from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.service import SchedulerService
+from noria.shared.config import TelemetrySettings
+from noria.shared.telemetry import Telemetry
+
+DOOR: Final = "sim://door"
+NO_TELEMETRY: Final = TelemetrySettings()
+PEERS: Final = {
+    Service.ADMISSION: (Service.SCHEDULER, Service.DETOKENIZER),
+    Service.SCHEDULER: (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER),
+    Service.EXECUTOR: (Service.SCHEDULER,),
+    Service.DETOKENIZER: (Service.ADMISSION, Service.SCHEDULER),
+}
+
+
+def endpoint(service: Service) -> str:
+    """Where a service's mailbox is."""
+    return f"sim://{service.value}"
+
+
+def rules() -> Rules:
+    """Admission's rules: a small context, little patience with clients, everything else ample."""
+    return Rules(
+        models=("fake",),
+        context_tokens=64,
+        vocabulary=VOCABULARY,
+        eos_ids=(EOS,),
+        has_chat_template=False,
+        started_unix_s=1,
+        requests_max=64,
+        n_max=4,
+        stop_strings_max=4,
+        stop_string_characters_max=16,
+        stop_token_ids_max=4,
+        request_id_characters_max=32,
+        messages_max=3,
+        tokenizing_characters_max=10_000,
+        retention_ns=60 * SECOND,
+        client_timeout_ns=4 * SECOND,
+    )
+
+
+class SimulatedPool:
+    """Tokenizes after a moment, without threads."""
+
+    def __init__(self, life: Life, after: Callable[[int, Callable[[], None]], None]) -> None:
+        self._life = life
+        self._after = after
+        self._jobs: dict[int, Job] = {}
+        self._done: deque[Result] = deque()
+
+    def submit(self, job: Job) -> None:
+        self._jobs[job.number] = job
+        self._after(self._life.network.chance.between(MILLISECOND // 4, 5 * MILLISECOND), lambda: self._finish(job))
+
+    def abandon(self, number: int) -> None:
+        self._jobs.pop(number, None)
+
+    def collect(self) -> list[Result]:
+        found = list(self._done)
+        self._done.clear()
+        return found
+
+    def counts(self) -> dict[str, int]:
+        return {"waiting": len(self._jobs), "working": 0}
+
+    def close(self) -> None:
+        self._jobs.clear()
+
+    def _finish(self, job: Job) -> None:
+        # A job that was abandoned comes out all the same, as one that a thread is at.
+        self._jobs.pop(job.number, None)
+        self._done.append(Result(job, oracle.tokenize(job.prompt or ""), "", "prompt", Code.INVALID, 0.001))
+        self._life.wake()
+
+
+class SimulatedUsage:
+    """A usage book that nobody reads."""
+
+    def add(self, usage: object) -> None:
+        del usage
+
+    def advance(self, now_ns: int) -> int | None:
+        del now_ns
+        return None
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def admission(life: Life, after: Callable[[int, Callable[[], None]], None]) -> AdmissionService:
+    """Admission with a front door of its own."""
+    door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
+    pool = SimulatedPool(life, after)
+    telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
+    more: dict[str, Any] = {}
+    if "policy" in inspect.signature(AdmissionService).parameters:
+        tenancy = importlib.import_module("noria.services.admission.core.tenancy")
+        more = {"policy": tenancy.Policy(), "usage": SimulatedUsage()}
+    return AdmissionService(life.actor, telemetry, door, pool, rules(), **more)  # type: ignore[arg-type]  # the pool's stand-in
+
+
+def scheduler(life: Life, settings: Settings) -> SchedulerService:
+    """The scheduler."""
+    return SchedulerService(life.actor, Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY), settings)
+
+
+def detokenizer(life: Life) -> DetokenizerService:
+    """The detokenizer, with the oracle's vocabulary."""
+    telemetry = Telemetry(Service.DETOKENIZER, life.mailbox.incarnation, NO_TELEMETRY)
+    return DetokenizerService(life.actor, telemetry, oracle.vocabulary())
+
+
+def names(services: Sequence[Service]) -> str:
+    """For people."""
+    return ", ".join(service.value for service in services)

@@ -1,0 +1,32 @@
+"""All services and clients in one process, from seeds: `make simulate` runs more of them."""
+
+import pytest
+from fakes.simulated.planted import FAULTS
+from fakes.simulated.runs import attempt, repeat
+from fakes.simulated.universe import Universe
+
+SEEDS = 300
+_BLOCK = 20
+_SEEDS_FOR_A_FAULT = 200
+
+
+@pytest.mark.parametrize("block", range(SEEDS // _BLOCK))
+def test_every_accepted_request_comes_to_its_one_right_end_whatever_dies(block: int) -> None:
+    for seed in range(block * _BLOCK, (block + 1) * _BLOCK):
+        _, problem, _ = attempt(seed)
+        assert not problem, f"seed {seed}: {problem}\n{repeat(seed)}"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_noticed(name: str) -> None:
+    with FAULTS[name]():
+        noticed = next((seed for seed in range(_SEEDS_FOR_A_FAULT) if attempt(seed)[1]), None)
+    assert noticed is not None, f"{_SEEDS_FOR_A_FAULT} seeds did not notice: {name}"
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    traces: list[list[str]] = [[], []]
+    for trace in traces:
+        Universe(7, trace=trace.append).run()
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 100
