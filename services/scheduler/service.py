@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -102,8 +102,7 @@ class SchedulerService:
         assert peer is not Service.EXECUTOR, "a plan was not taken"
         self._log.warning("outbox full", peer=peer.value)
         if peer is Service.DETOKENIZER:
-            for run in self._runs:
-                self._owed.setdefault(run.stream, run.start)
+            self._owe(self._runs)
 
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
@@ -205,6 +204,8 @@ class SchedulerService:
         What a detokenizer that is not there misses, it asks for itself.
         """
         if self._owed:
+            # An answer to the detokenizer may begin before what the full outbox did not take.
+            self._owe(run for run in self._runs if run.stream in self._owed)
             self._runs = [run for run in self._runs if run.stream not in self._owed]
             gaps = tuple(itertools.starmap(Gap, self._owed.items()))
             self._owed.clear()
@@ -213,3 +214,8 @@ class SchedulerService:
             self._actor.send(self, Service.DETOKENIZER, Tokens(tuple(self._runs)))
             self._runs.clear()
         return now_ns + _RETRY_NS if self._owed else None
+
+    def _owe(self, runs: Iterable[TokenRun]) -> None:
+        """Tell these streams later, from the earliest position of these runs."""
+        for run in runs:
+            self._owed[run.stream] = min(run.start, self._owed.get(run.stream, run.start))

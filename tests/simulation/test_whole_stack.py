@@ -17,6 +17,11 @@ def test_every_accepted_request_comes_to_its_one_right_end_whatever_dies(block: 
         assert not problem, f"seed {seed}: {problem}\n{repeat(seed)}"
 
 
+@pytest.mark.parametrize("seed", [6752])
+def test_a_seed_that_once_failed_does_not_fail_again(seed: int) -> None:
+    assert not attempt(seed)[1]
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name: str) -> None:
     with FAULTS[name]():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 from fakes.executor import FakeExecutor
+from fakes.sampling import drawn
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MICROSECOND, MILLISECOND, Agenda
 
@@ -139,8 +140,7 @@ class SimulatedLane:
                 self._failed(job.plan, failure)
                 return Broken(batch, failure, "injected")
             job.done = self.fake.step()
-        ids = tuple(sampled.ids[0] for sampled in job.done.sampled)
-        return Computed(batch, ids, 100, 0)
+        return Computed(batch, drawn([sampled.ids[0] for sampled in job.done.sampled]), 100, 0)
 
     def _failure(self, plan: StepPlan) -> Failure | None:
         if self._chance.happens(self._chance.error):

@@ -338,6 +338,6 @@ def _draw_settings(draw: random.Random) -> Settings:
         max_cache_tokens=draw.choice([None, None, 60]),
         steps_in_flight=draw.choice([1, 2, 2]),
         stop_lookahead=draw.choice([1, 2, 4]),
-        safety_margin=draw.choice([None, 0.0]),
+        safety_margin=draw.choice([None, 0.0, 0.0, 0.0]),
         allow_block_sharing=draw.random() < 0.8,
     )
