@@ -11,8 +11,8 @@ from noria.proto.scheduling import StepTime
 
 # Prefill always goes on: a target that cannot be kept even by decodes alone must not stop everybody else for good.
 PREFILL_TOKENS_MIN: Final = 16
-# Steps scatter around their prediction; aiming a tenth below the target keeps most of them within it.
-_AIM: Final = 0.9
+# Steps scatter around their prediction; aiming a little below the target keeps most of them within it.
+_AIM: Final = 0.95
 # A device that needs long for the decodes alone is given as long again for prompts, whatever the target.
 _DECODES_MOST: Final = 0.5
 

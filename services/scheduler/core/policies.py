@@ -1,7 +1,7 @@
 """Policies by name, and how each composes a step."""
 
 from collections.abc import Callable
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
@@ -16,9 +16,11 @@ _KNOWN: Final = ", ".join(each.name for each in (Fifo, PrefillFirst, Fair))
 
 
 class Composition(Protocol):
-    """How a step is composed. patient: whether it is better composed late, for those who come meanwhile."""
+    """How a step is composed."""
 
-    patient: ClassVar[bool]
+    @property
+    def patient(self) -> bool:
+        """Whether a step is better composed late, for those who come meanwhile."""
 
     def prepare(self, now_ns: int) -> None:
         """Before a step is composed: let requests give way for those who have a right to it."""

@@ -7,7 +7,7 @@ contend, too. What nobody else can use goes to whoever can, so that no token is 
 """
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Final
+from typing import Final
 
 from noria.proto.execution import Slice
 from noria.proto.scheduling import StepTime
@@ -33,8 +33,6 @@ _REMEMBERED_NS: Final = 10_000_000_000
 class Shares:
     """Composes steps for `fair`. fit: the step-time model's present coefficients. margin: what arrivals leave free."""
 
-    patient: ClassVar[bool] = True
-
     def __init__(self, board: Board, fair: Fair, margin: float, fit: Callable[[], StepTime]) -> None:
         self._board = board
         self._fair = fair
@@ -46,6 +44,11 @@ class Shares:
         self._fresh = False
         self._pacing: Pacing | None = None
         self._seen_ns: dict[ClassShare, int] = {}
+
+    @property
+    def patient(self) -> bool:
+        """While a class asks for short steps, it is also served by what is decided late."""
+        return self._pacing is not None
 
     def prepare(self, now_ns: int) -> None:
         """Let requests give way for those who have a right to their slots or blocks."""

@@ -4,7 +4,7 @@ Arrivals come last, for they may not take what running requests lack. The hot lo
 """
 
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import Final
 
 from noria.proto.execution import Slice
 from noria.services.scheduler.core.arrivals import Arrivals
@@ -29,13 +29,16 @@ PREFILLS_FIRST: Final = (Turn.PREFILLS, Turn.DECODES, Turn.ARRIVALS)
 class Turns:
     """Composes steps in an order of turns that is the same for all. margin: what arrivals leave of the cache."""
 
-    patient: ClassVar[bool] = False
-
     def __init__(self, board: Board, turns: tuple[Turn, ...], margin: float) -> None:
         self._board = board
         self._turns = turns
         self._arrivals = Arrivals(board, margin)
         self._lookahead = board.settings.stop_lookahead
+
+    @property
+    def patient(self) -> bool:
+        """The next step is composed as soon as it may be."""
+        return False
 
     def prepare(self, now_ns: int) -> None:
         """Nobody gives way before a step is composed."""
