@@ -10,6 +10,7 @@ from noria.proto.execution import Geometry, Group, StepPlan
 from noria.proto.scheduling import StepTime, Submission, Submit
 from noria.services.scheduler import records
 from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.simulation.__main__ import story
@@ -57,7 +58,8 @@ def test_a_recorded_run_makes_the_same_plans_again(seed: int, tmp_path: Path) ->
     assert list(map(shape, plans)) == list(map(shape, world.plans))
 
 
-SETTINGS = Settings(policy="fifo", max_batch_tokens=256, max_requests_per_batch=8)
+RULES = Rules(classes=(TrafficClass("interactive", rank=2, weight=4.0), TrafficClass("batch", rank=0)))
+SETTINGS = Settings(policy="fifo", rules=RULES, max_batch_tokens=256, max_requests_per_batch=8)
 SHAPE = Geometry("", (Group(0, 1),), 4000, 2, 16, 8, 256, 1 << 16, 50_000, "", "")
 
 

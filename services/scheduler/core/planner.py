@@ -54,10 +54,10 @@ class Planner:
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
         board, memory = self._board, self._board.memory
+        self.due_ns = None
         if memory is None:
             board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
             return None
-        self.due_ns = None
         if len(board.lane.steps) >= board.settings.steps_in_flight:
             return None
         self.due_ns = self._early(now_ns)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from noria.proto.execution import StepPlan
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.events import TimePassed
+from noria.services.scheduler.core.events import ExecutorLost, TimePassed
 from noria.services.scheduler.core.rules import Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 
@@ -84,6 +84,16 @@ def test_a_step_that_ends_sooner_than_foretold_is_followed_at_once() -> None:
     assert desk.plan() is None
     desk.tell(desk.result())
     desk.planned()
+
+
+def test_nothing_is_due_any_more_when_the_executor_is_lost_meanwhile() -> None:
+    desk = crowded()
+    desk.planned()
+    assert desk.plan() is None
+    assert desk.core.due_ns is not None
+    desk.tell(ExecutorLost())
+    assert desk.plan() is None
+    assert desk.core.due_ns is None
 
 
 @pytest.mark.parametrize("policy", ["fifo", "prefill_first"])
