@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 
 from noria.cli.keys import hash_of
-from noria.client import AsyncClient
+from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
 from noria.services.scheduler.simulation.report import quantile
 from noria.shared.config import RuntimeSettings
@@ -183,7 +183,7 @@ async def ask(client: AsyncClient, draw: random.Random, prompt_tokens: int, outp
             else:
                 seen.ttft.append((now - asked) * 1e3)
             last = now
-    except Exception as error:
+    except ClientError as error:
         print(f"failed: {error}", file=sys.stderr)
         seen.failures += 1
 

@@ -5,6 +5,7 @@ Trace context travels as W3C `traceparent` in message headers and in the bodies 
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ from noria.shared.instruments import Metric
 from noria.shared.metrics import MetricExporter, Value
 
 _EXPORT_S: Final = 2
+_PUBLISHED_EVERY_NS: Final = 1_000_000_000
 Attribute = str | int | float | bool | tuple[str, ...]
 
 
@@ -135,3 +137,27 @@ class Telemetry:
         if self._metrics is not None:
             self._metrics.close()
         spans.join()
+
+
+class Publication(ABC):
+    """A process's metrics, handed to the exporter at most once a second. Without telemetry nothing is copied."""
+
+    def __init__(self, telemetry: Telemetry, metrics: Sequence[Metric]) -> None:
+        self._telemetry = telemetry
+        self._next_ns = 0
+        telemetry.declare(metrics)
+
+    def advance(self, now_ns: int) -> None:
+        """Publish if a second has passed."""
+        if self._telemetry.enabled and now_ns >= self._next_ns:
+            self._next_ns = now_ns + _PUBLISHED_EVERY_NS
+            self._telemetry.publish(self._values())
+
+    def close(self) -> None:
+        """Publish the last values."""
+        if self._telemetry.enabled:
+            self._telemetry.publish(self._values())
+
+    @abstractmethod
+    def _values(self) -> tuple[Value, ...]:
+        """What the metrics stand at."""

@@ -1,53 +1,34 @@
 """What the scheduler's core stands at, as metrics: a copy made at most once a second, for the exporter to read."""
 
-from typing import Final
-
 from noria.services.scheduler.core.board import Board
 from noria.shared import instruments
 from noria.shared.metrics import Value
-from noria.shared.telemetry import Telemetry
-
-_INTERVAL_NS: Final = 1_000_000_000
+from noria.shared.telemetry import Publication, Telemetry
 
 
-class BoardMetrics:
-    """Publishes a board. Without telemetry nothing is copied."""
+class BoardMetrics(Publication):
+    """Publishes a board."""
 
     def __init__(self, telemetry: Telemetry, board: Board) -> None:
-        self._telemetry = telemetry
         self._board = board
-        self._next_ns = 0
-        telemetry.declare(instruments.SCHEDULER_METRICS)
+        super().__init__(telemetry, instruments.SCHEDULER_METRICS)
 
-    def advance(self, now_ns: int) -> None:
-        """Publish if a second has passed."""
-        if self._telemetry.enabled and now_ns >= self._next_ns:
-            self._next_ns = now_ns + _INTERVAL_NS
-            self._publish()
-
-    def close(self) -> None:
-        """Publish the last values."""
-        if self._telemetry.enabled:
-            self._publish()
-
-    def _publish(self) -> None:
+    def _values(self) -> tuple[Value, ...]:
         counters = self._board.counters
-        self._telemetry.publish(
-            (
-                Value(instruments.REQUESTS, len(self._board.waiting), ((instruments.ATTRIBUTE_STATE, "waiting"),)),
-                Value(instruments.REQUESTS, self._board.running, ((instruments.ATTRIBUTE_STATE, "running"),)),
-                *self._blocks(),
-                *self._shares(),
-                Value(instruments.CACHE_PROMPT_TOKENS, counters.prompt_tokens),
-                Value(instruments.CACHE_HIT_TOKENS, counters.hit_tokens),
-                Value(instruments.CACHE_RECOVERED_TOKENS, counters.recovered_tokens),
-                Value(instruments.CACHE_RECOMPUTED_TOKENS, counters.recomputed_tokens),
-                Value(instruments.CACHE_EVICTIONS, counters.evictions),
-                Value(instruments.CACHE_RESETS, counters.resets),
-                Value(instruments.CACHE_SWAPS, counters.swaps_out, ((instruments.ATTRIBUTE_DIRECTION, "out"),)),
-                Value(instruments.CACHE_SWAPS, counters.swaps_in, ((instruments.ATTRIBUTE_DIRECTION, "in"),)),
-                Value(instruments.CACHE_SWAPPED_BLOCKS, counters.swapped_blocks),
-            )
+        return (
+            Value(instruments.REQUESTS, len(self._board.waiting), ((instruments.ATTRIBUTE_STATE, "waiting"),)),
+            Value(instruments.REQUESTS, self._board.running, ((instruments.ATTRIBUTE_STATE, "running"),)),
+            *self._blocks(),
+            *self._shares(),
+            Value(instruments.CACHE_PROMPT_TOKENS, counters.prompt_tokens),
+            Value(instruments.CACHE_HIT_TOKENS, counters.hit_tokens),
+            Value(instruments.CACHE_RECOVERED_TOKENS, counters.recovered_tokens),
+            Value(instruments.CACHE_RECOMPUTED_TOKENS, counters.recomputed_tokens),
+            Value(instruments.CACHE_EVICTIONS, counters.evictions),
+            Value(instruments.CACHE_RESETS, counters.resets),
+            Value(instruments.CACHE_SWAPS, counters.swaps_out, ((instruments.ATTRIBUTE_DIRECTION, "out"),)),
+            Value(instruments.CACHE_SWAPS, counters.swaps_in, ((instruments.ATTRIBUTE_DIRECTION, "in"),)),
+            Value(instruments.CACHE_SWAPPED_BLOCKS, counters.swapped_blocks),
         )
 
     def _blocks(self) -> list[Value]:

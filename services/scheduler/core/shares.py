@@ -9,7 +9,6 @@ contend, too. What nobody else can use goes to whoever can, so that no token is 
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from noria.proto.execution import Slice
 from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.accounts import Account, ClassShare
 from noria.services.scheduler.core.arrivals import Arrivals
@@ -18,10 +17,10 @@ from noria.services.scheduler.core.budget import Pacing, pacing, step_tokens
 from noria.services.scheduler.core.census import Census, take_census
 from noria.services.scheduler.core.claims import Claims
 from noria.services.scheduler.core.contest import Contest
+from noria.services.scheduler.core.continuing import continue_each
 from noria.services.scheduler.core.decisions import Reason
 from noria.services.scheduler.core.draft import Draft
 from noria.services.scheduler.core.fair import Fair, account_of, share_of
-from noria.services.scheduler.core.lane import Entry
 from noria.services.scheduler.core.request import Request, State
 
 # Of a step, what one request of an isolated pool may take before all others.
@@ -86,7 +85,7 @@ class Shares:
         decoding = [request for request in board.decoding if request not in isolated] if isolated else board.decoding
         short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
         if not short:
-            self._decodes(draft, decoding)
+            self._decode(draft, decoding)
             draft.withhold(board.prompt_tokens(beside=bool(draft.slices)))
         contest = Contest(self._fair.accounts)
         contest.enter([request for request in board.prefilling if request not in isolated])
@@ -110,7 +109,7 @@ class Shares:
         for request in (*board.decoding, *board.prefilling):
             if share_of(request).terms.isolated:
                 running[request] = None
-        self._decodes(draft, [request for request in running if request.state is State.DECODING])
+        self._decode(draft, [request for request in running if request.state is State.DECODING])
         for request in running:
             if request.state is State.PREFILLING:
                 self._chunk(draft, request, most)
@@ -129,42 +128,9 @@ class Shares:
                     break
         return running
 
-    def _decodes(self, draft: Draft, decoding: Iterable[Request]) -> None:
-        """One token for each sequence that continues, as in `turns`, and charged."""
-        slices, entries, number, lookahead = draft.slices, draft.entries, draft.number, self._lookahead
-        tokens_left, cache_left, price = draft.tokens_left, draft.cache_left, self._fair.rules.prices.output
-        for request in decoding:
-            if not tokens_left:
-                draft.pass_over(request, Reason.TOKENS)
-                break
-            output = request.planned
-            if request.has_stop and output - request.seen >= lookahead:
-                draft.pass_over(request, Reason.DETOKENIZER)
-                continue
-            length = request.length + 1
-            if length > cache_left and slices:
-                draft.pass_over(request, Reason.READS)
-                continue
-            if length > request.room and not draft.make_room(request, length):
-                draft.pass_over(request, Reason.BLOCKS)
-                continue
-            slices.append(Slice(request.slot, length - 1, 1, True, True))
-            held, account = request.held, request.account
-            assert held is not None and account is not None
-            entries.append(Entry(request, output, 1, length, held))
-            request.length = length
-            request.planned = planned = output + 1
-            request.in_flight += 1
-            request.last_step = number
-            if output >= request.paid_output:
-                request.paid_output = planned
-                account.charge(price)
-            if planned == request.limit:
-                draft.drained.append(request)
-            tokens_left -= 1
-            cache_left -= length
-        draft.decodes += draft.tokens_left - tokens_left
-        draft.tokens_left, draft.cache_left = tokens_left, cache_left
+    def _decode(self, draft: Draft, decoding: Iterable[Request]) -> None:
+        """One token for each sequence that continues, charged."""
+        continue_each(draft, decoding, self._lookahead, self._fair.rules.prices.output)
 
     def _entitled(self, draft: Draft, contest: Contest, half: int) -> None:
         """Those who have a right to a slot that is reserved for their class, or was taken for it."""
@@ -189,7 +155,7 @@ class Shares:
             if request is None:
                 self._arrive(draft, contest, account, half)
             elif request.state is State.DECODING:
-                self._decodes(draft, (request,))
+                self._decode(draft, (request,))
             else:
                 self._chunk(draft, request, self._most(draft, contest, request, half))
         if draft.open:
