@@ -23,6 +23,7 @@ import msgspec
 
 _HOST, _PORT = "127.0.0.1", 8497
 _READY_S_MAX = 180.0
+_POLL_S = 0.01
 _MIB = 1 << 20
 
 
@@ -66,7 +67,7 @@ def _stack(model: str, flags: list[str]) -> Iterator[float]:
             while _get("/ready") is None:
                 if process.poll() is not None or time.monotonic() - began_s > _READY_S_MAX:
                     raise SystemExit("the stack did not become ready")
-                time.sleep(0.01)
+                time.sleep(_POLL_S)
             yield time.monotonic() - began_s
         finally:
             process.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from typing import Final
 from engines import Engine, Place
 
 READY_S: Final = 600.0
+_POLL_S: Final = 0.2
 STOP_S: Final = 30.0
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
@@ -60,7 +61,7 @@ class Server:
                 if self._generates():
                     self.start_s = time.monotonic() - began
                     return
-            time.sleep(0.2)
+            time.sleep(_POLL_S)
         raise StartError(f"{self.process.args[0]} did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def memory_gb(self) -> float:
