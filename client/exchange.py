@@ -82,6 +82,7 @@ class Exchange:
         # Asked before it is listed: should this very message find a new connection, all listed calls are asked over it.
         self._ask(call, now_s)
         self.calls[call.id] = call
+        self._unwanted.pop(call.id, None)
         return call
 
     def cancel(self, call: Call, now_s: float) -> None:
@@ -149,7 +150,8 @@ class Exchange:
         if self._ended and self._send(Acknowledge(tuple(self._ended)), ""):
             self._ended.clear()
         for identity in self._unwanted:
-            self._send(Cancel(identity), "")
+            # A request that was left on purpose, to be asked for again, may be among them: that one goes on for a while.
+            self._send(Cancel(identity, left=True), "")
         self._unwanted.clear()
 
     def tick(self, now_s: float) -> None:

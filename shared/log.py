@@ -1,8 +1,9 @@
 """Log events with fields, to standard error, as JSON or for a terminal."""
 
+import contextlib
 import logging
 import sys
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -23,7 +24,7 @@ def configure(settings: LogSettings) -> None:
         processors=[*shared, structlog.processors.format_exc_info, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # One write for a whole line: all processes of a stack share one standard error, perhaps an unbuffered one.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Enduring(sys.stderr))),  # no more of it is used
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -41,3 +42,19 @@ def configure(settings: LogSettings) -> None:
 def logger(service: str) -> structlog.typing.FilteringBoundLogger:
     """The logger of a service; events are short phrases, everything that varies is a field."""
     return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(service=service))
+
+
+class _Enduring:
+    """A stream that may go away: a closed terminal, a reader that left or a full disk costs lines, not the service."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()

@@ -530,7 +530,7 @@ def test_news_of_a_stream_that_nobody_asked_for_is_cancelled(door: FrontDoor) ->
         await came(door, Acknowledge)
 
     run(door, story)
-    assert door.of(Cancel) == [Cancel("stray")]
+    assert door.of(Cancel) == [Cancel("stray", left=True)]
     assert door.of(Acknowledge) == [Acknowledge(("stray",))]
 
 
@@ -641,6 +641,18 @@ def test_a_question_that_nobody_answers_is_given_up_and_a_closed_client_says_so(
         await client.aclose()
         with pytest.raises(Closed):
             await waiting
+
+    run(door, story)
+
+
+def test_an_idempotent_request_that_is_accepted_after_its_reader_left_is_not_cancelled(door: FrontDoor) -> None:
+    async def story(client: AsyncClient) -> None:
+        generation = client.generate("hi", request_id="once", keep=True)
+        mail = await came(door, Generate)
+        await generation.aclose()
+        await came(door, Cancel)
+        door.send(mail.client, frontdoor.Accepted("once", 1, 1, "model", 0))
+        assert (await came(door, Cancel, 2)).body == Cancel("once", left=True)
 
     run(door, story)
 

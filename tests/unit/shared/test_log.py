@@ -28,3 +28,11 @@ def test_lines_of_processes_that_share_a_pipe_are_never_torn() -> None:
     assert [child.wait() for child in children] == [0, 0, 0]
     for name in names:
         assert [line["number"] for line in lines if line["service"] == name] == list(range(200))
+
+
+def test_a_service_outlives_the_reader_of_its_log() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    child = subprocess.Popen([sys.executable, "-c", WRITER, "one"], stderr=writer)
+    os.close(writer)
+    assert child.wait() == 0
