@@ -37,9 +37,9 @@ class Peer:
         self.heard: list[msgspec.Struct] = []
 
     def join(self) -> None:
-        """Greet until the scheduler has greeted back."""
+        """Greet until the scheduler has taken note of it."""
         deadline = time.monotonic() + PATIENCE_S
-        while not self.mailbox.links[Service.SCHEDULER].joined:
+        while not self.mailbox.links[Service.SCHEDULER].knows_us:
             assert time.monotonic() < deadline, "the scheduler does not greet"
             self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY))
             self.listen(20)
@@ -51,7 +51,8 @@ class Peer:
         self.mailbox.router.poll(timeout_ms, zmq.POLLIN)
         for _, header, body in self.mailbox.receive(256):
             if isinstance(body, Hello):
-                if self.mailbox.greet(header, answer=body.answer):
+                # As an actor does it: whoever asks is answered each time, for an answer may be lost while it connects.
+                if self.mailbox.greet(header, answer=body.answer) or not body.answer:
                     self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY, answer=True))
             elif self.mailbox.current(header):
                 self.heard.append(body)
