@@ -11,7 +11,7 @@ from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
 
 CHOICES_MAX: Final = 1024
-_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep")
+_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background")
 _DECODER: Final = msgspec.msgpack.Decoder(Generate)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     credential: an API key, where the stack has tenants. traffic_class: one of the classes that it may use.
     ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
     keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.
+    background: it goes on to its end though nobody reads it, and is kept for a reader until the retention time is over.
     logit_bias: by token id, or as pairs. logprobs: how many of the likeliest tokens to tell with each sampled one.
     All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
     """
@@ -37,6 +38,7 @@ class Options(TypedDict, total=False):
     credential: str
     traffic_class: str
     keep: bool
+    background: bool
     temperature: float
     top_p: float
     top_k: int

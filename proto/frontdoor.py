@@ -26,6 +26,7 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `credential`: an API key; it says whose the request is. `traffic_class` names one of the classes its tenant may use;
     empty for the tenant's own choice.
     `keep`: `id` is an idempotency key: the answer is kept for a repetition even when it was acknowledged.
+    `background`: it goes on to its end without any reader, and its answer is kept for one until the retention time is over.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ttl_first_ms: int | None = None
     ttl_ms: int | None = None
     keep: bool = False
+    background: bool = False
 
 
 class Preview(msgspec.Struct, array_like=True, frozen=True, gc=False):
