@@ -82,6 +82,7 @@ class Actor:
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
+        self._wanted_ns: int | None = 0
         self._told = State.STARTING
         self._measures: dict[str, Callable[[], object]] = {}
         self._log = logger(mailbox.service.value)
@@ -153,36 +154,40 @@ class Actor:
 
     def run(self, shell: Shell) -> None:
         """Run turns until stopped, then close the shell and the mailbox."""
-        wanted_ns: int | None = 0
         try:
             while not self._stopping:
-                self._turn(shell, self._timeout_ms(wanted_ns))
-                if self._hung_up:
-                    self._hung_up = False
-                    if self._reload is not None:
-                        self._reload()
-                now_ns = time.monotonic_ns()
-                self._tend_links(shell, now_ns)
-                wanted_ns = shell.advance(now_ns)
-                if shell.state() is not self._told:
-                    # A change of state is news that others wait for: it goes out at once.
-                    self._told = shell.state()
-                    self._next_heartbeat_ns = 0
-                self._flush()
+                self.turn(shell)
         finally:
             shell.close()
             self.mailbox.close()
             self._waker.close()
             self._wake.close()
 
-    def _timeout_ms(self, wanted_ns: int | None) -> float:
+    def turn(self, shell: Shell) -> None:
+        """Wait for mail for as long as nothing is due; then take it, do the shell's work, and send."""
+        self._take_mail(shell, self.pause_ms())
+        if self._hung_up:
+            self._hung_up = False
+            if self._reload is not None:
+                self._reload()
+        now_ns = time.monotonic_ns()
+        self._tend_links(shell, now_ns)
+        self._wanted_ns = shell.advance(now_ns)
+        if shell.state() is not self._told:
+            # A change of state is news that others wait for: it goes out at once.
+            self._told = shell.state()
+            self._next_heartbeat_ns = 0
+        self._flush()
+
+    def pause_ms(self) -> float:
+        """How long the next turn may wait for mail."""
         now_ns = time.monotonic_ns()
         until = min(self._next_heartbeat_ns, self._next_hello_ns) - now_ns
-        if wanted_ns is not None:
-            until = min(until, wanted_ns - now_ns)
+        if self._wanted_ns is not None:
+            until = min(until, self._wanted_ns - now_ns)
         return min(max(until / 1e6, 0.0), _POLL_MS_MAX)
 
-    def _turn(self, shell: Shell, timeout_ms: float) -> None:
+    def _take_mail(self, shell: Shell, timeout_ms: float) -> None:
         # Poll takes whole milliseconds: rounding up keeps an early timer from spinning.
         for source, _ in self._poller.poll(int(timeout_ms + 0.999)):
             if source == self._wake.fileno():

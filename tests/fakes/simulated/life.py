@@ -57,17 +57,14 @@ class Poller:
 class SimulatedActor(Actor):
     """The product's actor, turned by hand."""
 
-    def __init__(self, mailbox: Mailbox, settings: RuntimeSettings, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, mailbox: Mailbox, settings: RuntimeSettings, wake: Callable[[], None]) -> None:
         super().__init__(mailbox, settings)
-        self._clock = clock
         self._waker.close()
         self._wake.close()
         self.poller = Poller()
         self.poller.register(mailbox.router, zmq.POLLIN)
         self._poller = self.poller  # type: ignore[assignment]  # it does what is asked of one
         self._wake_soon = wake
-
-        self._wanted_ns: int | None = 0
 
     @property
     def stopping(self) -> bool:
@@ -77,21 +74,6 @@ class SimulatedActor(Actor):
     def wake(self) -> None:
         """Begin a turn soon."""
         self._wake_soon()
-
-    def turn(self, shell: Shell) -> None:
-        """What `run` does in one turn."""
-        self._turn(shell, 0.0)
-        now_ns = self._clock.monotonic_ns()
-        self._tend_links(shell, now_ns)
-        self._wanted_ns = shell.advance(now_ns)
-        if shell.state() is not self._told:
-            self._told = shell.state()
-            self._next_heartbeat_ns = 0
-        self._flush()
-
-    def pause_ns(self) -> int:
-        """How long the next turn may wait for."""
-        return int(self._timeout_ms(self._wanted_ns) * 1e6)
 
 
 class Life(Owner):
@@ -124,7 +106,7 @@ class Life(Owner):
     ) -> None:
         """Bind the mailbox and start the shell, as `noria.shared.process.run` does."""
         self.mailbox = Mailbox(self.service, endpoint, peers, settings, self.context)  # type: ignore[arg-type]  # as zmq's
-        self.actor = SimulatedActor(self.mailbox, settings, self._clock, self.wake)
+        self.actor = SimulatedActor(self.mailbox, settings, self.wake)
         self.shell = build(self)
         self.wake()
 
@@ -180,4 +162,4 @@ class Life(Owner):
         elif self.actor.poller.has_mail():
             self.wake()
         else:
-            self._turn_at(self._clock.now_ns + max(self.actor.pause_ns(), 1))
+            self._turn_at(self._clock.now_ns + max(int(self.actor.pause_ms() * 1e6), 1))

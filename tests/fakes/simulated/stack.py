@@ -3,11 +3,9 @@
 The one place that knows the shells' constructors.
 """
 
-import importlib
-import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from fakes.executor import EOS, VOCABULARY
 from fakes.simulated import oracle
@@ -18,6 +16,7 @@ from noria.proto.base import Service
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.events import Job
 from noria.services.admission.core.rules import Rules
+from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.door import Door
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import Result
@@ -120,11 +119,8 @@ def admission(life: Life, after: Callable[[int, Callable[[], None]], None]) -> A
     door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(life, after)
     telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
-    more: dict[str, Any] = {}
-    if "policy" in inspect.signature(AdmissionService).parameters:
-        tenancy = importlib.import_module("noria.services.admission.core.tenancy")
-        more = {"policy": tenancy.Policy(), "usage": SimulatedUsage()}
-    return AdmissionService(life.actor, telemetry, door, pool, rules(), **more)  # type: ignore[arg-type]  # the pool's stand-in
+    usage = SimulatedUsage()
+    return AdmissionService(life.actor, telemetry, door, pool, rules(), Policy(), usage)  # type: ignore[arg-type]  # stand-ins
 
 
 def scheduler(life: Life, settings: Settings) -> SchedulerService:
