@@ -26,12 +26,16 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A sign of life. `progress` counts work done (steps, messages); `busy` says that work is waiting or under way."""
+    """A sign of life. `progress` counts work done (steps, messages); `busy` says that work is waiting or under way.
+
+    expected_us: how long the work under way should take, where that is predicted; 0 where it is not.
+    """
 
     state: State
     progress: int = 0
     busy: bool = False
     detail: str = ""
+    expected_us: int = 0
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):

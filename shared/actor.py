@@ -79,6 +79,7 @@ class Actor:
         self._hung_up = False
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
+        self._expected_us: Callable[[], int] | None = None
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -119,6 +120,10 @@ class Actor:
     def on_question(self, answer: Callable[[str], dict[str, Any]]) -> None:
         """Answer an `Inspect` that asks about one thing with what this returns for it."""
         self._answer = answer
+
+    def expect(self, expected_us: Callable[[], int]) -> None:
+        """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
+        self._expected_us = expected_us
 
     def on_hang_up(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
@@ -226,7 +231,8 @@ class Actor:
             self._next_hello_ns = 0
             return
         if isinstance(body, Heartbeat):
-            link.state = body.state
+            link.state, link.progress, link.busy = body.state, body.progress, body.busy
+            link.expected_us = body.expected_us
             return
         if isinstance(body, Drain):
             shell.drain(body.timeout_ms)
@@ -242,7 +248,7 @@ class Actor:
         if self.mailbox.greet(header, answer=body.answer):
             link.last_heard_ns = time.monotonic_ns()
             link.pid = body.pid
-            link.state = body.state
+            link.state, link.progress, link.busy, link.expected_us = body.state, 0, False, 0
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
             self.mailbox.greet_back(sender, Hello(os.getpid(), shell.state(), answer=True))
             shell.joined(sender)
@@ -263,7 +269,8 @@ class Actor:
         if now_ns >= self._next_heartbeat_ns:
             self._next_heartbeat_ns = now_ns + self._heartbeat_ns
             progress, busy = shell.progress()
-            beat = Heartbeat(shell.state(), progress, busy)
+            expected_us = self._expected_us() if self._expected_us is not None else 0
+            beat = Heartbeat(shell.state(), progress, busy, expected_us=expected_us)
             for peer, link in self.mailbox.links.items():
                 if link.joined:
                     self.mailbox.send_once(peer, beat)

@@ -290,6 +290,33 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_timeout_s: Annotated[
         float, Meta(description="How long a service may take to stop before it is killed.", gt=0)
     ] = 10.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(
+            description="How long accepted requests may go on when the stack is told to stop.",
+            extra=_flags("--drain-timeout"),
+            ge=0,
+        ),
+    ] = 20.0
+    hang_timeout_s: Annotated[
+        float,
+        Meta(
+            description="Silence, or work without progress, after which a service is killed and started again; "
+            "a step may always take ten times its prediction.",
+            gt=0,
+        ),
+    ] = 15.0
+    restart_pause_s: Annotated[
+        float, Meta(description="Pause before the second start in a row of a dead service; then doubled.", ge=0)
+    ] = 0.5
+    restart_pause_max_s: Annotated[float, Meta(description="Longest pause before a start.", ge=0)] = 10.0
+    crash_loop_deaths: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Deaths of one service without a step in between after which the stack gives up; where absent 5, "
+            "or as many as finding one bad request among max_requests_per_batch may take."
+        ),
+    ] = None
     high_water_mark: Annotated[int, Meta(description="Messages queued per socket.", ge=16)] = 1000
     outbox_messages_max: Annotated[int, Meta(description="Messages that wait for a full socket, per peer.", ge=16)] = (
         10_000

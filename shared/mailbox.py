@@ -31,8 +31,8 @@ def draw_incarnation() -> int:
 class Link:
     """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
 
-    `pid` and `state` are what the peer last said of itself; `knows_us` whether its present life has written to
-    ours; `missed` whether mail of it was lost on the way.
+    `pid`, `state`, `progress`, `busy` and `expected_us` are what the peer last said of itself; `knows_us` whether its
+    present life has written to ours; `missed` whether mail of it was lost on the way.
     """
 
     def __init__(self, peer: Service, socket: zmq.Socket[bytes], outbox_max: int) -> None:
@@ -47,6 +47,9 @@ class Link:
         self.last_heard_ns = 0
         self.pid = 0
         self.state = lifecycle.State.STARTING
+        self.progress = 0
+        self.busy = False
+        self.expected_us = 0
         self.outbox: deque[list[bytes]] = deque()
         self._outbox_max = outbox_max
 
