@@ -130,6 +130,7 @@ class Admission:
             "attachments": len(books.delivery.attachments),
             "retained": len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing),
             "orphans": len(books.orphans),
+            "unread": len(books.unread),
             "timers": self._patience.timers,
             "clients": len(books.delivery.clients),
             "answers_overflowed": books.delivery.overflowed,
@@ -162,7 +163,7 @@ class Admission:
         client, left = self.delivery.hear(arrival.client, arrival.incarnation, arrival.now_ns)
         for request in left:
             if request.stage is not Stage.ENDED:
-                self.books.orphans[request.number] = arrival.now_ns + self._rules.client_timeout_ns
+                self.books.left(request, arrival.now_ns)
         if client is None:
             return False
         match arrival.body:
@@ -217,9 +218,8 @@ class Admission:
         request = self._found(client, body.id, body.credential)
         if request is None:
             return
-        if body.left and request.keep and request.stage is not Stage.ENDED:
-            self.delivery.detach(request)
-            self.books.orphans.setdefault(request.number, now_ns + self._rules.client_timeout_ns)
+        if body.left and (request.keep or request.background) and request.stage is not Stage.ENDED:
+            self.books.left(request, now_ns)
             return
         if body.index is None or (request.stage is Stage.TOKENIZING and request.n == 1 and body.index == 0):
             self.books.cancel(request, now_ns, "cancelled by the client")
@@ -230,7 +230,7 @@ class Admission:
     def _acknowledge(self, client: Client, body: Acknowledge) -> None:
         for name in body.ids:
             request = self._found(client, name)
-            if request is not None and request.stage is Stage.ENDED and not request.keep:
+            if request is not None and request.stage is Stage.ENDED and not (request.keep or request.background):
                 self.books.forget(request)
 
     def _found(self, client: Client, name: str, credential: str = "") -> Request | None:

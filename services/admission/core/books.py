@@ -34,7 +34,8 @@ class Books:
 
     policy: classes and tenants as last read. tenants: what each has under way. accounts: what each used.
     queues: requests without a token yet.
-    orphans: unfinished requests whose client began a new life, and until when it may come back for them.
+    orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
+    background that nobody reads just now.
     jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
     tokenizing_characters: text that waits for the tokenizer. drain_ns: until when a draining process finishes.
     """
@@ -52,6 +53,7 @@ class Books:
     totals: Totals = field(default_factory=Totals)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
     orphans: dict[int, int] = field(default_factory=dict)
+    unread: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
     working: set[int] = field(default_factory=set)
     abandoned: list[int] = field(default_factory=list)
@@ -85,8 +87,21 @@ class Books:
         return tuple(waiting)
 
     def held(self) -> int:
-        """Requests that somebody is still owed something of."""
-        return len(self.delivery.attachments) + len(self.orphans)
+        """Requests that somebody is still owed something of, or may come for."""
+        return len(self.delivery.attachments) + len(self.orphans) + len(self.unread)
+
+    def left(self, request: Request, now_ns: int) -> None:
+        """A request that has not ended has lost its reader, who may come back for a while."""
+        self.delivery.detach(request)
+        if request.background:
+            self.unread[request.number] = None
+        else:
+            self.orphans.setdefault(request.number, now_ns + self.rules.client_timeout_ns)
+
+    def found(self, request: Request) -> None:
+        """A request needs no reader any more: it has one, or it has ended."""
+        self.orphans.pop(request.number, None)
+        self.unread.pop(request.number, None)
 
     def class_rule(self, name: str) -> ClassRule:
         """A class as configured; one that is gone meanwhile has no limits."""
@@ -188,7 +203,7 @@ class Books:
         if request.unfinished == 0:
             self.queues.remove(request)
             tenant.settle(request.reserved_tokens, self.accounts.close(request), now_ns)
-            self.orphans.pop(request.number, None)
+            self.found(request)
             self.ledger.retain(request, now_ns + self.rules.retention_ns)
 
     def end_all(self, request: Request, end: End, now_ns: int, detail: str) -> None:
@@ -217,7 +232,7 @@ class Books:
     def forget(self, request: Request) -> None:
         """Nothing is owed to anyone: the request leaves the books."""
         self.delivery.detach(request)
-        self.orphans.pop(request.number, None)
+        self.found(request)
         self.ledger.forget(request)
 
     def unfinished(self) -> Iterator[Pair]:
@@ -238,8 +253,9 @@ class Books:
         assert not self.jobs.keys() & self.working
         for number in (*self.ledger.live, *tokenizing):
             assert number in tokenizing or not self.ledger.live[number].preview
-            assert (number in self.delivery.attachments) is not (number in self.orphans)
-        assert self.orphans.keys() <= self.ledger.live.keys() | tokenizing.keys()
+            kept = (number in self.orphans) + (number in self.unread)
+            assert (number in self.delivery.attachments) + kept == 1
+        assert self.orphans.keys() | self.unread.keys() <= self.ledger.live.keys() | tokenizing.keys()
         assert self.credit.queued == len(self.scheduler.submissions)
         for stream in (*self.scheduler.submissions, *self.detokenizer.openings, *self.detokenizer.gaps):
             assert self.ledger.choice(stream) is not None

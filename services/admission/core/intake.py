@@ -77,7 +77,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
 def attach(books: Books, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
     """A client takes over the streams of a request; it gets everything that it does not have."""
     books.delivery.attach(client, request, have)
-    books.orphans.pop(request.number, None)
+    books.found(request)
     awaited = request.stage is Stage.TOKENIZING and request.client == client.id
     books.notes.append(AttachedNote(client.id, request.key.id, request.number, awaited))
 
@@ -165,6 +165,7 @@ def _reserve(
         characters=characters(body),
         preview=preview,
         keep=body.keep,
+        background=body.background,
     )
     books.ledger.reserve(request)
     books.delivery.attach(client, request)

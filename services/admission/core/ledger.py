@@ -100,8 +100,8 @@ class Request:
 
     The prompt's text is not kept, and its ids only until the last choice has ended. deadline_first_ns and deadline_ns
     are admission's own clock for the time to the first token and to the end. preview: only asked about, never accepted.
-    keep: a repetition is answered from here even after its end was acknowledged. reserved_tokens: what its tenant was
-    charged beforehand.
+    keep: a repetition is answered from here even after its end was acknowledged. background: it goes on without a reader,
+    and an acknowledgement does not end its retention. reserved_tokens: what its tenant was charged beforehand.
     """
 
     number: int
@@ -127,6 +127,7 @@ class Request:
     unfinished: int = 0
     preview: bool = False
     keep: bool = False
+    background: bool = False
     reserved_tokens: int = 0
 
     @property

@@ -56,8 +56,10 @@ class Patience:
         self._forget_retained(now_ns)
 
     def _desert(self, request: Request, now_ns: int, detail: str) -> None:
-        """Nobody wants a request any more."""
-        if request.stage is Stage.TOKENIZING:
+        """Nobody wants a request any more, unless it needs no reader."""
+        if request.background and request.stage is not Stage.ENDED:
+            self._books.left(request, now_ns)
+        elif request.stage is Stage.TOKENIZING:
             self._books.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
         else:
             self._books.cancel(request, now_ns, detail)
