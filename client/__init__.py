@@ -15,7 +15,7 @@ from noria.client.exchange import Patience
 from noria.client.generation import Generation
 from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
-from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message
+from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message, Standing
 
 __all__ = [
     "Accepted",
@@ -39,6 +39,7 @@ __all__ = [
     "Message",
     "Patience",
     "Refused",
+    "Standing",
     "Superseded",
     "SyncGeneration",
     "Timings",

@@ -9,6 +9,7 @@ from typing import Final, Unpack
 
 import msgspec
 
+from noria.client.call import Call, Phase
 from noria.client.connection import Connection
 from noria.client.errors import Closed, Unreachable
 from noria.client.exchange import Exchange, Patience
@@ -17,7 +18,19 @@ from noria.client.questions import Questions
 from noria.client.request import Options, build
 from noria.client.results import Completion
 from noria.proto.base import Header
-from noria.proto.frontdoor import Describe, Description, Forecast, Identified, Identify, Message, Preview
+from noria.proto.frontdoor import (
+    Cancel,
+    Describe,
+    Description,
+    Forecast,
+    Generate,
+    Identified,
+    Identify,
+    Inquire,
+    Message,
+    Preview,
+    Standing,
+)
 from noria.shared.config import LimitSettings, RuntimeSettings
 from noria.shared.endpoints import public_mailbox
 
@@ -133,11 +146,41 @@ class AsyncClient:
         Raises Refused for an unknown one, Unreachable when nothing answers in time.
         """
         self._open()
-        own = self._defaults.get("credential", "") if credential is None else credential
         name = uuid.uuid4().hex
-        answer = await self._questions.ask(name, Identify(name, own), timeout_s, self.endpoint)
+        answer = await self._questions.ask(name, Identify(name, self._own(credential)), timeout_s, self.endpoint)
         assert isinstance(answer, Identified)
         return answer
+
+    async def standing(self, request_id: str, credential: str | None = None, timeout_s: float = 5.0) -> Standing:
+        """How a request stands, whoever made it with the same credential; its answer is not read.
+
+        Raises Refused (`NOT_FOUND`) for one that is not known, Unreachable when nothing answers in time.
+        """
+        self._open()
+        name = uuid.uuid4().hex
+        question = Inquire(name, request_id, self._own(credential))
+        answer = await self._questions.ask(name, question, timeout_s, self.endpoint)
+        assert isinstance(answer, Standing)
+        return answer
+
+    def attach(self, request_id: str, n: int = 1, credential: str | None = None) -> Generation:
+        """Read the answer of a request with `n` choices that was made elsewhere, from its beginning.
+
+        Whoever read it before is told no more. Leaving it cancels it only if it is neither kept nor in the background.
+        """
+        loop = self._open()
+        made = Generate(request_id, n=n, credential=self._own(credential), background=True)
+        call = Call(made, "", loop.time(), phase=Phase.OPEN, joined=True)
+        self._exchange.join(call, loop.time())
+        return Generation(self._exchange, call, loop)
+
+    def cancel(self, request_id: str, credential: str | None = None) -> bool:
+        """Ask for the end of a background request by its id alone; False where there is no connection just now."""
+        self._open()
+        return self._send(Cancel(request_id, credential=self._own(credential)), "")
+
+    def _own(self, credential: str | None) -> str:
+        return self._defaults.get("credential", "") if credential is None else credential
 
     async def describe(self, timeout_s: float = 5.0) -> Description:
         """What is served, and what it still waits for. Raises Unreachable when nothing answers in time."""

@@ -26,7 +26,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A request under way."""
+    """A request under way. joined: it was made by another, so that it cannot be made again from here."""
 
     generate: Generate
     traceparent: str
@@ -35,6 +35,7 @@ class Call:
     accepted: Accepted | None = None
     error: ClientError | None = None
     cancelling: bool = False
+    joined: bool = False
     sent: bool = False
     asks: int = 0
     asked_s: float = 0.0
@@ -53,6 +54,11 @@ class Call:
     def id(self) -> str:
         """The request's name."""
         return self.generate.id
+
+    @property
+    def lasting(self) -> bool:
+        """Whether somebody may come back for it, so that leaving it is not the end of it."""
+        return self.generate.keep or self.generate.background
 
     @property
     def empty(self) -> bool:

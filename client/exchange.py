@@ -73,12 +73,24 @@ class Exchange:
         """Start a call. Raises Refused for a different request under a live id, and when too many are under way."""
         known = self.calls.get(generate.id)
         if known is not None and known.phase is not Phase.ABANDONED:
-            if known.generate != generate:
+            if known.generate != generate and not known.joined:
                 raise Refused(Code.CONFLICT, "another request with this id is under way", "id")
             known.fail(Superseded("the same request was made again; the newer one has taken over its answer"))
         if len(self.calls) >= self._patience.calls_max:
             raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
-        call = Call(generate, traceparent, now_s)
+        return self._begin(Call(generate, traceparent, now_s), now_s)
+
+    def join(self, call: Call, now_s: float) -> None:
+        """Read a request that was made by another. Raises Refused where too many are under way."""
+        known = self.calls.get(call.id)
+        if known is not None:
+            self._forget(known)
+            known.fail(Superseded("the same request was asked for again; the newer one has taken over its answer"))
+        if len(self.calls) >= self._patience.calls_max:
+            raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
+        self._begin(call, now_s)
+
+    def _begin(self, call: Call, now_s: float) -> Call:
         # Asked before it is listed: should this very message find a new connection, all listed calls are asked over it.
         self._ask(call, now_s)
         self.calls[call.id] = call
@@ -101,9 +113,9 @@ class Exchange:
         """Nobody reads this call any more: cancel it, and keep it only until its end is confirmed."""
         if call.phase in (Phase.ABANDONED, Phase.OVER):
             return
-        if call.generate.keep:
+        if call.lasting:
             # The server keeps it for a while, in case it is asked for again under the same id.
-            self._send(Cancel(call.id, credential=call.generate.credential, left=True), "")
+            self._send(_cancel(call, left=True), "")
             self._forget(call)
             call.cancelled(over=True)
             return
@@ -175,7 +187,7 @@ class Exchange:
         self.settle()
         for call in list(self.calls.values()):
             if call.sent:
-                self._send(_cancel(call), "")
+                self._send(_cancel(call, left=call.lasting), "")
             self._forget(call)
             call.fail(Closed("the client was closed"))
 
@@ -246,11 +258,11 @@ class Exchange:
             call.cancelled(over=True)
         elif body.code is Code.NOT_FOUND and call.phase is Phase.OPENING and call.accepted is not None:
             pass  # the answer to an earlier question of ours: the request is being made again already
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty and not call.joined:
             call.phase = Phase.OPENING
             call.begun_s = now_s
             self._ask(call, now_s)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN:
+        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and not call.empty:
             self._forget(call)
             call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
@@ -298,5 +310,5 @@ class Exchange:
             opening[0].fail(Malformed(body.reason))
 
 
-def _cancel(call: Call) -> Cancel:
-    return Cancel(call.id, credential=call.generate.credential)
+def _cancel(call: Call, *, left: bool = False) -> Cancel:
+    return Cancel(call.id, credential=call.generate.credential, left=left)

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 
 from noria.client.errors import Closed, Refused, Unreachable
-from noria.proto.frontdoor import Forecast, Identified, Rejected
+from noria.proto.frontdoor import Forecast, Identified, Rejected, Standing
 
 QUESTIONS_MAX: Final = 1024
-_Answer = Forecast | Identified
+_Answer = Forecast | Identified | Standing
 
 
 class Questions:
@@ -41,8 +41,8 @@ class Questions:
 
     def receive(self, body: msgspec.Struct) -> bool:
         """Take a message if it answers a question."""
-        if not isinstance(body, Forecast | Identified | Rejected) or body.id not in self._open:
-            return isinstance(body, Forecast | Identified)
+        if not isinstance(body, _Answer | Rejected) or body.id not in self._open:
+            return isinstance(body, _Answer)
         _, waiter = self._open[body.id]
         if waiter.done():
             return True

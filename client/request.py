@@ -11,7 +11,17 @@ from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
 
 CHOICES_MAX: Final = 1024
-_ENVELOPE: Final = ("model", "n", "ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background")
+_ENVELOPE: Final = (
+    "model",
+    "n",
+    "ttl_ms",
+    "ttl_first_ms",
+    "credential",
+    "traffic_class",
+    "keep",
+    "background",
+    "grace_ms",
+)
 _DECODER: Final = msgspec.msgpack.Decoder(Generate)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -25,6 +35,7 @@ class Options(TypedDict, total=False):
     ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
     keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.
     background: it goes on to its end though nobody reads it, and is kept for a reader until the retention time is over.
+    grace_ms: how long it goes on once the server has not heard from this client for a while.
     logit_bias: by token id, or as pairs. logprobs: how many of the likeliest tokens to tell with each sampled one.
     All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
     """
@@ -39,6 +50,7 @@ class Options(TypedDict, total=False):
     traffic_class: str
     keep: bool
     background: bool
+    grace_ms: int | None
     temperature: float
     top_p: float
     top_k: int

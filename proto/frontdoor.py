@@ -27,6 +27,7 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     empty for the tenant's own choice.
     `keep`: `id` is an idempotency key: the answer is kept for a repetition even when it was acknowledged.
     `background`: it goes on to its end without any reader, and its answer is kept for one until the retention time is over.
+    `grace_ms`: how long it goes on once its client has fallen silent; the server's own patience where absent.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ttl_ms: int | None = None
     keep: bool = False
     background: bool = False
+    grace_ms: int | None = None
 
 
 class Preview(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -55,6 +57,14 @@ class Identify(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     id: str
     credential: str
+
+
+class Inquire(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ask how a request of one's own stands, without taking its streams over. `id` names the question."""
+
+    id: str
+    request: str
+    credential: str = ""
 
 
 class Have(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -77,7 +87,8 @@ class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Stop a request, or one choice of it. Unknown ids are ignored: the end may have crossed this on the way.
 
-    left: nobody reads any more, but a repetition may come: a request with `keep` goes on for a while without a reader.
+    left: nobody reads any more, but somebody may come back: a request with `keep` goes on for a while without a reader,
+    one with `background` to its end. Without `left`, whoever has the credential ends a background request, read or not.
     """
 
     id: str
@@ -172,6 +183,23 @@ class Identified(msgspec.Struct, array_like=True, frozen=True, gc=False):
     default_class: str
 
 
+class Standing(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a request stands: what has come of each choice so far. A request that is not known is answered by `Rejected`.
+
+    ends: an `End` for each choice, 0 for those that run. stop: its stop strings. age_ms: since it was received.
+    """
+
+    id: str
+    request: str
+    background: bool
+    age_ms: int
+    model: str
+    prompt_tokens: int
+    output_tokens: tuple[int, ...]
+    ends: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+
+
 class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """News of one choice: token ids from output position `start`, text from character position `characters`.
 
@@ -239,5 +267,5 @@ class Malformed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: str
 
 
-TO_ADMISSION = (Generate, Attach, Cancel, Acknowledge, Describe, Ping, Preview, Identify)
-TO_CLIENT = (Accepted, Rejected, Updates, Description, Pong, Malformed, Forecast, Identified)
+TO_ADMISSION = (Generate, Attach, Cancel, Acknowledge, Describe, Ping, Preview, Identify, Inquire)
+TO_CLIENT = (Accepted, Rejected, Updates, Description, Pong, Malformed, Forecast, Identified, Standing)

@@ -183,8 +183,10 @@ class AdmissionService:
         )
 
     def _digest(self, body: Generate) -> bytes:
-        # Credentials may be renewed between two tries of one request, and must not end up anywhere.
-        return blake2b(self._digests.encode(msgspec.structs.replace(body, credential="")), digest_size=16).digest()
+        # Credentials may be renewed between two tries of one request, and must not end up anywhere; a gateway may be
+        # started again with another patience.
+        same = msgspec.structs.replace(body, credential="", grace_ms=None)
+        return blake2b(self._digests.encode(same), digest_size=16).digest()
 
     def _tell_peers(self, turn: Turn) -> None:
         scheduler = self._send(Service.SCHEDULER, turn.scheduler)

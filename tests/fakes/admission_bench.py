@@ -16,7 +16,7 @@ from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"
 FIRST_NUMBER = 100
-_ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background")
+_ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background", "grace_ms")
 CLASSES = {
     "interactive": ClassRule("interactive", rank=2),
     "standard": ClassRule("standard", rank=1),

@@ -11,12 +11,12 @@ from noria.proto.frontdoor import (
     Acknowledge,
     Attach,
     Cancel,
-    Code,
     Describe,
     Description,
     Generate,
     Identified,
     Identify,
+    Inquire,
     Ping,
     Pong,
     Preview,
@@ -24,7 +24,7 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent
-from noria.services.admission.core import checks, intake, showing
+from noria.services.admission.core import checks, composing, intake, showing
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.delivery import Delivery
@@ -45,7 +45,6 @@ from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.patience import Patience
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.core.validation import Refusal
 
 
 class Admission:
@@ -166,6 +165,10 @@ class Admission:
                 self.books.left(request, arrival.now_ns)
         if client is None:
             return False
+        self._take(client, arrival)
+        return True
+
+    def _take(self, client: Client, arrival: Arrival) -> None:
         match arrival.body:
             case Generate() as body:
                 self._watch(intake.generate(self.books, client, arrival, body))
@@ -173,6 +176,8 @@ class Admission:
                 self._watch(intake.preview(self.books, client, arrival, body))
             case Identify() as body:
                 self._identify(client, body)
+            case Inquire() as body:
+                self._inquire(client, body, arrival.now_ns)
             case Attach() as body:
                 self._attach(client, body)
             case Cancel() as body:
@@ -185,7 +190,6 @@ class Admission:
                 self.delivery.answer(client, Pong())
             case _:
                 assert_never(arrival.body)
-        return True
 
     def _watch(self, reserved: Request | None) -> None:
         if reserved is not None and reserved.stage is not Stage.ENDED:
@@ -200,6 +204,19 @@ class Admission:
         else:
             self.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
 
+    def _inquire(self, client: Client, body: Inquire, now_ns: int) -> None:
+        shown = body.id[: self._rules.request_id_characters_max]
+        rule = self.books.policy.identify(body.credential)
+        request = None if rule is None else self.books.ledger.keys.get(Key(rule.name, body.request))
+        if rule is None:
+            refusal = checks.unauthorized(body.credential)
+        elif request is None or request.preview:
+            refusal = checks.unknown()
+        else:
+            self.delivery.answer(client, composing.standing(shown, request, now_ns))
+            return
+        self.delivery.answer(client, Rejected(shown, refusal.code, refusal.reason, refusal.parameter))
+
     def _attach(self, client: Client, body: Attach) -> None:
         shown = body.id[: self._rules.request_id_characters_max]
         rule = self.books.policy.identify(body.credential)
@@ -209,13 +226,12 @@ class Admission:
         client.tenants.add(rule.name)
         request = self.books.ledger.keys.get(Key(rule.name, body.id))
         if request is None or request.preview:
-            reason = "there is no such request: it was never accepted, or it ended and was forgotten; send it again"
-            self.books.refuse(client, client.id, shown, Refusal(Code.NOT_FOUND, reason, "id"))
+            self.books.refuse(client, client.id, shown, checks.unknown())
             return
         intake.attach(self.books, client, request, body.have)
 
     def _cancel(self, client: Client, body: Cancel, now_ns: int) -> None:
-        request = self._found(client, body.id, body.credential)
+        request = self._found(client, body.id, body.credential, left=body.left)
         if request is None:
             return
         if body.left and (request.keep or request.background) and request.stage is not Stage.ENDED:
@@ -233,7 +249,7 @@ class Admission:
             if request is not None and request.stage is Stage.ENDED and not (request.keep or request.background):
                 self.books.forget(request)
 
-    def _found(self, client: Client, name: str, credential: str = "") -> Request | None:
+    def _found(self, client: Client, name: str, credential: str = "", *, left: bool = True) -> Request | None:
         """The request of this name that a client may end: of a tenant that it speaks for, and not another's to read."""
         tenants = dict.fromkeys(client.tenants)
         if credential or not self.books.policy.tenants:
@@ -241,7 +257,7 @@ class Admission:
             tenants = {rule.name: None} if rule is not None else {}
         for tenant in tenants:
             request = self.books.ledger.keys.get(Key(tenant, name))
-            if request is not None and self._owns(client, request):
+            if request is not None and (self._owns(client, request) or (request.background and not left)):
                 return request
         return None
 

@@ -91,12 +91,12 @@ class Books:
         return len(self.delivery.attachments) + len(self.orphans) + len(self.unread)
 
     def left(self, request: Request, now_ns: int) -> None:
-        """A request that has not ended has lost its reader, who may come back for a while."""
+        """A request that has not ended has lost its reader, who was there until `now_ns` and may come back for a while."""
         self.delivery.detach(request)
         if request.background:
             self.unread[request.number] = None
         else:
-            self.orphans.setdefault(request.number, now_ns + self.rules.client_timeout_ns)
+            self.orphans.setdefault(request.number, now_ns + request.grace_ns)
 
     def found(self, request: Request) -> None:
         """A request needs no reader any more: it has one, or it has ended."""

@@ -26,6 +26,12 @@ def unauthorized(credential: str) -> Refusal:
     return Refusal(Code.UNAUTHORIZED, reason, "credential")
 
 
+def unknown() -> Refusal:
+    """The refusal of a question about a request that is not known, or not the asker's."""
+    reason = "there is no such request: it was never accepted, or it ended and was forgotten; send it again"
+    return Refusal(Code.NOT_FOUND, reason, "id")
+
+
 def unready(books: Books) -> Refusal | None:
     """Refuse while draining, and until everybody is there."""
     if books.drain_ns is not None:

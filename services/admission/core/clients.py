@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from noria.proto.base import Stream
-from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Updates
+from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Standing, Updates
 from noria.services.admission.core.ledger import Choice, Request
 
-Answer = Rejected | Description | Pong | Forecast | Identified
+Answer = Rejected | Description | Pong | Forecast | Identified | Standing
 ToClient = Accepted | Answer | Updates
 RETRY_NS_MIN: Final = 5_000_000
 RETRY_NS_MAX: Final = 160_000_000

@@ -1,6 +1,6 @@
 """Ledger entries as clients read them."""
 
-from noria.proto.frontdoor import Accepted, Delta, Finished, Timings
+from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
 from noria.services.admission.core.clients import Cursor
 from noria.services.admission.core.ledger import Choice, Request
 
@@ -58,4 +58,20 @@ def finished(request: Request, choice: Choice) -> Finished:
             total_ms=(choice.ended_ns - request.accepted_ns) / 1e6,
         ),
         cached_tokens=choice.cached_tokens,
+    )
+
+
+def standing(question: str, request: Request, now_ns: int) -> Standing:
+    """How a request stands, choice by choice."""
+    choices = request.choices
+    return Standing(
+        id=question,
+        request=request.key.id,
+        background=request.background,
+        age_ms=(now_ns - request.received_ns) // 1_000_000,
+        model=request.model,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=tuple(len(each.ids) for each in choices) or (0,) * request.n,
+        ends=tuple(each.end or 0 for each in choices) or (0,) * request.n,
+        stop=request.sampling.stop,
     )

@@ -11,6 +11,7 @@ from noria.proto.frontdoor import (
     Describe,
     Generate,
     Identify,
+    Inquire,
     Message,
     Ping,
     Preview,
@@ -21,7 +22,7 @@ from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.tenancy import Policy
 
-FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify
+FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify | Inquire
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def _reserve(
         preview=preview,
         keep=body.keep,
         background=body.background,
+        grace_ns=books.rules.client_timeout_ns if body.grace_ms is None else body.grace_ms * 1_000_000,
     )
     books.ledger.reserve(request)
     books.delivery.attach(client, request)

@@ -101,7 +101,8 @@ class Request:
     The prompt's text is not kept, and its ids only until the last choice has ended. deadline_first_ns and deadline_ns
     are admission's own clock for the time to the first token and to the end. preview: only asked about, never accepted.
     keep: a repetition is answered from here even after its end was acknowledged. background: it goes on without a reader,
-    and an acknowledgement does not end its retention. reserved_tokens: what its tenant was charged beforehand.
+    and an acknowledgement does not end its retention. grace_ns: how long it goes on without its reader.
+    reserved_tokens: what its tenant was charged beforehand.
     """
 
     number: int
@@ -128,6 +129,7 @@ class Request:
     preview: bool = False
     keep: bool = False
     background: bool = False
+    grace_ns: int = 0
     reserved_tokens: int = 0
 
     @property

@@ -33,7 +33,7 @@ class Patience:
             books.drain_ns if books.ledger.live else None,
             self._timers[0][0] if self._timers else None,
             books.ledger.retained[0][0] if books.ledger.retained else None,
-            next(iter(books.orphans.values()), None),
+            min(books.orphans.values(), default=None),
             None if heard_ns is None else heard_ns + self._rules.client_timeout_ns,
             books.delivery.retry_ns(),
         )
@@ -44,11 +44,12 @@ class Patience:
         self._expire(now_ns)
         for client in self._books.delivery.silent(now_ns):
             for request in self._books.delivery.remove(client):
-                self._desert(request, now_ns, "the client fell silent")
-        while self._books.orphans:
-            number, until_ns = next(iter(self._books.orphans.items()))
-            if until_ns > now_ns:
-                break
+                if request.stage is not Stage.ENDED and client.heard_ns + request.grace_ns > now_ns:
+                    self._books.left(request, client.heard_ns)
+                else:
+                    self._desert(request, now_ns, "the client fell silent")
+        overdue = [number for number, until_ns in self._books.orphans.items() if until_ns <= now_ns]
+        for number in overdue:
             self._desert(self._books.ledger.requests[number], now_ns, "the client did not come back")
         if self._books.drain_ns is not None and now_ns >= self._books.drain_ns:
             for request in list(self._books.ledger.live.values()):

@@ -10,7 +10,7 @@ class Rules:
     models: served names, the first canonical. context_tokens: prompt and output together, as declared.
     eos_ids end a stream unless it ignores them. started_unix_s is for people.
     retention_ns: how long an ended request may still be attached to when nobody acknowledged it.
-    client_timeout_ns: silence after which a client is gone and its requests are cancelled.
+    client_timeout_ns: silence after which a client is gone; its requests are cancelled, unless they may go on longer.
     tokenizing_characters_max: text that may wait for the tokenizer, of all clients together.
     answers_max: refusals kept for one client that does not read. update_tokens_max: output tokens in one `Updates`.
     batch_tokens_max: token ids in one `Submit` or `Open`. prompt_tail_tokens: prompt ids shown to the detokenizer.

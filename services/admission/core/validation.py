@@ -14,6 +14,7 @@ from noria.services.admission.core.rules import Rules
 
 TEMPERATURE_MAX: Final = 100.0
 TTL_MS_MAX: Final = 2**31
+GRACE_MS_MAX: Final = 86_400_000
 REPETITION_PENALTY_MAX: Final = 100.0
 LOGIT_BIAS_IDS_MAX: Final = 300
 LOGIT_BIAS_MAX: Final = 100.0
@@ -213,6 +214,8 @@ def _time(body: Generate, rules: Rules) -> Refusal | None:
     for parameter, value in (("ttl_first_ms", body.ttl_first_ms), ("ttl_ms", body.ttl_ms)):
         if value is not None and not 1 <= value <= TTL_MS_MAX:
             return _invalid(parameter, f"{parameter} must be between 1 and {TTL_MS_MAX} milliseconds, not {value}")
+    if body.grace_ms is not None and not 0 <= body.grace_ms <= GRACE_MS_MAX:
+        return _invalid("grace_ms", f"grace_ms must be between 0 and {GRACE_MS_MAX} milliseconds, not {body.grace_ms}")
     return None
 
 

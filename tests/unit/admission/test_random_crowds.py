@@ -58,6 +58,7 @@ class Crowd:
             "credential": draw.choice(["acme", "beta", "beta", "nobody"]),
             "traffic_class": draw.choice(["", "interactive", "batch", "batch", "admin"]),
             "keep": draw.random() < 0.2,
+            "background": draw.random() < 0.2,
         }
         if draw.random() < 0.3:
             return Generate(f"r{self.names}", prompt="some text", **fields)  # type: ignore[arg-type]  # drawn above
