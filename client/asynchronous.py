@@ -174,6 +174,10 @@ class AsyncClient:
         self._exchange.join(call, loop.time())
         return Generation(self._exchange, call, loop)
 
+    def reads(self, request_id: str) -> bool:
+        """Whether the answer of a request is being read here."""
+        return request_id in self._exchange.calls
+
     def cancel(self, request_id: str, credential: str | None = None) -> bool:
         """Ask for the end of a background request by its id alone; False where there is no connection just now."""
         self._open()

@@ -34,6 +34,13 @@ class Piece(msgspec.Struct, frozen=True):
     refusal: msgspec.UnsetType | None = msgspec.UNSET
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """Why a background request has no whole answer."""
+
+    code: str
+    message: str
+
+
 class ChoiceBody(msgspec.Struct, frozen=True):
     """A choice of any of the four objects; `stop_reason` is vLLM's name for what matched."""
 
@@ -47,7 +54,7 @@ class ChoiceBody(msgspec.Struct, frozen=True):
 
 
 class AnswerBody(msgspec.Struct, frozen=True):
-    """A whole answer or one chunk of it."""
+    """A whole answer or one chunk of it. status, error: of a background request, as it stands."""
 
     id: str
     object: str
@@ -55,6 +62,8 @@ class AnswerBody(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[ChoiceBody, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    status: str | msgspec.UnsetType = msgspec.UNSET
+    error: Failure | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Shape(Protocol):
@@ -137,6 +146,22 @@ class TextShape:
             finish_reason=choice.finish_reason,
             stop_reason=stop_reason,
         )
+
+
+class Form(msgspec.Struct, frozen=True):
+    """How an answer is to look. Choices are numbered prompt by prompt, `choices` for each; echoes: a text before each.
+
+    include_usage: whether a stream ends with a usage chunk. stop: the stop strings, by which `stop_reason` is told.
+    """
+
+    shape: Shape
+    response_id: str
+    request_id: str
+    created: int
+    choices: int
+    stop: tuple[str, ...] = ()
+    include_usage: bool = False
+    echoes: tuple[str, ...] = ("",)
 
 
 class PreviewBody(msgspec.Struct, frozen=True):

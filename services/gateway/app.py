@@ -13,9 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from noria.client import AsyncClient, ClientError, Code, Description, Refused
+from noria.client import AsyncClient, ClientError, Code, Description, Generation, Refused
 from noria.proto.base import Service
+from noria.services.gateway import positions
 from noria.services.gateway.answers import preview_body
+from noria.services.gateway.background import PATH, Background
 from noria.services.gateway.bodies import chat_body, completion_body, read_body
 from noria.services.gateway.caller import bearer
 from noria.services.gateway.config import GatewayConfig
@@ -51,7 +53,9 @@ class Generations:
         config: GatewayConfig,
         telemetry: Telemetry,
         traffic: Traffic,
+        background: Background,
     ) -> None:
+        self._background = background
         self._operation = operation
         self._understand = understand
         self._client = client
@@ -90,18 +94,37 @@ class Generations:
         data = await read_body(request, self._config.body_bytes_max)
         work = self._understand(data, request.headers, self._config.request_id_characters_max)
         try:
-            generations = work.start(self._client, span.traceparent)
+            generations = work.start(self._client, span.traceparent, self._config.grace_ms)
         except ClientError as error:
             raise from_client(error) from error
+        if work.caller.background and not work.stream:
+            await self._leave_behind(work, generations, request, receive, send)
+            return
         if not work.stream:
-            body = await while_connected(receive, whole(work, generations, outcome))
+            body = await while_connected(receive, whole(work.form, generations, outcome))
             response = Response(body, 200, {"x-request-id": work.request_id}, "application/json")
             await response(request.scope, receive, send)
             return
         accepted = await while_connected(receive, accepted_by_all(generations))
         outcome.model = accepted[0].model
         outcome.input_tokens = sum(each.prompt_tokens for each in accepted)
-        await while_connected(receive, EventStream(work, generations, accepted, outcome).run(send))
+        have = positions.read(work.caller.last_event, len(generations) * work.choices)
+        stream = EventStream(work.form, generations, outcome.model, have, outcome)
+        await while_connected(receive, stream.run(send))
+
+    async def _leave_behind(
+        self, work: Work, generations: list[Generation], request: Request, receive: Receive, send: Send
+    ) -> None:
+        try:
+            await while_connected(receive, accepted_by_all(generations))
+        except Disconnected:
+            if not work.caller.name:  # nobody knows what to ask for
+                self._client.cancel(work.names[0], work.caller.credential)
+            raise
+        for generation in generations:
+            generation.leave()
+        response = await self._background.accepted(work)
+        await response(request.scope, receive, send)
 
 
 class Pages:
@@ -115,7 +138,9 @@ class Pages:
         """What there is."""
         del request
         paths = [route.path for route in self.routes() if route.path != "/"]
-        return _json({"noria": "a continuous-batching LLM inference server", "urls": [*_GENERATION_PATHS, *paths]})
+        return _json(
+            {"noria": "a continuous-batching LLM inference server", "urls": [*_GENERATION_PATHS, PATH, *paths]}
+        )
 
     async def health(self, request: Request) -> Response:
         """200 while gateway and admission answer."""
@@ -222,11 +247,14 @@ _GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 
 def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> Starlette:
     """Make the application around a client that lives in the same event loop."""
-    chat = Generations("chat", _understand_chat, client, config, telemetry, traffic)
-    text = Generations("text_completion", _understand_completion, client, config, telemetry, traffic)
+    background = Background(client)
+    chat = Generations("chat", _understand_chat, client, config, telemetry, traffic, background)
+    text = Generations("text_completion", _understand_completion, client, config, telemetry, traffic, background)
     routes = [
         Route(_GENERATION_PATHS[0], chat, methods=["POST"]),
         Route(_GENERATION_PATHS[1], text, methods=["POST"]),
+        Route(PATH, background, methods=["GET", "DELETE"]),
+        Route(f"{PATH}/cancel", background, methods=["POST"]),
         *Pages(client, config).routes(),
     ]
     handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}

@@ -40,6 +40,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     ttl_first_ms: int | None = None
     ttl_ms: int | None = None
+    background: bool | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None

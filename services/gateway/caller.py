@@ -5,12 +5,14 @@ another: it is sent on with a digest of the key.
 """
 
 import hashlib
+import uuid
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
 
+from noria.services.gateway import positions
 from noria.services.gateway.errors import invalid
 
 CLASS_HEADER: Final = "x-noria-class"
@@ -18,13 +20,17 @@ TTL_FIRST_HEADER: Final = "x-noria-ttl-first-ms"
 TTL_HEADER: Final = "x-noria-ttl-ms"
 KEY_HEADER: Final = "idempotency-key"
 ID_HEADER: Final = "x-request-id"
+BACKGROUND_HEADER: Final = "x-noria-background"
 # OpenAI's service tiers; others are taken for names of classes. Empty is the tenant's own default.
 TIERS: Final[Mapping[str, str]] = {"auto": "", "default": "", "priority": "interactive", "flex": "batch"}
 _DIGEST_CHARACTERS: Final = 16
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks and how. name: the caller's own for the request, or empty; keep: it is an idempotency key."""
+    """Who asks and how. name: the caller's own for the request, or empty; keep: it is an idempotency key.
+
+    background: the answer is fetched later. last_event: the id of the last event that it has of a broken stream.
+    """
 
     credential: str
     traffic_class: str
@@ -32,17 +38,40 @@ class Caller(msgspec.Struct, frozen=True):
     ttl_ms: int | None
     name: str
     keep: bool
+    background: bool = False
+    last_event: str = ""
 
     def wire_name(self, drawn: str) -> str:
         """What the request is called inside; `drawn` where the caller gave no name."""
-        if not self.name or not self.credential:
-            return self.name or drawn
-        digest = hashlib.sha256(self.credential.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{self.name}~{digest[:_DIGEST_CHARACTERS]}"
+        if self.background:
+            return marked(drawn, self.credential)
+        return marked(self.name, self.credential) if self.name else drawn
+
+
+def marked(name: str, credential: str) -> str:
+    """A name that may not be its sender's alone, told apart from the same name under another API key."""
+    return f"{name}~{_digest(credential)[:_DIGEST_CHARACTERS]}" if credential else name
+
+
+def response_id(prefix: str, caller: Caller) -> str:
+    """The id of an answer: the same for the same name, so that it can be asked for again; else drawn."""
+    if not caller.name:
+        return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{_digest(marked(caller.name, caller.credential))[:32]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def caller(
-    headers: Headers, service_tier: str | None, ttl_first_ms: int | None, ttl_ms: int | None, id_characters_max: int
+    headers: Headers,
+    service_tier: str | None,
+    ttl_first_ms: int | None,
+    ttl_ms: int | None,
+    id_characters_max: int,
+    *,
+    background: bool = False,
 ) -> Caller:
     """Read the headers, which win over the body's fields. Raises HttpError 400."""
     credential = bearer(headers)
@@ -56,6 +85,8 @@ def caller(
         ttl_ms=_milliseconds(headers, TTL_HEADER, "X-Noria-TTL-Ms", ttl_ms),
         name=key or _name(headers, ID_HEADER, "X-Request-Id", room),
         keep=bool(key),
+        background=_flag(headers, BACKGROUND_HEADER, "X-Noria-Background", background),
+        last_event=headers.get(positions.HEADER, ""),
     )
 
 
@@ -72,6 +103,15 @@ def _name(headers: Headers, header: str, shown: str, characters_max: int) -> str
     if len(given) > characters_max or not all("!" <= each <= "~" for each in given):
         raise invalid(f"{shown} must be up to {characters_max} printable ASCII characters", shown)
     return given
+
+
+def _flag(headers: Headers, header: str, shown: str, otherwise: bool) -> bool:
+    given = headers.get(header)
+    if given is None:
+        return otherwise
+    if given.lower() not in ("true", "false", "1", "0"):
+        raise invalid(f"{shown} must be true or false", shown)
+    return given.lower() in ("true", "1")
 
 
 def _milliseconds(headers: Headers, header: str, shown: str, otherwise: int | None) -> int | None:

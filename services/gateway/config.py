@@ -15,6 +15,7 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     message_bytes_max: int
     request_id_characters_max: int
     drain_timeout_s: float
+    grace_ms: int
     admission: str
     runtime: RuntimeSettings
 
@@ -35,6 +36,7 @@ def gateway_config(config: Config) -> GatewayConfig:
         message_bytes_max=config.limits.message_bytes_max,
         request_id_characters_max=config.limits.request_id_characters_max,
         drain_timeout_s=config.http.drain_timeout_s,
+        grace_ms=round(config.http.gateway_grace_s * 1000),
         admission=public_mailbox(config.runtime),
         runtime=config.runtime,
     )

@@ -2,17 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from starlette.types import Message as HttpMessage
 from starlette.types import Receive, Send
 
 from noria.client import Accepted, ClientError, Completion, Delta, Generation
-from noria.services.gateway.answers import AnswerBody, ChoiceBody, encode, stop_reason, usage_body
+from noria.services.gateway.answers import AnswerBody, ChoiceBody, Form, encode, stop_reason, usage_body
 from noria.services.gateway.errors import HttpError, from_client, from_finish
-from noria.services.gateway.work import Work
+from noria.services.gateway.positions import Position, written
 
 _T = TypeVar("_T")
 _STREAM_HEADERS: Final = (
@@ -20,6 +20,19 @@ _STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+class Source(Protocol):
+    """What an answer is read from: a generation, or what others read of it too."""
+
+    async def next(self) -> Delta | None:
+        """Wait for the next delta; None after the last. Raises ClientError."""
+
+    async def result(self) -> Completion:
+        """Wait for the end. Raises ClientError."""
+
+    def leave(self) -> None:
+        """Read no more."""
 
 
 class Outcome(msgspec.Struct):
@@ -62,7 +75,7 @@ async def accepted_by_all(generations: list[Generation]) -> list[Accepted]:
         raise
 
 
-async def whole(work: Work, generations: list[Generation], outcome: Outcome) -> bytes:
+async def whole(form: Form, generations: Sequence[Source], outcome: Outcome) -> bytes:
     """The JSON of the whole answer. Raises HttpError for refusals and for ends that are errors."""
     try:
         completions = [await generation.result() for generation in generations]
@@ -70,44 +83,49 @@ async def whole(work: Work, generations: list[Generation], outcome: Outcome) -> 
         raise from_client(error) from error
     finally:
         _leave(generations)
-    bodies: list[ChoiceBody] = []
-    for number, completion in enumerate(completions):
+    for completion in completions:
         for choice in completion.choices:
             if (failure := from_finish(choice.finish)) is not None:
                 raise failure
-            reason = stop_reason(choice.matched, work.stop)
-            index = number * work.choices + choice.index
-            bodies.append(work.shape.whole(index, work.prompts[number].echo, choice, reason))
+    return encode(answer(form, completions, outcome))
+
+
+def answer(form: Form, completions: Sequence[Completion], outcome: Outcome) -> AnswerBody:
+    """The whole answer, whatever the ends of its choices; `outcome` takes note of it."""
+    bodies: list[ChoiceBody] = []
+    for number, completion in enumerate(completions):
+        for choice in completion.choices:
+            reason = stop_reason(choice.matched, form.stop)
+            index = number * form.choices + choice.index
+            bodies.append(form.shape.whole(index, form.echoes[number], choice, reason))
     _note(outcome, completions)
-    return encode(
-        AnswerBody(
-            id=work.response_id,
-            object=work.shape.whole_object,
-            created=work.created,
-            model=outcome.model,
-            choices=tuple(bodies),
-            usage=usage_body(
-                outcome.input_tokens, outcome.output_tokens, sum(c.usage.cached_tokens for c in completions)
-            ),
-        )
+    cached = sum(completion.usage.cached_tokens for completion in completions)
+    return AnswerBody(
+        id=form.response_id,
+        object=form.shape.whole_object,
+        created=form.created,
+        model=outcome.model,
+        choices=tuple(bodies),
+        usage=usage_body(outcome.input_tokens, outcome.output_tokens, cached),
     )
 
 
 class EventStream:
-    """One answer as server-sent events; the generations' tasks share one connection."""
+    """One answer as server-sent events, from the positions that its reader has; its generations share one connection."""
 
-    def __init__(self, work: Work, generations: list[Generation], accepted: list[Accepted], outcome: Outcome) -> None:
-        self._work = work
+    def __init__(
+        self, form: Form, generations: Sequence[Source], model: str, have: list[Position], outcome: Outcome
+    ) -> None:
+        self._form = form
         self._generations = generations
         self._outcome = outcome
-        self._model = accepted[0].model
-        self._positions = [(0, 0, 0)] * (len(generations) * work.choices)
-        self._told = [0] * len(self._positions)
+        self._model = model
+        self._positions = have
         self._turn = asyncio.Lock()
 
     async def run(self, send: Send) -> None:
         """Send everything from the response's start to `[DONE]`; an error ends it with an error event."""
-        headers = [*_STREAM_HEADERS, (b"x-request-id", self._work.request_id.encode())]
+        headers = [*_STREAM_HEADERS, (b"x-request-id", self._form.request_id.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -124,13 +142,15 @@ class EventStream:
         finally:
             _leave(self._generations)
 
-    async def _follow(self, send: Send, number: int, generation: Generation) -> None:
-        work = self._work
-        first = number * work.choices
-        for index in range(first, first + work.choices):
-            opening = work.shape.opening(index, work.prompts[number].echo)
-            if opening is not None:
-                await self._send(send, opening)
+    async def _follow(self, send: Send, number: int, generation: Source) -> None:
+        form = self._form
+        first = number * form.choices
+        for index in range(first, first + form.choices):
+            if not self._positions[index].begun:
+                self._positions[index] = Position(begun=True)
+                opening = form.shape.opening(index, form.echoes[number])
+                if opening is not None:
+                    await self._send(send, opening)
         try:
             while (delta := await generation.next()) is not None:
                 await self._delta(send, first + delta.index, delta)
@@ -139,27 +159,26 @@ class EventStream:
 
     async def _delta(self, send: Send, index: int, delta: Delta) -> None:
         # What a raised attempt takes back has been sent already and is the same text again: send only what is new.
-        _, _, sent = self._positions[index]
-        text = delta.text[max(0, sent - delta.characters) :]
-        self._positions[index] = (
-            delta.attempt,
-            delta.start + len(delta.token_ids),
-            max(sent, delta.characters + len(delta.text)),
-        )
-        told = delta.logprobs[max(0, self._told[index] - delta.start) :]
-        self._told[index] = max(self._told[index], delta.start + len(delta.logprobs))
+        sent = self._positions[index]
+        text = delta.text[max(0, sent.characters - delta.characters) :]
+        told = delta.logprobs[max(0, sent.tokens - delta.start) :]
+        tokens = max(sent.tokens, delta.start + len(delta.token_ids))
+        characters = max(sent.characters, delta.characters + len(delta.text))
+        self._positions[index] = Position(delta.attempt, tokens, characters, begun=True, ended=sent.ended)
         if text or told:
-            await self._send(send, self._work.shape.chunk(index, text, told))
-        if delta.finish is not None:
-            if (error := from_finish(delta.finish)) is not None:
-                raise error
-            reason = stop_reason(delta.finish.matched, self._work.stop)
-            await self._send(send, self._work.shape.end(index, delta.finish.reason, reason))
+            await self._send(send, self._form.shape.chunk(index, text, told))
+        if delta.finish is None or sent.ended:
+            return
+        if (error := from_finish(delta.finish)) is not None:
+            raise error
+        self._positions[index] = msgspec.structs.replace(self._positions[index], ended=True)
+        reason = stop_reason(delta.finish.matched, self._form.stop)
+        await self._send(send, self._form.shape.end(index, delta.finish.reason, reason))
 
     async def _finish(self, send: Send) -> None:
         completions = [await generation.result() for generation in self._generations]
         _note(self._outcome, completions)
-        if self._work.include_usage:
+        if self._form.include_usage:
             cached = sum(completion.usage.cached_tokens for completion in completions)
             usage = usage_body(self._outcome.input_tokens, self._outcome.output_tokens, cached)
             chunk = self._chunk(())
@@ -167,16 +186,14 @@ class EventStream:
         await send(_event(b"[DONE]", last=True))
 
     async def _send(self, send: Send, choice: ChoiceBody) -> None:
-        # The position lets a client say later what it has: attempt.tokens.characters of each choice.
-        position = ",".join(f"{attempt}.{tokens}.{characters}" for attempt, tokens, characters in self._positions)
-        event = _event(encode(self._chunk((choice,))), last=False, position=position)
+        event = _event(encode(self._chunk((choice,))), last=False, position=written(self._positions))
         async with self._turn:  # a slow reader holds its own stream here, while its news merge in the client
             await send(event)
 
     def _chunk(self, choices: tuple[ChoiceBody, ...]) -> AnswerBody:
-        work = self._work
-        usage = None if work.include_usage else msgspec.UNSET
-        return AnswerBody(work.response_id, work.shape.chunk_object, work.created, self._model, choices, usage)
+        form = self._form
+        usage = None if form.include_usage else msgspec.UNSET
+        return AnswerBody(form.response_id, form.shape.chunk_object, form.created, self._model, choices, usage)
 
 
 def _event(data: bytes, *, last: bool, position: str = "") -> HttpMessage:
@@ -184,7 +201,7 @@ def _event(data: bytes, *, last: bool, position: str = "") -> HttpMessage:
     return {"type": "http.response.body", "body": name + b"data: " + data + b"\n\n", "more_body": not last}
 
 
-def _note(outcome: Outcome, completions: list[Completion]) -> None:
+def _note(outcome: Outcome, completions: Sequence[Completion]) -> None:
     first = completions[0].accepted
     outcome.model = first.model if first is not None else ""
     outcome.input_tokens = sum(completion.usage.prompt_tokens for completion in completions)
@@ -192,7 +209,7 @@ def _note(outcome: Outcome, completions: list[Completion]) -> None:
     outcome.finish_reasons = tuple(choice.finish_reason for each in completions for choice in each.choices)
 
 
-def _leave(generations: list[Generation]) -> None:
+def _leave(generations: Sequence[Source]) -> None:
     for generation in generations:
         generation.leave()
 

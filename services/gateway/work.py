@@ -1,7 +1,6 @@
 """What one HTTP request asks of admission: the generations to start, and how their answer is to be shaped."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
@@ -10,9 +9,9 @@ from starlette.datastructures import Headers
 
 from noria.client import AsyncClient, Forecast, Generation, Message
 from noria.client.request import Options
-from noria.services.gateway.answers import ChatShape, Shape, TextShape
+from noria.services.gateway.answers import ChatShape, Form, Shape, TextShape
 from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts, wanted_logprobs
-from noria.services.gateway.caller import Caller, caller
+from noria.services.gateway.caller import Caller, caller, response_id
 from noria.services.gateway.errors import invalid
 
 _PREVIEW_S: Final = 10.0
@@ -48,31 +47,57 @@ class Work(msgspec.Struct, frozen=True):
         return bool(self.body.stream)
 
     @property
+    def resumes(self) -> bool:
+        """Whether the rest of a broken stream is asked for."""
+        return bool(self.caller.last_event)
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
-    def start(self, client: AsyncClient, traceparent: str) -> list[Generation]:
-        """Start all generations. Raises Refused, having cancelled those already started."""
+    @property
+    def form(self) -> Form:
+        """How the answer is to look."""
+        return Form(
+            self.shape,
+            self.response_id,
+            self.request_id,
+            self.created,
+            self.choices,
+            self.stop,
+            self.include_usage,
+            tuple(prompt.echo for prompt in self.prompts),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What the generations are called inside, prompt by prompt."""
+        base = self.caller.wire_name(self.response_id)
+        return [base] if len(self.prompts) == 1 else [f"{base}-{number}" for number in range(len(self.prompts))]
+
+    def start(self, client: AsyncClient, traceparent: str, grace_ms: int) -> list[Generation]:
+        """Start all generations, or find those again whose stream broke.
+
+        grace_ms: how long they go on without this gateway. Raises Refused, having left those already started.
+        """
         started: list[Generation] = []
         try:
-            base = self.caller.wire_name(self.response_id)
-            for number, prompt in enumerate(self.prompts):
-                name = base if len(self.prompts) == 1 else f"{base}-{number}"
-                started.append(self._generate(client, prompt, name, traceparent))
+            for prompt, name in zip(self.prompts, self.names, strict=True):
+                if self.resumes:
+                    started.append(client.attach(name, self.choices, self.caller.credential))
+                else:
+                    started.append(self._generate(client, prompt, name, traceparent, grace_ms))
         except BaseException:
             for generation in started:
                 generation.leave()
             raise
         return started
 
-    def _generate(self, client: AsyncClient, prompt: Prompt, name: str, traceparent: str) -> Generation:
-        return client.generate(
-            prompt.text,
-            messages=prompt.messages,
-            token_ids=prompt.token_ids,
-            **self._options(name, traceparent),
-        )
+    def _generate(self, client: AsyncClient, prompt: Prompt, name: str, traceparent: str, grace_ms: int) -> Generation:
+        options = self._options(name, traceparent)
+        options["grace_ms"] = grace_ms
+        return client.generate(prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, **options)
 
     async def preview(self, client: AsyncClient) -> Forecast:
         """Ask what would become of it. Raises HttpError 400 for several prompts, ClientError when nothing answers."""
@@ -99,6 +124,7 @@ class Work(msgspec.Struct, frozen=True):
             ttl_first_ms=caller.ttl_first_ms,
             ttl_ms=caller.ttl_ms,
             keep=caller.keep,
+            background=caller.background,
             temperature=_or(body.temperature, 1.0),
             top_p=_or(body.top_p, 1.0),
             top_k=0 if body.top_k == -1 else _or(body.top_k, 0),  # both mean off to vLLM's clients
@@ -152,12 +178,20 @@ def _work(
     headers: Headers,
     id_characters_max: int,
 ) -> Work:
-    response_id = f"{shape.prefix}-{uuid.uuid4().hex}"
-    asked = caller(headers, body.service_tier, body.ttl_first_ms, body.ttl_ms, id_characters_max)
+    asked = caller(
+        headers,
+        body.service_tier,
+        body.ttl_first_ms,
+        body.ttl_ms,
+        id_characters_max,
+        background=bool(body.background),
+    )
+    _check(asked, body, found)
+    name = response_id(shape.prefix, asked)
     return Work(
         shape=shape,
-        response_id=response_id,
-        request_id=asked.name or response_id,
+        response_id=name,
+        request_id=asked.name or name,
         created=int(time.time()),
         prompts=found,
         body=body,
@@ -166,6 +200,15 @@ def _work(
         stop=_stop(body.stop),
         caller=asked,
     )
+
+
+def _check(asked: Caller, body: Common, found: tuple[Prompt, ...]) -> None:
+    """Refuse what a background request, or the rest of a stream, cannot be."""
+    if asked.background and (len(found) != 1 or found[0].echo):
+        raise invalid("a background request takes one prompt and does not echo it", "prompt", "unsupported")
+    if asked.last_event and not (body.stream and asked.name):
+        reason = "Last-Event-ID asks for the rest of a stream: it needs stream and the stream's X-Request-Id or Idempotency-Key"
+        raise invalid(reason, "Last-Event-ID")
 
 
 def _stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -247,7 +247,7 @@ def test_a_stream_has_positions_and_null_finish_reasons_until_the_last(gateway: 
         text = response.read().decode()
     identities = [line for line in text.splitlines() if line.startswith("id: ")]
     assert identities[0] == "id: 0.0.0"
-    assert identities[-1] == "id: 0.2.5"
+    assert identities[-1] == "id: 0.2.5.end"
     events = gateway.events("/v1/chat/completions", HI)
     assert events[0]["choices"][0] == {
         "index": 0,
