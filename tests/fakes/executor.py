@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
 
-from noria.proto.base import Likelihood, Sampling
+from noria.proto.base import Likelihood, Sampling, Stream
 from noria.proto.execution import Copy, Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "VOCABULARY",
     "FakeExecutor",
     "ProtocolError",
+    "Slot",
     "alone",
     "geometry",
     "hybrid",
@@ -89,11 +90,20 @@ def next_token(prefix: Iterable[int], outputs: int, sampling: Sampling) -> int:
 
 
 def _draw(state: int, outputs: int, sampling: Sampling) -> int:
-    """A token from the state of a prefix."""
+    """A token from the state of a prefix; penalties know where the output begins, and how long it is."""
     state = _mix(state, sampling.seed or 0)
+    if changed := _changes(sampling):
+        state = _mix(_mix(state, changed), outputs)
     if state % 23 == 0 and outputs >= sampling.min_tokens:
         return EOS
     return 1 + (state >> 8) % (VOCABULARY - 1)
+
+
+def _changes(sampling: Sampling) -> int:
+    """What a stream asks to be done to its logits, as a number; 0 for nothing."""
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
+    biases = (token * value for token, value in sampling.logit_bias)
+    return int(sum(abs(each) * 64 * place for place, each in enumerate((*penalties, *biases), 1)))
 
 
 def alone(prompt: tuple[int, ...], sampling: Sampling, end_ids: tuple[int, ...], limit: int) -> list[int]:
@@ -115,8 +125,8 @@ _Cells = dict[tuple[int, int, int], _Cell]
 
 
 @dataclass(slots=True)
-class _Slot:
-    """given: how many ids the slot was filled with. states[p] is the state of the true prefix of p tokens."""
+class Slot:
+    """What is in a slot. given: how many ids the slot was filled with. states[p] is the state of the true prefix of p tokens."""
 
     fill: Fill
     ids: list[int]
@@ -138,7 +148,7 @@ class FakeExecutor:
     computed: int = 0
     computed_tokens: int = 0
     _owners: Ownership = field(init=False)
-    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _slots: dict[int, Slot] = field(default_factory=dict)
     _cells: _Cells = field(default_factory=dict)
     _host: _Cells = field(default_factory=dict)
 
@@ -149,6 +159,21 @@ class FakeExecutor:
     def slots(self) -> int:
         """How many slots are filled."""
         return len(self._slots)
+
+    def slot(self, number: int) -> Slot:
+        """What is in a filled slot, as the last computed plan left it."""
+        return self._slots[number]
+
+    def place(self, group: int, table: list[int], position: int) -> tuple[int, int]:
+        """The block of a table that holds a position, and where in it."""
+        _, block, offset = self._at(group, table, position)
+        return block, offset
+
+    def touched(self, plan: StepPlan) -> list[Stream]:
+        """The streams that the oldest queued plan computes."""
+        filled = {each.slot: each.stream for each in plan.fill}
+        kept = {number: each.fill.stream for number, each in self._slots.items() if number not in plan.release}
+        return [(kept | filled)[each.slot] for each in plan.slices]
 
     def send(self, plan: StepPlan) -> None:
         """Queue a plan. Raises ProtocolError when it breaks the protocol."""
@@ -178,7 +203,7 @@ class FakeExecutor:
             require(fill.slot not in self._slots, "only an empty slot is filled")
             ids = [*fill.prompt_ids, *fill.output_ids]
             tables = [list(table) for table in fill.blocks]
-            self._slots[fill.slot] = _Slot(fill, ids, len(ids), tables, outputs=len(fill.output_ids))
+            self._slots[fill.slot] = Slot(fill, ids, len(ids), tables, outputs=len(fill.output_ids))
         for grow in plan.grow:
             self._slots[grow.slot].tables[grow.group].extend(grow.blocks)
         for each in plan.replace:
@@ -240,7 +265,7 @@ class FakeExecutor:
         told = likelihoods((token,)) if slot.fill.sampling.logprobs is not None else ()
         return Sampled(slot.fill.stream, slot.fill.attempt, slot.outputs - 1, (token,), told)
 
-    def _read(self, group: int, slot: _Slot, start: int, end: int) -> None:
+    def _read(self, group: int, slot: Slot, start: int, end: int) -> None:
         for position in range(start, end):
             cell = self._cells.get(self._at(group, slot.tables[group], position))
             right = (position, slot.ids[position], slot.states[position + 1])

@@ -36,6 +36,15 @@ class Chance:
     outbox_messages_max: int
     door_messages_max: int
     slow_readers: float
+    deadlines: float
+    long: bool
+    arrivals_ns: int
+    people: int
+    wishes_max: int
+    requests_max: int
+    queue_requests_max: int
+    queue_tokens_max: int
+    changes: int
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -53,18 +62,27 @@ class Chance:
             pauses=draw.choice([0, 0, 1, 3]),
             lane_hang=draw.choice([_CALM, _CALM, 0.004]),
             memory=draw.choice([_CALM, _CALM, 0.02]),
-            error=draw.choice([_CALM, _CALM, 0.004]),
+            error=draw.choice([_CALM, _CALM, 0.004, 0.03]),
             high_water_mark=draw.choice([4, 8, 1000]),
             outbox_messages_max=draw.choice([6, 32, 1000]),
             door_messages_max=draw.choice([1, 2, 8]),
             slow_readers=draw.choice([_CALM, 0.3]),
+            deadlines=draw.choice([0.03, 0.03, 0.3]),
+            long=draw.random() < 0.4,
+            arrivals_ns=draw.choice([20 * MILLISECOND, 300 * MILLISECOND]),
+            people=draw.randint(1, 3),
+            wishes_max=draw.choice([2, 4, 4, 6]),
+            requests_max=draw.choice([64, 64, 64, 4]),
+            queue_requests_max=draw.choice([4096, 4096, 4]),
+            queue_tokens_max=draw.choice([4_000_000, 4_000_000, 120]),
+            changes=draw.choice([0, 0, 1, 2]),
         )
 
     def still(self) -> None:
         """From now on nothing goes wrong any more; what is on the way still takes its time."""
         self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
         self.slow_readers = _CALM
-        self.deaths = self.pauses = 0
+        self.deaths = self.pauses = self.changes = 0
 
     def happens(self, rate: float) -> bool:
         """Whether something of this rate happens now."""

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
-from fakes.executor import FakeExecutor
-from fakes.sampling import drawn
+import numpy as np
+from fakes.executor import VOCABULARY, FakeExecutor
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MICROSECOND, MILLISECOND, Agenda
+from fakes.simulated.layout import verify
 
-from noria.proto.base import Header, Service
+from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import Broken, Computed, Lane, Outcome
+from noria.services.executor.sampler import Drawn, RecentTokens, wanted_logprobs
 from noria.services.executor.service import ExecutorShell, Post
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
@@ -43,6 +45,13 @@ def loaded(geometry: Geometry) -> Loaded:
     return Loaded(shape, geometry, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
 
 
+def drawn(ids: list[int], wanted: int) -> Drawn:
+    """What a lane gives back: how likely an id was is its own number, and likeliest are it and those that follow it."""
+    top = np.array([[(token + each) % VOCABULARY for each in range(max(wanted, 0))] for token in ids], np.int32)
+    top = top.reshape(len(ids), max(wanted, 0))
+    return Drawn(np.array(ids, np.int64), -np.array(ids, np.float32), top, -top.astype(np.float32))
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     batch: Batch
@@ -59,7 +68,7 @@ class SimulatedLane:
         agenda: Agenda,
         chance: Chance,
         wake: Callable[[], None],
-        failed: Callable[[StepPlan, Failure], None],
+        failed: Callable[[list[Stream], Failure], None],
         hung: Callable[[], None],
     ) -> None:
         self.fake = FakeExecutor(geometry)
@@ -76,6 +85,8 @@ class SimulatedLane:
         self._running = False
         self._closed = False
         self._broken_epoch: int | None = None
+        self._shape = loaded(geometry).shape
+        self._recent = RecentTokens(geometry.max_slots)
         self._agenda.after(chance.between(*_LOAD_NS), lambda: self._report(loaded(geometry)))
 
     @property
@@ -90,7 +101,7 @@ class SimulatedLane:
             # What is left of an earlier epoch is still computed first, for nobody; a new scheduler counts from 1.
             for job in self._jobs:
                 if self.fake.queued and job.done is None:
-                    job.done = self.fake.step()
+                    self._compute(job)
             self.fake.queued.clear()
         self.fake.send(plan)
         self._held += 1
@@ -136,11 +147,22 @@ class SimulatedLane:
             failure = self._failure(job.plan)
             if failure is not None:
                 self._broken_epoch = batch.epoch
+                self._failed(self.fake.touched(job.plan), failure)
                 self.fake.fail(failure)
-                self._failed(job.plan, failure)
                 return Broken(batch, failure, "injected")
-            job.done = self.fake.step()
-        return Computed(batch, drawn([sampled.ids[0] for sampled in job.done.sampled]), 100, 0)
+            self._compute(job)
+        assert job.done is not None
+        ids = [sampled.ids[0] for sampled in job.done.sampled]
+        return Computed(batch, drawn(ids, wanted_logprobs(batch.sampler) if batch.sampler else -1), 100, 0)
+
+    def _compute(self, job: _Job) -> None:
+        sampler = job.batch.sampler
+        if sampler is not None:
+            self._recent.complete(sampler)
+        job.done = self.fake.step()
+        verify(job.batch, job.plan, self.fake, self._shape)
+        if sampler is not None:
+            self._recent.note(sampler, np.array([sampled.ids[0] for sampled in job.done.sampled]))
 
     def _failure(self, plan: StepPlan) -> Failure | None:
         if self._chance.happens(self._chance.error):

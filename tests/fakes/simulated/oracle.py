@@ -1,12 +1,12 @@
 """What a request must get: computed alone, from nothing but the request itself."""
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fakes.executor import EOS, VOCABULARY, alone
 
-from noria.proto.base import End, Sampling
+from noria.proto.base import Alternative, End, Logprobs, Sampling
 from noria.proto.frontdoor import Generate
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
@@ -32,12 +32,13 @@ def tokenize(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer of one choice."""
+    """A whole answer of one choice. logprobs: of each id, where asked for."""
 
     ids: tuple[int, ...]
     text: str
     end: End
     matched: str
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 def prompt_of(request: Generate) -> tuple[int, ...]:
@@ -52,7 +53,24 @@ def answer(request: Generate, index: int) -> Answer:
     sampling = settle(given, choice_seed(effective_seed(given.seed), index), given.max_tokens, VOCABULARY)
     ends = end_ids(given, (EOS,))
     whole = alone(prompt_of(request), sampling, ends, given.max_tokens)
-    return _stopped(whole, sampling, ends)
+    right = _stopped(whole, sampling, ends)
+    return replace(right, logprobs=_logprobs(right.ids, sampling))
+
+
+def is_unknown(logprobs: Logprobs) -> bool:
+    """Whether nothing is told but what is known of every id: that of an id which a process knew that has died."""
+    return logprobs.logprob == -9999.0 and not logprobs.top
+
+
+def _logprobs(ids: tuple[int, ...], sampling: Sampling) -> tuple[Logprobs, ...]:
+    if sampling.logprobs is None:
+        return ()
+    found = []
+    for count, token in enumerate(ids):
+        likeliest = [(token + each) % VOCABULARY for each in range(sampling.logprobs)]
+        top = tuple(Alternative(each, _PIECES[each], -float(each)) for each in likeliest)
+        found.append(Logprobs(-float(token), _PIECES[token], len(_text(ids[:count], sampling, ended=False)), top))
+    return tuple(found)
 
 
 def prefix_text(request: Generate, ids: tuple[int, ...]) -> str:

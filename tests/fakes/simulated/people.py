@@ -1,20 +1,18 @@
 """Clients: the product's own `Exchange` on a simulated connection, with people behind it who read slowly or go away."""
 
-import random
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 import zmq
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock
 from fakes.simulated.network import Dealer, Frames, Network, Owner
-from fakes.simulated.oracle import STOPS, TEXTS
+from fakes.simulated.wishes import Read, Wish
 
 from noria.client.call import Call, Phase
 from noria.client.errors import ClientError, Refused
 from noria.client.exchange import Exchange, Patience
-from noria.proto.base import Header, Sampling
-from noria.proto.frontdoor import TO_CLIENT, Code, Generate
+from noria.proto.base import Header
+from noria.proto.frontdoor import TO_CLIENT, Code
 from noria.proto.wire import Codec
 
 _CODEC: Final = Codec(TO_CLIENT)
@@ -31,67 +29,6 @@ PATIENCE: Final = Patience(
     leave_s=60.0,
 )
 _AGAIN: Final = (Code.NOT_READY, Code.OVERLOADED, Code.QUOTA)
-
-
-@dataclass(slots=True, eq=False)
-class Read:
-    """What a reader has been given of one choice."""
-
-    ids: list[int] = field(default_factory=list)
-    text: str = ""
-    end: str = ""
-    matched: str = ""
-    output_tokens: int = -1
-
-
-@dataclass(slots=True, eq=False)
-class Wish:
-    """One request of one person, what may come of it, and what did.
-
-    cancel_after: it is cancelled once so many ids have been read. left: its person has gone. refused: for good.
-    """
-
-    request: Generate
-    at_ns: int
-    cancel_after: int | None = None
-    call: Call | None = None
-    reads: list[Read] = field(default_factory=list)
-    cancelled: bool = False
-    left: bool = False
-    refused: Refused | None = None
-    tries: int = 0
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come of it."""
-        ended = bool(self.reads) and all(read.end for read in self.reads)
-        return ended or self.left or self.refused is not None
-
-
-def draw_request(draw: random.Random, name: str, earlier: list[Generate]) -> Generate:
-    """A small request; prompts share beginnings, some ask for the same again."""
-    maximum = draw.randint(1, 14)
-    sampling = Sampling(
-        seed=draw.randrange(1 << 40),
-        max_tokens=maximum,
-        min_tokens=draw.choice([0, 0, min(3, maximum)]),
-        stop=tuple(draw.sample(STOPS, draw.randint(1, 2))) if draw.random() < 0.4 else (),
-        stop_token_ids=(draw.choice([7, 9, 20]),) if draw.random() < 0.2 else (),
-        ignore_eos=draw.random() < 0.2,
-        include_stop=draw.random() < 0.2,
-    )
-    choices = draw.choice([1, 1, 1, 2])
-    ttl_ms = draw.choice([None] * 30 + [5, 60, 400])
-    first_ms = draw.choice([None] * 30 + [5, 60])
-    if earlier and draw.random() < 0.2:
-        again = draw.choice(earlier)
-        return msgspec.structs.replace(again, id=name)
-    if draw.random() < 0.3:
-        prompt = "".join(draw.choice(TEXTS) for _ in range(draw.randint(1, 3)))
-        return Generate(name, prompt=prompt, sampling=sampling, n=choices, ttl_ms=ttl_ms, ttl_first_ms=first_ms)
-    ids = tuple(each % 31 + 1 for each in range(draw.choice([0, 4, 8]), 12))[: draw.choice([4, 8, 12])]
-    ids += tuple(draw.randrange(1, 32) for _ in range(draw.randint(1, 4)))
-    return Generate(name, token_ids=ids, sampling=sampling, n=choices, ttl_ms=ttl_ms, ttl_first_ms=first_ms)
 
 
 class Person(Owner):
@@ -139,7 +76,7 @@ class Person(Owner):
         self.alive = False
         self._dealer.close()
         for wish in self.wishes:
-            wish.left = not wish.over
+            wish.left = wish.left or not wish.over
 
     def _now_s(self) -> float:
         return self._clock.now_ns / SECOND
@@ -157,6 +94,7 @@ class Person(Owner):
         if not self.alive:
             return
         wish.tries += 1
+        wish.begun_ns = self._clock.now_ns
         wish.reads = [Read() for _ in range(wish.request.n)]
         wish.call = self.exchange.begin(wish.request, "", self._now_s())
 
@@ -192,6 +130,7 @@ class Person(Owner):
             assert delta.characters == len(read.text), f"{wish.request.id}: text does not continue"
             read.ids += delta.token_ids
             read.text += delta.text
+            read.logprobs += delta.logprobs
             if delta.finish is not None:
                 read.end, read.matched = delta.finish.reason, delta.finish.matched
                 read.output_tokens = delta.finish.output_tokens
@@ -202,7 +141,11 @@ class Person(Owner):
             return
         if sum(len(read.ids) for read in wish.reads) >= wish.cancel_after:
             wish.cancelled = True
-            self.exchange.cancel(call, self._now_s())
+            if wish.abandoning:
+                wish.left = True
+                self.exchange.leave(call, self._now_s())
+            else:
+                self.exchange.cancel(call, self._now_s())
 
     def _failed(self, wish: Wish, error: ClientError) -> None:
         assert isinstance(error, Refused), f"{wish.request.id}: {type(error).__name__}: {error}"

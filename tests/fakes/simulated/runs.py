@@ -17,6 +17,8 @@ def attempt(seed: int) -> tuple[int, str, Counter[str]]:
     try:
         universe.run()
     except Exception as error:  # a seed that fails must not end the others
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return seed, f"{type(error).__name__} at {place.name}:{place.lineno}: {str(error)[:600]}", universe.counts
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+        what = f"{type(error).__name__} at {place}: {str(error)[:900]}"
+        return seed, "\n".join((what, *universe.trace.last())), universe.counts
     return seed, "", universe.counts

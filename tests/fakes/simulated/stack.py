@@ -41,8 +41,8 @@ def endpoint(service: Service) -> str:
     return f"sim://{service.value}"
 
 
-def rules() -> Rules:
-    """Admission's rules: a small context, little patience with clients, everything else ample."""
+def rules(requests_max: int) -> Rules:
+    """Admission's rules: a small context, little patience with clients, everything else ample but the requests."""
     return Rules(
         models=("fake",),
         context_tokens=64,
@@ -50,7 +50,7 @@ def rules() -> Rules:
         eos_ids=(EOS,),
         has_chat_template=False,
         started_unix_s=1,
-        requests_max=64,
+        requests_max=requests_max,
         n_max=4,
         stop_strings_max=4,
         stop_string_characters_max=16,
@@ -114,13 +114,14 @@ class SimulatedUsage:
         """Nothing is open."""
 
 
-def admission(life: Life, after: Callable[[int, Callable[[], None]], None]) -> AdmissionService:
+def admission(life: Life, after: Callable[[int, Callable[[], None]], None], policy: Policy) -> AdmissionService:
     """Admission with a front door of its own."""
     door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(life, after)
     telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
     usage = SimulatedUsage()
-    return AdmissionService(life.actor, telemetry, door, pool, rules(), Policy(), usage)  # type: ignore[arg-type]  # stand-ins
+    chosen = rules(life.network.chance.requests_max)
+    return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage)  # type: ignore[arg-type]  # stand-ins
 
 
 def scheduler(life: Life, settings: Settings) -> SchedulerService:

@@ -1,44 +1,94 @@
 """What must be true in the end: of every request that was accepted, and of everything that people were given."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fakes.simulated import oracle
-from fakes.simulated.people import Person, Wish
+from fakes.simulated.clock import MILLISECOND
+from fakes.simulated.people import Person
+from fakes.simulated.traffic import Traffic
+from fakes.simulated.wishes import Read, Wish
 
 from noria.proto.base import End, Stream
-from noria.services.admission.core.events import AcceptedNote, EndedNote
+from noria.services.admission.core.books import Books
+from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
+
+_FAILURES_MAX = 2
 
 
 class Violation(AssertionError):  # noqa: N818  # a state of affairs
     """Something that must hold does not."""
 
 
-def judge(
-    people: Sequence[Person],
-    accepted: Mapping[int, AcceptedNote],
-    ended: Mapping[Stream, EndedNote],
-    counts: Counter[str],
-) -> None:
+@dataclass(slots=True, eq=False)
+class Record:
+    """What admission's book says became of requests, and what happened to their streams.
+
+    failed: how often a stream was in a step that failed. taken: tokens taken from each tenant's bucket in admission's
+    present life. rejoined: whether a process has joined that another had known before.
+    """
+
+    traffic: Traffic
+    counts: Counter[str] = field(default_factory=Counter)
+    accepted: dict[int, AcceptedNote] = field(default_factory=dict)
+    ended: dict[Stream, EndedNote] = field(default_factory=dict)
+    failed: Counter[Stream] = field(default_factory=Counter)
+    taken: Counter[int] = field(default_factory=Counter)
+    rejoined: bool = False
+
+    def note(self, note: Note, now_ns: int, wish: Wish | None) -> None:
+        """Each request is accepted once and each stream ends once, and not before its time. wish: whose it is, if known."""
+        match note:
+            case AcceptedNote():
+                if note.number in self.accepted:
+                    raise Violation(f"request {note.number} was accepted twice")
+                self.accepted[note.number] = note
+            case EndedNote():
+                stream = Stream(note.number, note.choice)
+                if stream in self.ended:
+                    raise Violation(f"{stream} ended as {self.ended[stream].end.label}, then as {note.end.label}")
+                self.ended[stream] = note
+                if note.end is End.DEADLINE and wish is not None:
+                    self._judge_deadline(note, now_ns, wish)
+            case _:
+                pass
+
+    def _judge_deadline(self, note: EndedNote, now_ns: int, wish: Wish) -> None:
+        first_ms, whole_ms = self.traffic.ttls_ms(wish.request)
+        ttls = [whole_ms] if note.output_tokens else [first_ms, whole_ms]
+        ttl_ms = min((each for each in ttls if each is not None), default=None)
+        # What is left of a time to live crosses processes in whole milliseconds.
+        if ttl_ms is None or now_ns - wish.begun_ns < (ttl_ms - 1) * MILLISECOND:
+            raise Violation(f"{note.id} ended by a deadline after {now_ns - wish.begun_ns} ns of {ttl_ms} ms")
+
+    def failures(self, request_id: str, index: int) -> int:
+        """How many failed steps a choice was in, under the numbers that its request had."""
+        numbers = [number for number, note in self.accepted.items() if note.id == request_id]
+        return max((self.failed[Stream(number, index)] for number in numbers), default=0)
+
+
+def judge(people: list[Person], record: Record, books: Books) -> None:
     """Raise Violation unless every accepted stream has its one end and everybody got what was right."""
-    for note in accepted.values():
+    for note in record.accepted.values():
         for choice in range(note.choices):
-            if Stream(note.number, choice) not in ended:
+            if Stream(note.number, choice) not in record.ended:
                 raise Violation(f"{note.id}: choice {choice} was accepted and never ended")
     # A repetition that arrives after the end was acknowledged is a new request; nobody reads it, so it is cancelled.
-    counts["accepted again"] += len(accepted) - len({note.id for note in accepted.values()})
+    accepted = record.accepted.values()
+    record.counts["accepted again"] += len(accepted) - len({note.id for note in accepted})
     for wish in [wish for person in people for wish in person.wishes]:
         if wish.refused is not None:
-            if wish.request.ttl_ms is None and wish.request.ttl_first_ms is None:
+            if wish.refused.code not in record.traffic.refusals(wish.request):
                 raise Violation(f"{wish.request.id} was refused: {wish.refused}")
-            counts["refused"] += 1
+            record.counts["refused"] += 1
         elif not wish.left:
             for index in range(wish.request.n):
-                counts[f"end: {wish.reads[index].end}"] += 1
-                _judge_choice(wish, index, counts["errors injected"])
+                record.counts[f"end: {wish.reads[index].end}"] += 1
+                _judge_choice(wish, index, record)
+    _judge_books(books, record)
 
 
-def _judge_choice(wish: Wish, index: int, errors: int) -> None:
+def _judge_choice(wish: Wish, index: int, record: Record) -> None:
     read, right = wish.reads[index], oracle.answer(wish.request, index)
     name = f"{wish.request.id} choice {index}"
     if read.end in (End.STOP.label, End.LENGTH.label):
@@ -50,14 +100,47 @@ def _judge_choice(wish: Wish, index: int, errors: int) -> None:
             raise Violation(f"{name} got {read.ids} before its end, alone it gets {right.ids}")
         if not oracle.prefix_text(wish.request, tuple(read.ids)).startswith(read.text):
             raise Violation(f"{name} got {read.text!r} of ids {read.ids}")
-        _judge_early_end(wish, name, read.end, errors)
+        _judge_early_end(wish, index, read.end, record)
     if read.output_tokens != len(read.ids):
         raise Violation(f"{name}: {read.output_tokens} tokens are charged, {len(read.ids)} were sent")
+    _judge_logprobs(name, read, right, record)
 
 
-def _judge_early_end(wish: Wish, name: str, end: str, errors: int) -> None:
-    timed = wish.request.ttl_ms is not None or wish.request.ttl_first_ms is not None
-    # Two failed steps without a token between condemn a request, as long as suspects are not told apart.
-    allowed = {End.CANCELLED.label: wish.cancelled, End.DEADLINE.label: timed, End.ERROR.label: errors >= 2}
-    if not allowed.get(end, False):
-        raise Violation(f"{name} ended as {end!r} for no reason")
+def _judge_logprobs(name: str, read: Read, right: oracle.Answer, record: Record) -> None:
+    wanted = right.logprobs[: len(read.ids)]
+    if len(read.logprobs) != len(wanted):
+        raise Violation(f"{name} has {len(read.logprobs)} log-probabilities of {len(wanted)}")
+    for got, each in zip(read.logprobs, wanted, strict=True):
+        record.counts["logprobs"] += 1
+        lost = record.rejoined and oracle.is_unknown(got) and (got.token, got.character) == (each.token, each.character)
+        if got != each and not lost:
+            raise Violation(f"{name} has log-probabilities {got}, alone it gets {each}")
+
+
+def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
+    nothing = not wish.reads[index].ids
+    first_ms, whole_ms = record.traffic.ttls_ms(wish.request)
+    reasons = {
+        End.CANCELLED.label: wish.cancelled,
+        End.DEADLINE.label: whole_ms is not None or (first_ms is not None and nothing),
+        End.SHED.label: record.traffic.may_be_shed(wish.request) and nothing,
+        # Two failed steps without a token between condemn a request, as long as suspects are not told apart.
+        End.ERROR.label: record.failures(wish.request.id, index) >= _FAILURES_MAX,
+    }
+    if not reasons.get(end, False):
+        raise Violation(f"{wish.request.id} choice {index} ended as {end!r} for no reason")
+
+
+def _judge_books(books: Books, record: Record) -> None:
+    """Nothing is under way, and each tenant's bucket lacks what it used and nothing else."""
+    for tenant in books.tenants:
+        if tenant.streams:
+            raise Violation(f"tenant {tenant.rule.name} has {tenant.streams} streams under way")
+        if tenant.bucket is None:
+            continue
+        used = [each.used for account, each in books.accounts.traffic.items() if account.tenant == tenant.rule.name]
+        tokens = sum(each.prompt_tokens + each.output_tokens for each in used)
+        record.counts["charged tokens"] += tokens
+        if record.taken[id(tenant.bucket)] != tokens:
+            taken = record.taken[id(tenant.bucket)]
+            raise Violation(f"tenant {tenant.rule.name} was charged {taken} tokens and used {tokens}")

@@ -1,0 +1,37 @@
+"""The machine of one run: the scheduler's settings and the executor's cache."""
+
+import random
+
+import msgspec
+from fakes import world
+from fakes.simulated.chance import Chance
+
+from noria.proto.execution import Geometry
+from noria.services.scheduler.core.rules import Rules
+from noria.services.scheduler.core.settings import Settings
+
+
+def draw_settings(draw: random.Random, chance: Chance, rules: Rules | None) -> Settings:
+    """Small limits. rules: of the classes, if there are any; then they share."""
+    return Settings(
+        policy=draw.choice(["fifo", "prefill_first"]) if rules is None else "fair",
+        rules=rules or Rules(),
+        max_batch_tokens=draw.choice([2, 3, 7, 16, 64]),
+        # A class that is isolated and one that is not need a slot each.
+        max_requests_per_batch=draw.choice([1, 2, 4, 8] if rules is None else [2, 4, 8]),
+        max_cache_tokens=draw.choice([None, None, 60]),
+        steps_in_flight=draw.choice([1, 2, 2]),
+        stop_lookahead=draw.choice([1, 2, 4]),
+        safety_margin=draw.choice([None, 0.0, 0.0, 0.0]),
+        allow_block_sharing=draw.random() < 0.8,
+        queue_requests_max=chance.queue_requests_max,
+        queue_tokens_max=chance.queue_tokens_max,
+    )
+
+
+def draw_geometry(draw: random.Random, max_batch_tokens: int) -> Geometry:
+    """A cache that holds little more than the longest request, often with room on the host."""
+    geometry = world.draw_geometry(draw, max_batch_tokens)
+    if draw.random() < 0.5:
+        geometry = msgspec.structs.replace(geometry, host_slots=2 * geometry.num_blocks)
+    return geometry

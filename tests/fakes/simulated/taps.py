@@ -1,0 +1,78 @@
+"""Wiretaps: what the product's own code tells the simulation while it runs, and the invariants that it states."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from noria.proto.base import Service
+from noria.services.admission import service as admission_module
+from noria.services.admission.chronicle import Chronicle
+from noria.services.admission.core.bucket import TokenBucket
+from noria.services.admission.core.events import Note
+from noria.shared.actor import Shell
+
+# The methods of cores that change something.
+_CHANGES = ("apply", "plan", "take", "restore", "collect", "put_back")
+
+
+@contextmanager
+def notes_told(tell: Callable[[Note], None]) -> Iterator[None]:
+    """While this lasts, what admission's chronicle is told is told here, too."""
+
+    class Recorded(Chronicle):
+        def write(self, written: Note) -> None:
+            super().write(written)
+            tell(written)
+
+    admission_module.Chronicle = Recorded  # type: ignore[misc]  # a wiretap
+    try:
+        yield
+    finally:
+        admission_module.Chronicle = Chronicle  # type: ignore[misc]  # as it was
+
+
+@contextmanager
+def charges_told(tell: Callable[[TokenBucket, int], None]) -> Iterator[None]:
+    """While this lasts, every token taken from a bucket is told."""
+    take = TokenBucket.take
+
+    def told(self: TokenBucket, tokens: int, now_ns: int) -> None:
+        tell(self, tokens)
+        take(self, tokens, now_ns)
+
+    TokenBucket.take = told  # type: ignore[method-assign]  # a wiretap
+    try:
+        yield
+    finally:
+        TokenBucket.take = take  # type: ignore[method-assign]  # as it was
+
+
+def check_every_event(shell: Any) -> None:
+    """Have a core state its invariants after every event, and after whatever else changes it."""
+    core = getattr(shell, "_core", None)
+    if core is None:
+        return
+    check = core.check
+
+    def checked(change: Callable[..., object]) -> Callable[..., object]:
+        def change_and_check(*arguments: object) -> object:
+            result = change(*arguments)
+            check()
+            return result
+
+        return change_and_check
+
+    for name in _CHANGES:
+        if hasattr(core, name):
+            setattr(core, name, checked(getattr(core, name)))
+
+
+def note_joins(shell: Shell, joined: Callable[[Service], None]) -> None:
+    """Tell who joins a process."""
+    told = shell.joined
+
+    def join(peer: Service) -> None:
+        joined(peer)
+        told(peer)
+
+    shell.joined = join  # type: ignore[method-assign]  # a wiretap
