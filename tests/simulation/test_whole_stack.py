@@ -1,13 +1,16 @@
 """All services and clients in one process, from seeds: `make simulate` runs more of them."""
 
+from collections import Counter
+
 import pytest
 from fakes.simulated.planted import FAULTS
-from fakes.simulated.runs import attempt, repeat
+from fakes.simulated.runs import KINDS, attempt, repeat
 from fakes.simulated.universe import Universe
 
 SEEDS = 300
 _BLOCK = 20
 _SEEDS_FOR_A_FAULT = 200
+_SEEDS_FOR_ALL_KINDS = 100
 
 
 @pytest.mark.parametrize("block", range(SEEDS // _BLOCK))
@@ -17,9 +20,11 @@ def test_every_accepted_request_comes_to_its_one_right_end_whatever_dies(block: 
         assert not problem, f"seed {seed}: {problem}\n{repeat(seed)}"
 
 
-@pytest.mark.parametrize("seed", [6752])
-def test_a_seed_that_once_failed_does_not_fail_again(seed: int) -> None:
-    assert not attempt(seed)[1]
+def test_every_kind_of_trouble_happens() -> None:
+    total = Counter[str]()
+    for seed in range(_SEEDS_FOR_ALL_KINDS):
+        total += attempt(seed)[2]
+    assert not [kind for kind in KINDS if not total[kind]]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -27,6 +32,7 @@ def test_a_planted_fault_is_noticed(name: str) -> None:
     with FAULTS[name]():
         noticed = next((seed for seed in range(_SEEDS_FOR_A_FAULT) if attempt(seed)[1]), None)
     assert noticed is not None, f"{_SEEDS_FOR_A_FAULT} seeds did not notice: {name}"
+    print(f"{name}: noticed at seed {noticed}")
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

@@ -1,5 +1,6 @@
 """What goes wrong from outside, and when: deaths, standstills, changed policies. All drawn from the run's one seed."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
@@ -25,6 +26,7 @@ class Fate:
         lives: Mapping[Service, Life],
         mortal: Sequence[Service],
         tell: Callable[[str, str], None],
+        counts: Counter[str],
     ) -> None:
         self.still = False
         self._random = draw
@@ -34,6 +36,7 @@ class Fate:
         self._lives = lives
         self._mortal = mortal
         self._tell = tell
+        self._counts = counts
 
     def begin(self, change: Callable[[], None]) -> None:
         """Draw when what happens. change: have the policy changed."""
@@ -79,4 +82,5 @@ class Fate:
         life = self._lives[self._random.choice(list(self._lives))]
         length_ns = self._chance.between(10 * MILLISECOND, 1_500 * MILLISECOND)
         life.paused_until_ns = self._clock.now_ns + length_ns
+        self._counts["pause"] += 1
         self._tell(life.service.value, f"stands still for {length_ns // MILLISECOND} ms")

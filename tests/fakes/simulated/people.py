@@ -38,6 +38,7 @@ class Person(Owner):
         self.name = f"client-{name}"
         self.wishes = wishes
         self.alive = True
+        self.slow = 0
         self._network = network
         self._agenda = agenda
         self._clock = clock
@@ -63,6 +64,7 @@ class Person(Owner):
         self._reading = True
         chance = self._network.chance
         if self._clock.now_ns >= self._deaf_until_ns and chance.happens(chance.slow_readers):
+            self.slow += 1
             self._deaf_until_ns = self._clock.now_ns + chance.between(0, 700 * MILLISECOND)
         self._agenda.at(max(self._deaf_until_ns, self._clock.now_ns + MILLISECOND // 2), self._read)
 

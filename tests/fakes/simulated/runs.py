@@ -2,8 +2,41 @@
 
 import traceback
 from collections import Counter
+from typing import Final
 
 from fakes.simulated.universe import Universe
+
+# What a hundred runs bring about, each at least once.
+KINDS: Final = (
+    "death of detokenizer",
+    "death of executor",
+    "death of scheduler",
+    "hang",
+    "pause",
+    "joined again",
+    "step failed: error",
+    "step failed: memory",
+    "outbox full",
+    "policy changed",
+    "swaps_in",
+    "swaps_out",
+    "resets",
+    "evictions",
+    "merged_pages",
+    "hit_tokens",
+    "discarded_slices",
+    "logprobs",
+    "charged tokens",
+    "refused",
+    "tried again",
+    "slow reader",
+    "end: stop",
+    "end: length",
+    "end: cancelled",
+    "end: deadline",
+    "end: shed",
+    "end: error",
+)
 
 
 def repeat(seed: int) -> str:

@@ -76,3 +76,14 @@ def note_joins(shell: Shell, joined: Callable[[Service], None]) -> None:
         told(peer)
 
     shell.joined = join  # type: ignore[method-assign]  # a wiretap
+
+
+def note_congestion(shell: Shell, full: Callable[[], None]) -> None:
+    """Tell that an outbox of a process was full."""
+    told = shell.congested
+
+    def congested(peer: Service) -> None:
+        full()
+        told(peer)
+
+    shell.congested = congested  # type: ignore[method-assign]  # a wiretap

@@ -19,7 +19,7 @@ from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
 from fakes.simulated.network import Network
 from fakes.simulated.people import Person
-from fakes.simulated.taps import charges_told, check_every_event, note_joins, notes_told
+from fakes.simulated.taps import charges_told, check_every_event, note_congestion, note_joins, notes_told
 from fakes.simulated.trace import Trace
 from fakes.simulated.traffic import Traffic, draw_servable_rules, draw_traffic
 from fakes.simulated.verdict import Record, Violation
@@ -72,11 +72,11 @@ class Universe:
         )
         self.lives: dict[Service, Life] = {}
         mortal = (*MORTAL, Service.ADMISSION) if journal else MORTAL
-        tell = self.trace.tell
-        self.fate = Fate(self.random, self.agenda, self.clock, self.chance, self.lives, mortal, tell)
         self.people: list[Person] = []
         self.record = Record(self.traffic)
         self.counts = self.record.counts
+        tell, counts = self.trace.tell, self.counts
+        self.fate = Fate(self.random, self.agenda, self.clock, self.chance, self.lives, mortal, tell, counts)
 
     def run(self) -> None:
         """From the first process to the last check. Raises AssertionError, or whatever a process dies of by itself."""
@@ -90,6 +90,8 @@ class Universe:
             self._until(lambda: self.fate.still and all(wish.over for wish in self.wishes), "not all came to an end")
             self._until(lambda: not any(self.state().values()), "something is left")
             self._count_board(self.lives[Service.SCHEDULER])
+            self.counts["tried again"] += sum(wish.tries - 1 for wish in self.wishes)
+            self.counts["slow reader"] += sum(person.slow for person in self.people)
             verdict.judge(self.people, self.record, self._books())
 
     @property
@@ -133,6 +135,7 @@ class Universe:
         check_every_event(life.shell)
         met: set[Service] = set()
         note_joins(life.shell, lambda peer: self._joined(peer, met, again=again))
+        note_congestion(life.shell, lambda: self.counts.update(["outbox full"]))
         self.trace.overhear(life)
         self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
 
