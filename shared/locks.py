@@ -21,6 +21,13 @@ class Holder(msgspec.Struct, frozen=True):
     http: str = ""
 
 
+class Tenant(msgspec.Struct, frozen=True):
+    """Who holds a lock, and a descriptor that can be read once that very process is gone."""
+
+    holder: Holder
+    descriptor: int
+
+
 class Lock:
     """An exclusive lock on `<folder>/<name>.lock`, released by the kernel when the process ends."""
 
@@ -86,3 +93,33 @@ def living_holder(folder: Path, name: str) -> Holder | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def tenant(folder: Path, name: str) -> Tenant | None:
+    """Whoever holds a lock, made sure to be the process that signed it; the caller closes the descriptor.
+
+    None when it is free, or when no such process can be seen from here. A lock is free as soon as its holder is dead, but
+    what was signed stays in the file until the next holder signs, and a dead process's pid may be another's by then.
+    """
+    for _ in range(_TRIES):
+        holder = living_holder(folder, name)
+        if holder is None or holder.pid <= 0:
+            return None
+        try:
+            descriptor = os.pidfd_open(holder.pid)
+        except OSError:
+            descriptor = -1
+        time.sleep(_TRY_INTERVAL_S)  # for one that has just taken the lock to sign it
+        if descriptor >= 0:
+            if living_holder(folder, name) == holder and _is_service(holder):
+                return Tenant(holder, descriptor)
+            os.close(descriptor)
+    return None
+
+
+def _is_service(holder: Holder) -> bool:
+    try:
+        title = Path(f"/proc/{holder.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return title.partition(b"\0")[0].strip() == f"noria: {holder.service}".encode()

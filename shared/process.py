@@ -17,9 +17,10 @@ from noria.proto.base import Service
 from noria.shared.actor import Actor, Shell
 from noria.shared.config import Config
 from noria.shared.config_sources import CONFIG_VARIABLE, load
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.endpoints import mailbox, prepare_runtime_dir, runtime_dir
 from noria.shared.errors import UserError
 from noria.shared.garbage import Garbage, freeze
+from noria.shared.last_words import note_down
 from noria.shared.locks import Holder, Lock
 from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
@@ -38,6 +39,8 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
         config = _with_source(load(arguments.config), arguments.config)
         setproctitle.setproctitle(f"noria: {service.value}")
         configure(config.log)
+        if config.runtime.supervised:
+            note_down(runtime_dir(config.runtime), service.value)
         _allow_open_files()
         sys.exit(start(config))
     except UserError as error:

@@ -1,14 +1,19 @@
 """What the supervisor takes from the configuration."""
 
+import math
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from noria.services.supervisor.core.limits import Limits
 from noria.shared.config import Config
 from noria.shared.endpoints import runtime_dir, state_dir
 from noria.shared.models import cache_dir, resolve, served_names
+
+_DEATHS: Final = 5
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
@@ -20,8 +25,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
     folder: Path
     http: str
-    start_timeout_ns: int
-    stop_timeout_ns: int
+    limits: Limits
     children: Config
 
 
@@ -44,9 +48,23 @@ def supervisor_config(config: Config) -> SupervisorConfig:
     return SupervisorConfig(
         folder=folder,
         http=config.http.address,
-        start_timeout_ns=int(config.runtime.start_timeout_s * 1e9),
-        stop_timeout_ns=int(config.runtime.stop_timeout_s * 1e9),
+        limits=_limits(config),
         children=msgspec.structs.replace(config, model=model, runtime=runtime),
+    )
+
+
+def _limits(config: Config) -> Limits:
+    settings = config.runtime
+    # A bad request is found by rerunning those under suspicion in halves: each half may kill the executor once more.
+    halvings = math.ceil(math.log2(config.scheduler.max_requests_per_batch))
+    return Limits(
+        start_ns=int(settings.start_timeout_s * 1e9),
+        stop_ns=int(settings.stop_timeout_s * 1e9),
+        drain_ns=int(settings.drain_timeout_s * 1e9),
+        hang_ns=int(settings.hang_timeout_s * 1e9),
+        pause_ns=int(settings.restart_pause_s * 1e9),
+        pause_max_ns=int(settings.restart_pause_max_s * 1e9),
+        deaths=settings.crash_loop_deaths or max(_DEATHS, halvings + 2),
     )
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,15 +13,16 @@ import msgspec
 import zmq
 
 from noria.proto.base import Header, Service
-from noria.proto.lifecycle import State
+from noria.proto.lifecycle import Drain, State
 from noria.services.supervisor import premises, report
 from noria.services.supervisor.config import (
     SupervisorConfig,
     child_command,
-    child_environment,
     supervisor_config,
 )
 from noria.services.supervisor.core import events, stack
+from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
+from noria.services.supervisor.processes import Processes
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.config_sources import write
@@ -37,7 +37,10 @@ _LOG: Final = logger(Service.SUPERVISOR.value)
 
 
 class Supervisor:
-    """Runs the children of one runtime folder until a signal or a death ends them all."""
+    """Runs the services of one runtime folder until a signal, or a service that cannot be kept alive, ends them all.
+
+    adopted: whether services of an earlier supervisor may live, to be taken over.
+    """
 
     def __init__(
         self,
@@ -49,18 +52,17 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._original = original
-        self._command = command
         self._config_path = config_path
         self._actor = actor
-        self._stack = stack.Stack(config.start_timeout_ns, config.stop_timeout_ns)
-        self._processes: dict[Service, subprocess.Popen[bytes]] = {}
-        self._told_ready: dict[Service, bool] = {}
+        self._stack = stack.Stack(config.limits)
+        self._processes = Processes(config.folder, config_path, command, self._watch, actor.unwatch)
+        self._heard: dict[Service, int] = {}
         self._stops_asked = 0
         self._on_terminal = sys.stderr.isatty()
         self._to_reload: set[Service] = set()
         actor.on_hang_up(self._reload)
         self._started_ns = time.monotonic_ns()
-        self.outcome = events.Over(stack.EXIT_FAILED, "the supervisor stopped by itself")
+        self.outcome = events.Over(EXIT_FAILED, "the supervisor stopped by itself")
 
     def listen_to_signals(self) -> None:
         """Turn SIGINT and SIGTERM into one orderly stop, and a child's end into a turn of the loop."""
@@ -82,7 +84,7 @@ class Supervisor:
         """Nothing to tell."""
 
     def lost(self, peer: Service) -> None:
-        """A child lives but has been silent."""
+        """A child lives but has been silent: the core counts for itself how long."""
         _LOG.warning("service is silent", peer=peer.value, pid=self._stack.children[peer].pid)
 
     def congested(self, peer: Service) -> None:
@@ -90,11 +92,11 @@ class Supervisor:
 
     def advance(self, now_ns: int) -> int | None:
         """Tell the core what has happened since the last turn, and do what it says."""
-        if self._stack.course is stack.Course.IDLE:
-            self._apply(events.Begun(now_ns))
+        if self._stack.course is Course.IDLE:
+            self._begin(now_ns)
         while self._stops_asked:
             self._stops_asked -= 1
-            _LOG.info("stopping", again=self._stack.course is stack.Course.STOPPING)
+            _LOG.info("stopping", again=self._stack.course >= Course.DRAINING)
             self._apply(events.StopAsked(now_ns))
         self._collect(now_ns)
         self._hear(now_ns)
@@ -103,15 +105,15 @@ class Supervisor:
         return self._stack.wanted_ns()
 
     def state(self) -> State:
-        """READY while all children are."""
+        """READY from the moment when all children were for the first time."""
         match self._stack.course:
-            case stack.Course.IDLE | stack.Course.STARTING:
+            case Course.IDLE | Course.STARTING:
                 return State.STARTING
-            case stack.Course.SERVING:
+            case Course.SERVING:
                 return State.READY
-            case stack.Course.STOPPING:
+            case Course.DRAINING | Course.STOPPING:
                 return State.DRAINING
-            case stack.Course.OVER:
+            case Course.OVER:
                 return State.STOPPED
             case _ as never:
                 assert_never(never)
@@ -134,7 +136,9 @@ class Supervisor:
                     "incarnation": f"{links[service].incarnation:x}" if links[service].joined else "",
                     "state": links[service].state.value if links[service].joined else child.phase.value,
                     "phase": child.phase.value,
-                    "uptime_s": round((now_ns - child.spawned_ns) / 1e9, 1) if child.pid else 0.0,
+                    "uptime_s": round((now_ns - child.spawned_ns) / 1e9, 1) if child.alive else 0.0,
+                    "lives": child.lives,
+                    "deaths_in_a_row": child.deaths,
                 }
                 for service, child in self._stack.children.items()
             },
@@ -144,11 +148,25 @@ class Supervisor:
         """Nobody drains the supervisor."""
 
     def close(self) -> None:
-        """Leave no child behind, even when the loop failed."""
-        for child in self._processes.values():
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        """Let go of the processes; when the stack is over there is none but those that were to finish what they had begun."""
+        if self._stack.course is Course.OVER:
+            self._processes.kill_all()
+        self._processes.close()
+
+    def _begin(self, now_ns: int) -> None:
+        for service in START_ORDER:
+            self._adopt(service, now_ns)
+        self._apply(events.Begun(now_ns))
+
+    def _adopt(self, service: Service, now_ns: int) -> bool:
+        pid = self._processes.adopt(service)
+        if pid is None:
+            return False
+        _LOG.info("service adopted", child=service.value, pid=pid)
+        self._heard.pop(service, None)
+        self._to_reload.add(service)
+        self._apply(events.Adopted(service, pid, now_ns))
+        return True
 
     def _apply(self, event: events.Event) -> None:
         for reply in self._stack.apply(event):
@@ -156,10 +174,12 @@ class Supervisor:
                 case events.Spawn():
                     self._spawn(reply.service)
                 case events.Terminate():
-                    self._processes[reply.service].terminate()
+                    self._processes.of[reply.service].send(signal.SIGTERM)
                 case events.Kill():
-                    _LOG.warning("killing service", child=reply.service.value, overdue=reply.overdue)
-                    self._processes[reply.service].kill()
+                    _LOG.warning("killing service", child=reply.service.value, why=reply.why)
+                    self._processes.of[reply.service].send(signal.SIGKILL)
+                case events.Quiesce():
+                    self._quiesce(reply.timeout_ms)
                 case events.Served():
                     report.ready(self._config, self._pids(), reply.start_ms)
                 case events.Over():
@@ -169,37 +189,40 @@ class Supervisor:
                     assert_never(never)
 
     def _spawn(self, service: Service) -> None:
-        # A session of its own: Ctrl-C in the terminal reaches the supervisor alone.
-        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            self._command(f"noria.services.{service.value}", self._config_path),
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-            cwd=self._config.folder,
-            start_new_session=True,
-        )
-        self._processes[service] = child
+        pid = self._processes.spawn(service, {})
+        self._heard.pop(service, None)
         self._to_reload.discard(service)
-        _LOG.info("service spawned", child=service.value, pid=child.pid)
-        self._apply(events.Spawned(service, child.pid, time.monotonic_ns()))
+        _LOG.info("service spawned", child=service.value, pid=pid)
+        self._apply(events.Spawned(service, pid, time.monotonic_ns()))
+
+    def _quiesce(self, timeout_ms: int) -> None:
+        _LOG.info("draining", timeout_s=timeout_ms / 1000)
+        # The others have nothing of their own to finish: they go on until admission has nothing for them any more.
+        self._actor.send(self, Service.ADMISSION, Drain(timeout_ms))
 
     def _collect(self, now_ns: int) -> None:
-        for service, child in list(self._processes.items()):
-            status = child.poll()
-            if status is not None:
-                del self._processes[service]
-                _LOG.info("service ended", child=service.value, pid=child.pid, status=status)
-                self._apply(events.Exited(service, status, now_ns))
+        for ending in self._processes.collect():
+            service = ending.service
+            _LOG.info("service ended", child=service.value, pid=ending.pid, status=ending.status)
+            # A twin of a service whose supervisor died before it had taken its lock finds its place taken.
+            taken = ending.status == EXIT_USER_ERROR and self._stack.course < Course.STOPPING
+            if taken and self._adopt(service, now_ns):
+                continue
+            self._apply(events.Exited(service, ending.status, now_ns, ending.words))
 
     def _hear(self, now_ns: int) -> None:
         for service, link in self._actor.mailbox.links.items():
-            child = self._processes.get(service)
+            process = self._processes.of.get(service)
             # The pid tells our child from a stranger that bound its endpoint.
-            if child is None or not link.joined or link.pid != child.pid:
+            if process is None or not link.joined or link.pid != process.pid:
                 continue
-            ready = link.state is State.READY
-            if self._told_ready.get(service) is not ready:
-                self._told_ready[service] = ready
-                self._apply(events.Reported(service, ready, now_ns))
+            if self._heard.get(service) != link.last_heard_ns:
+                self._heard[service] = link.last_heard_ns
+                self._apply(events.Heard(service, link.state, link.progress, link.busy, link.expected_us, now_ns))
+
+    def _watch(self, descriptor: int) -> None:
+        # Its end is seen by `collect` in the turn that this begins.
+        self._actor.watch(descriptor, lambda: None)
 
     def _pids(self) -> dict[Service, int]:
         return {Service.SUPERVISOR: os.getpid()} | {
@@ -213,17 +236,17 @@ class Supervisor:
         children = msgspec.structs.replace(self._config.children, classes=config.classes, tenants=config.tenants)
         self._config = msgspec.structs.replace(self._config, children=children)
         write(children, self._config_path)
-        self._to_reload = set(self._processes)
+        self._to_reload = set(self._processes.of)
 
     def _pass_reload_on(self) -> None:
         """Have children read their file again; one that has not greeted yet may not listen to signals."""
         for service in list(self._to_reload):
-            child, link = self._processes.get(service), self._actor.mailbox.links[service]
+            child, link = self._processes.of.get(service), self._actor.mailbox.links[service]
             if child is None:
                 self._to_reload.discard(service)
             elif link.joined and link.pid == child.pid:
                 self._to_reload.discard(service)
-                child.send_signal(signal.SIGHUP)
+                child.send(signal.SIGHUP)
 
     def _hang_up(self) -> None:
         if not self._on_terminal or sys.stderr.isatty():
@@ -252,7 +275,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             post = Mailbox(
                 Service.SUPERVISOR,
                 endpoint,
-                {service: mailbox(runtime, service) for service in stack.START_ORDER},
+                {service: mailbox(runtime, service) for service in START_ORDER},
                 runtime,
             )
         except zmq.ZMQError as error:
@@ -261,7 +284,13 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
         actor = Actor(post, runtime)
         shell = Supervisor(own, path, actor, command, config)
         shell.listen_to_signals()
-        actor.run(shell)
+        try:
+            actor.run(shell)
+        except BaseException:
+            sys.stderr.write(
+                "noria: the supervisor failed; services live on: `noria up` takes them over, `noria down` stops them\n"
+            )
+            raise
         premises.clear(own)
     finally:
         lock.release()

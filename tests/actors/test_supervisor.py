@@ -62,6 +62,11 @@ class Supervised:
         answers = inspect_all(RuntimeSettings(dir=str(self.runtime_dir)), timeout_s=5.0)
         return {service: {"pid": each.pid, **json.loads(each.json)} for service, each in answers.items()}
 
+    def services(self) -> dict[str, Any]:
+        services = self.snapshots()[Service.SUPERVISOR]["services"]
+        assert isinstance(services, dict)
+        return services
+
     def spawned(self) -> dict[str, int]:
         events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
         return {event["child"]: event["pid"] for event in events if event["event"] == "service spawned"}
@@ -119,20 +124,51 @@ def test_children_run_in_sessions_and_folders_of_their_own_and_their_state_is_kn
         }
 
 
-def test_the_death_of_a_child_stops_the_others_and_is_named(folder: Path) -> None:
+def test_a_child_that_dies_is_started_again_and_the_others_are_left_alone(folder: Path) -> None:
     with supervised(folder) as stack:
-        os.kill(stack.ready().spawned()["scheduler"], signal.SIGKILL)
-        assert stack.process.wait(20) == 1
-        assert "noria: scheduler died of SIGKILL (signal 9)" in stack.text()
-        assert closed(stack.text()) == [name for name in STOP_ORDER if name != "scheduler"]
+        before = stack.ready().spawned()
+        for victim in ("scheduler", "gateway"):
+            os.kill(before[victim], signal.SIGKILL)
+        stack.wait(
+            lambda: {"scheduler", "gateway"} == {name for name, pid in stack.spawned().items() if pid != before[name]}
+        )
+        stack.wait(lambda: all(each["state"] == "ready" for each in stack.services().values()))
+        assert {name: each["pid"] for name, each in stack.services().items()} == stack.spawned()
+        stack.process.terminate()
+        assert stack.process.wait(20) == 0, stack.text()
+        assert closed(stack.text()) == STOP_ORDER
 
 
-@pytest.mark.parametrize(("what", "status"), [("exit2", 2), ("exit3", 1)])
-def test_a_child_that_cannot_start_ends_the_start(folder: Path, what: str, status: int) -> None:
-    with supervised(folder, f"gateway={what}") as stack:
-        assert stack.process.wait(20) == status, stack.text()
+def test_a_child_that_cannot_start_ends_the_start(folder: Path) -> None:
+    with supervised(folder, "gateway=exit2") as stack:
+        assert stack.process.wait(20) == 2, stack.text()
         assert "noria: gateway" in stack.text()
-        assert ("a mistake of yours" in stack.text()) == (status == 2)
+        assert stack.text().count("a mistake of yours") == 1
+
+
+def test_a_crash_loop_ends_the_stack_and_says_how_often_and_what_was_said_last(folder: Path) -> None:
+    with supervised(folder, "gateway=bug", restart_pause_s=0.05, crash_loop_deaths=3) as stack:
+        assert stack.process.wait(20) == 1, stack.text()
+        assert "noria: gateway died 3 times in a row without a step in between" in stack.text()
+        assert stack.text().rstrip().endswith("\n  RuntimeError: a bug of ours")
+        assert closed(stack.text())[-4:] == STOP_ORDER[1:]
+        assert {path.suffix for path in stack.runtime_dir.iterdir()} == {".lock"}
+
+
+def test_a_child_that_hangs_is_killed_and_started_again(folder: Path) -> None:
+    with supervised(folder, hang_timeout_s=1.0) as stack:
+        before = stack.ready().spawned()
+        os.kill(before["detokenizer"], signal.SIGSTOP)
+        stack.wait(lambda: stack.spawned()["detokenizer"] != before["detokenizer"])
+        assert "gave no sign of life for" in stack.text()
+        assert {name for name, pid in stack.spawned().items() if pid != before[name]} == {"detokenizer"}
+
+
+def test_an_executor_that_works_without_an_end_is_killed_and_started_again(folder: Path) -> None:
+    with supervised(folder, "executor=stuck", hang_timeout_s=0.5) as stack:
+        before = stack.ready().spawned()
+        stack.wait(lambda: stack.spawned()["executor"] != before["executor"])
+        assert "has made no progress for" in stack.text()
 
 
 def test_a_child_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
@@ -167,14 +203,38 @@ def test_a_second_supervisor_is_refused_and_the_first_goes_on(folder: Path) -> N
         assert len(stack.snapshots()) == len(Service)
 
 
-def test_children_of_a_killed_supervisor_are_named_and_stopped_by_down(folder: Path) -> None:
+def test_a_new_supervisor_takes_over_the_children_of_a_killed_one_and_replaces_the_dead(folder: Path) -> None:
+    with supervised(folder) as first:
+        before = first.ready().spawned()
+        first.process.kill()
+        first.process.wait()
+        os.kill(before["executor"], signal.SIGKILL)
+        with supervised(folder) as second:
+            second.ready()
+            assert list(second.spawned()) == ["executor"]
+            pids = {name: each["pid"] for name, each in second.services().items()}
+            assert pids == {**before, **second.spawned()}
+            # One that is not its own child is watched, replaced and stopped all the same.
+            os.kill(before["scheduler"], signal.SIGKILL)
+            second.wait(lambda: "scheduler" in second.spawned())
+            second.wait(lambda: all(each["state"] == "ready" for each in second.services().values()))
+            second.process.terminate()
+            assert second.process.wait(20) == 0, second.text()
+            stopped = {name for name in STOP_ORDER if name in closed(first.text()) + closed(second.text())}
+            assert stopped == set(STOP_ORDER)
+
+
+def test_children_of_a_killed_supervisor_that_run_by_another_configuration_are_named_and_stopped_by_down(
+    folder: Path,
+) -> None:
     with supervised(folder) as stack:
         pids = stack.ready().spawned()
         stack.process.kill()
         stack.process.wait()
-        with supervised(folder) as second:
+        with supervised(folder, heartbeat_s=0.3) as second:
             assert second.process.wait(20) == 2
             assert f"scheduler ({pids['scheduler']})" in second.text()
+            assert "(runtime.heartbeat_s)" in second.text()
             assert "noria down" in second.text()
         noria = [sys.executable, "-c", "from noria.cli import main; raise SystemExit(main())"]
         done = subprocess.run(
@@ -185,6 +245,13 @@ def test_children_of_a_killed_supervisor_are_named_and_stopped_by_down(folder: P
         assert "gateway" in done.stdout
         with supervised(folder) as third:
             third.ready()
+
+
+def test_a_stop_first_drains_and_waits_until_that_is_done(folder: Path) -> None:
+    with supervised(folder, drain_timeout_s=30.0) as stack:
+        stack.ready().process.terminate()
+        assert stack.process.wait(20) == 0, stack.text()
+        assert "drains admission 30000" in stack.text().splitlines()
 
 
 def test_a_hang_up_reads_classes_and_tenants_again_and_tells_the_children(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A stand-in for any service: greets, reports ready, and misbehaves on request.
 
-`python child.py MODULE --config FILE`; the variable CHILD_MISBEHAVIOUR says `SERVICE=what`: exit2, exit3, deaf (ignores
-SIGTERM) or slow (never ready).
+`python child.py MODULE --config FILE`; the variable CHILD_MISBEHAVIOUR says `SERVICE=what`: exit2, bug (raises), deaf
+(ignores SIGTERM), slow (never ready) or stuck (busy without progress).
 """
 
 import os
@@ -24,6 +24,8 @@ WHAT = MISBEHAVIOUR.get(SERVICE.value, "")
 
 
 class Child:
+    drained = False
+
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None: ...
 
     def joined(self, peer: Service) -> None: ...
@@ -33,20 +35,24 @@ class Child:
     def congested(self, peer: Service) -> None: ...
 
     def advance(self, now_ns: int) -> int | None:
-        if WHAT == "exit3":
-            sys.exit(3)
+        if WHAT == "bug":
+            raise RuntimeError("a bug of ours")
         return None
 
     def state(self) -> State:
+        if self.drained:
+            return State.STOPPED
         return State.STARTING if WHAT == "slow" else State.READY
 
     def progress(self) -> tuple[int, bool]:
-        return 0, False
+        return 0, WHAT == "stuck"
 
     def snapshot(self) -> dict[str, Any]:
         return {"cwd": os.getcwd(), "session": os.getsid(0), "noria": sorted(n for n in os.environ if n[:5] == "NORIA")}
 
-    def drain(self, timeout_ms: int) -> None: ...
+    def drain(self, timeout_ms: int) -> None:
+        print(f"drains {SERVICE.value} {timeout_ms}", flush=True)
+        self.drained = True
 
     def close(self) -> None:
         print(f"closed {SERVICE.value}", flush=True)

@@ -3,10 +3,11 @@
 import msgspec
 
 from noria.proto.base import Service
+from noria.proto.lifecycle import State
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Start everything."""
+    """Start everything that does not run yet."""
 
     now_ns: int
 
@@ -19,19 +20,42 @@ class Spawned(msgspec.Struct, frozen=True):
     now_ns: int
 
 
-class Reported(msgspec.Struct, frozen=True):
-    """A child says whether it is ready."""
+class Adopted(msgspec.Struct, frozen=True):
+    """A service of an earlier supervisor runs, perhaps in place of the child that was just started."""
 
     service: Service
-    ready: bool
+    pid: int
+    now_ns: int
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """A child's sign of life: its state, work done so far, whether work is under way and how long it should take."""
+
+    service: Service
+    state: State
+    progress: int
+    busy: bool
+    expected_us: int
     now_ns: int
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """A child is gone. `status` is its exit status, or minus the signal that ended it."""
+    """A child is gone.
+
+    status: its exit status, or minus the signal that ended it; None when only an earlier supervisor could know.
+    words: what it said last.
+    """
 
     service: Service
-    status: int
+    status: int | None
+    now_ns: int
+    words: str = ""
+
+
+class Relieved(msgspec.Struct, frozen=True):
+    """A child has given up its place, and lives on only to finish what it has begun: it needs a successor."""
+
+    service: Service
     now_ns: int
 
 
@@ -47,7 +71,7 @@ class Ticked(msgspec.Struct, frozen=True):
     now_ns: int
 
 
-Event = Begun | Spawned | Reported | Exited | StopAsked | Ticked
+Event = Begun | Spawned | Adopted | Heard | Exited | Relieved | StopAsked | Ticked
 
 
 class Spawn(msgspec.Struct, frozen=True):
@@ -63,10 +87,16 @@ class Terminate(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End this child by force (SIGKILL). `overdue`: it was asked and did not end in time."""
+    """End this child by force (SIGKILL), and say why."""
 
     service: Service
-    overdue: bool
+    why: str
+
+
+class Quiesce(msgspec.Struct, frozen=True):
+    """Have admission take nothing new and finish what runs, for so long."""
+
+    timeout_ms: int
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -82,4 +112,4 @@ class Over(msgspec.Struct, frozen=True):
     cause: str
 
 
-Reply = Spawn | Terminate | Kill | Served | Over
+Reply = Spawn | Terminate | Kill | Quiesce | Served | Over

@@ -1,23 +1,35 @@
-"""The life of a stack's children: who is in which phase, whom to start, stop or kill next, and how it all ends.
+"""The life of a stack: whom to start, start again, stop or kill next, and how it all ends.
 
 Events go in, replies come out; the shell spawns and signals. Knows nothing of processes, sockets or clocks: time is a
 field of events. An event that cannot happen in the present phase raises `IllegalEvent` and changes nothing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
 from typing import Final, assert_never
 
 from noria.proto.base import Service
+from noria.proto.lifecycle import State
+from noria.services.supervisor.core.causes import describe_exit, quote
+from noria.services.supervisor.core.child import Child, Phase
+from noria.services.supervisor.core.course import (
+    EXIT_FAILED,
+    EXIT_ORDERLY,
+    EXIT_USER_ERROR,
+    START_ORDER,
+    STOP_ORDER,
+    Course,
+    IllegalEvent,
+)
 from noria.services.supervisor.core.events import (
+    Adopted,
     Begun,
     Event,
     Exited,
+    Heard,
     Kill,
     Over,
+    Quiesce,
+    Relieved,
     Reply,
-    Reported,
     Served,
     Spawn,
     Spawned,
@@ -25,87 +37,24 @@ from noria.services.supervisor.core.events import (
     Terminate,
     Ticked,
 )
+from noria.services.supervisor.core.limits import Limits
 
-START_ORDER: Final = (
-    Service.EXECUTOR,  # loads the longest
-    Service.SCHEDULER,
-    Service.DETOKENIZER,
-    Service.ADMISSION,
-    Service.GATEWAY,
-)
-STOP_ORDER: Final = (
-    Service.GATEWAY,
-    Service.ADMISSION,
-    Service.SCHEDULER,
-    Service.EXECUTOR,
-    Service.DETOKENIZER,
-)
-EXIT_ORDERLY: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USER_ERROR: Final = 2
 _SIGTERM: Final = 15
-_SIGKILL: Final = 9
-_SIGNAL_NAMES: Final[Mapping[int, str]] = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    11: "SIGSEGV",
-    15: "SIGTERM",
-}
-
-
-class Phase(StrEnum):
-    """Where a child is in its life."""
-
-    ABSENT = "absent"
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
-    EXITED = "exited"
-
-
-class Course(IntEnum):
-    """Where the whole stack is: it only ever moves forward."""
-
-    IDLE = 0
-    STARTING = 1
-    SERVING = 2
-    STOPPING = 3
-    OVER = 4
-
-
-class IllegalEvent(Exception):  # noqa: N818 - named after what it is, like the events
-    """An event that cannot happen in the present phase: a bug of the shell."""
-
-
-@dataclass(slots=True, eq=False)
-class Child:
-    """One service as the supervisor sees it. `deadline_ns`: when it is killed while stopping."""
-
-    service: Service
-    phase: Phase = Phase.ABSENT
-    pid: int = 0
-    spawned_ns: int = 0
-    deadline_ns: int | None = None
-    killed: bool = False
+# Whose steps show that tokens are made.
+_MAKERS: Final = (Service.SCHEDULER, Service.EXECUTOR)
+_DRAIN_MARGIN_NS: Final = 2_000_000_000
 
 
 class Stack:
-    """All children of one supervisor.
+    """All children of one supervisor."""
 
-    start_timeout_ns bounds the time until all are ready, stop_timeout_ns how long one child may take to stop.
-    """
-
-    def __init__(self, start_timeout_ns: int, stop_timeout_ns: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.children = {service: Child(service) for service in START_ORDER}
         self.course = Course.IDLE
-        self._start_timeout_ns = start_timeout_ns
-        self._stop_timeout_ns = stop_timeout_ns
+        self._limits = limits
         self._begun_ns = 0
+        self._ticked_ns = 0
+        self._drained_ns = 0
         self._exit_status = EXIT_ORDERLY
         self._cause = ""
 
@@ -114,12 +63,14 @@ class Stack:
         match event:
             case Begun():
                 return self._begin(event)
-            case Spawned():
-                return self._spawned(event)
-            case Reported():
-                return self._reported(event)
+            case Spawned() | Adopted():
+                return self._came(event)
+            case Heard():
+                return self._heard(event)
             case Exited():
                 return self._exited(event)
+            case Relieved():
+                return self._relieved(event)
             case StopAsked():
                 return self._stop_asked(event)
             case Ticked():
@@ -128,128 +79,191 @@ class Stack:
                 assert_never(never)
 
     def wanted_ns(self) -> int | None:
-        """When the next `Ticked` is due, or None when nothing waits for time to pass."""
+        """When the next `Ticked` is due, or None when only signs of life are waited for."""
+        wanted = [
+            at
+            for child in self.children.values()
+            for at in (child.deadline_ns, child.due_ns if self._running else None)
+            if at is not None
+        ]
         if self.course is Course.STARTING:
-            return self._begun_ns + self._start_timeout_ns
-        deadlines = [child.deadline_ns for child in self.children.values() if child.deadline_ns is not None]
-        return min(deadlines, default=None)
+            wanted.append(self._begun_ns + self._limits.start_ns)
+        if self.course is Course.DRAINING:
+            wanted.append(self._drained_ns)
+        return min(wanted, default=None)
 
     def check(self) -> None:
         """State the invariants; raises AssertionError when one does not hold."""
         phases = [child.phase for child in self.children.values()]
-        if self.course is Course.SERVING:
-            assert all(phase is Phase.READY for phase in phases)
-        if self.course is Course.IDLE:
-            assert all(phase is Phase.ABSENT for phase in phases)
         if self.course is Course.OVER:
-            assert not any(self._alive())
+            assert not any(child.alive for child in self.children.values())
         if self.course < Course.STOPPING:
             assert not self._cause
-            assert Phase.STOPPING not in phases
+            assert Phase.STOPPING not in phases and Phase.EXITED not in phases
         for child in self.children.values():
             assert (child.deadline_ns is not None) == (child.phase is Phase.STOPPING and not child.killed)
-            assert child.pid > 0 or child.phase is Phase.ABSENT
+            assert child.pid > 0 or not child.alive
+            assert (child.phase is Phase.PAUSING) == (child.due_ns is not None)
+            assert child.deaths == 0 or child.deaths < self._limits.deaths or child.phase is Phase.EXITED
+
+    @property
+    def _running(self) -> bool:
+        return Course.STARTING <= self.course <= Course.DRAINING
 
     def _begin(self, event: Begun) -> list[Reply]:
         self._require(self.course is Course.IDLE, event)
         self.course = Course.STARTING
-        self._begun_ns = event.now_ns
-        return [Spawn(service) for service in START_ORDER]
+        self._begun_ns = self._ticked_ns = event.now_ns
+        return [Spawn(service) for service in START_ORDER if not self.children[service].alive]
 
-    def _spawned(self, event: Spawned) -> list[Reply]:
+    def _came(self, event: Spawned | Adopted) -> list[Reply]:
         child = self.children[event.service]
-        self._require(child.phase is Phase.ABSENT and self.course is Course.STARTING, event)
-        child.phase, child.pid, child.spawned_ns = Phase.STARTING, event.pid, event.now_ns
+        if isinstance(event, Spawned):
+            self._require(child.phase is Phase.ABSENT and self._running, event)
+        else:
+            # It may turn out to live only when the twin that was to replace it finds its place taken.
+            self._require(child.phase in (Phase.ABSENT, Phase.STARTING), event)
+        child.begin(event.pid, event.now_ns)
         return []
 
-    def _reported(self, event: Reported) -> list[Reply]:
+    def _heard(self, event: Heard) -> list[Reply]:
         child = self.children[event.service]
-        self._require(child.phase not in (Phase.ABSENT, Phase.EXITED), event)
-        if self.course is not Course.STARTING:
-            # Readiness may come and go while serving (a peer restarts); phases only say that the start succeeded.
-            return []
-        child.phase = Phase.READY if event.ready else Phase.STARTING
-        if any(each.phase is not Phase.READY for each in self.children.values()):
-            return []
-        self.course = Course.SERVING
-        return [Served((event.now_ns - self._begun_ns) // 1_000_000)]
+        self._require(child.alive, event)
+        was_ready = child.ready
+        advanced = child.hear(event)
+        if advanced and event.service in _MAKERS:
+            for each in self.children.values():
+                each.forgive(event.now_ns, stepped=True)
+        if self.course is Course.STARTING and all(each.ready for each in self.children.values()):
+            self.course = Course.SERVING
+            return [Served((event.now_ns - self._begun_ns) // 1_000_000)]
+        if self.course is Course.DRAINING and event.service is Service.ADMISSION:
+            if event.state is State.STOPPED:
+                return self._stop_next(event.now_ns)
+            if child.ready and not was_ready:  # a new life that has not been told
+                return [self._quiesce(event.now_ns)]
+        return []
 
     def _exited(self, event: Exited) -> list[Reply]:
         child = self.children[event.service]
-        self._require(child.phase not in (Phase.ABSENT, Phase.EXITED), event)
-        was, child.phase, child.deadline_ns = child.phase, Phase.EXITED, None
-        if self.course is not Course.STOPPING:
-            mistaken = was is Phase.STARTING and event.status == EXIT_USER_ERROR
-            self._fail(
-                f"{event.service.value} could not start, it says why above"
-                if mistaken
-                else f"{event.service.value} {describe_exit(event.status)}; its last log lines are above",
-                EXIT_USER_ERROR if mistaken else EXIT_FAILED,
+        self._require(child.alive, event)
+        name = event.service.value
+        if not self._running:
+            child.phase, child.deadline_ns = Phase.EXITED, None
+            if not child.killed and event.status not in (0, -_SIGTERM, None):
+                self._fail(f"{name} {describe_exit(event.status)} while the stack was stopping")
+            return self._stop_next(event.now_ns)
+        if event.status == EXIT_USER_ERROR and not child.proven:
+            child.phase = Phase.EXITED
+            self._fail(f"{name} could not start, it says why above", EXIT_USER_ERROR)
+            return self._stop_next(event.now_ns)
+        wished = child.phase is Phase.READY and not child.killed and event.status in (0, -_SIGTERM)
+        if child.die(event.now_ns, self._limits, wished=wished):
+            times = (
+                f"{child.deaths} times in a row without a step in between, the last time it "
+                if child.deaths > 1
+                else ""
             )
-        elif not child.killed and event.status not in (0, -_SIGTERM):
-            self._fail(f"{event.service.value} {describe_exit(event.status)} while the stack was stopping", EXIT_FAILED)
-        return self._stop_next(event.now_ns)
+            ended = describe_exit(event.status, child.hang)
+            self._fail(f"{name} {'died ' if times else ''}{times}{ended}{_last(event.words)}")
+            return self._stop_next(event.now_ns)
+        return self._start_due(event.now_ns)
+
+    def _relieved(self, event: Relieved) -> list[Reply]:
+        child = self.children[event.service]
+        self._require(child.alive, event)
+        if not self._running:
+            return []
+        child.die(event.now_ns, self._limits, wished=True)
+        return self._start_due(event.now_ns)
 
     def _stop_asked(self, event: StopAsked) -> list[Reply]:
-        if self.course is Course.OVER:
-            return []
-        if self.course is not Course.STOPPING:
-            return self._stop_next(event.now_ns)
-        self._fail("killed at the second signal", EXIT_FAILED)
-        return [self._kill(child, overdue=False) for child in self._alive() if not child.killed]
+        match self.course:
+            case Course.OVER:
+                return []
+            case Course.SERVING if self._limits.drain_ns and self.children[Service.ADMISSION].alive:
+                self.course = Course.DRAINING
+                self._drained_ns = event.now_ns + self._limits.drain_ns + _DRAIN_MARGIN_NS
+                return [self._quiesce(event.now_ns)]
+            case Course.IDLE | Course.STARTING | Course.SERVING:
+                return self._stop_next(event.now_ns)
+            case Course.DRAINING | Course.STOPPING:
+                self._fail("killed at the second signal")
+                self.course = Course.STOPPING
+                alive = [child for child in self.children.values() if child.alive and not child.killed]
+                return [self._kill(child, "a second signal came") for child in alive] or self._stop_next(event.now_ns)
 
     def _ticked(self, event: Ticked) -> list[Reply]:
-        if self.course is Course.STARTING and event.now_ns >= self._begun_ns + self._start_timeout_ns:
-            late = ", ".join(child.service.value for child in self._alive() if child.phase is not Phase.READY)
-            seconds = self._start_timeout_ns / 1e9
+        now_ns, limits = event.now_ns, self._limits
+        overslept, self._ticked_ns = now_ns - self._ticked_ns > limits.hang_ns // 2, now_ns
+        if self.course is Course.STARTING and now_ns >= self._begun_ns + limits.start_ns:
+            late = ", ".join(child.service.value for child in self.children.values() if not child.ready)
             self._fail(
-                f"not ready within {seconds:g} s: {late}; see the log above, or raise runtime.start_timeout_s",
-                EXIT_FAILED,
+                f"not ready within {limits.start_ns / 1e9:g} s: {late}; see the log above, or raise runtime.start_timeout_s"
             )
-            return self._stop_next(event.now_ns)
+            return self._stop_next(now_ns)
+        if self.course is Course.DRAINING and now_ns >= self._drained_ns:
+            return self._stop_next(now_ns)
         replies: list[Reply] = []
-        for child in self._alive():
-            if child.deadline_ns is not None and event.now_ns >= child.deadline_ns:
-                seconds = self._stop_timeout_ns / 1e9
-                self._fail(f"{child.service.value} did not stop within {seconds:g} s and was killed", EXIT_FAILED)
-                replies.append(self._kill(child, overdue=True))
-        return replies
+        for child in self.children.values():
+            if self._running:
+                if overslept:
+                    child.overslept(now_ns)
+                child.forgive(now_ns, stepped=False)
+                child.hang = child.hang or child.judge(now_ns, limits)
+                if child.hang and not child.killed:
+                    child.killed = True
+                    replies.append(Kill(child.service, child.hang))
+            elif child.deadline_ns is not None and now_ns >= child.deadline_ns:
+                why = f"did not stop within {limits.stop_ns / 1e9:g} s"
+                self._fail(f"{child.service.value} {why} and was killed")
+                replies.append(self._kill(child, why))
+        return [*replies, *self._start_due(now_ns)]
+
+    def _start_due(self, now_ns: int) -> list[Reply]:
+        due = [
+            child
+            for child in self.children.values()
+            if self._running and child.due_ns is not None and child.due_ns <= now_ns
+        ]
+        for child in due:
+            child.phase, child.due_ns = Phase.ABSENT, None
+        return [Spawn(child.service) for child in due]
+
+    def _quiesce(self, now_ns: int) -> Quiesce:
+        return Quiesce(max(0, self._drained_ns - _DRAIN_MARGIN_NS - now_ns) // 1_000_000)
 
     def _stop_next(self, now_ns: int) -> list[Reply]:
         """One child after the other, so that each can still hand its last messages to the next."""
         self.course = Course.STOPPING
-        if any(child.phase is Phase.STOPPING for child in self._alive()):
+        if any(child.phase is Phase.STOPPING for child in self.children.values()):
             return []
         for service in STOP_ORDER:
             child = self.children[service]
-            if child.phase in (Phase.STARTING, Phase.READY):
+            if child.killed and child.alive:
                 child.phase = Phase.STOPPING
-                child.deadline_ns = now_ns + self._stop_timeout_ns
+                return []
+            if child.alive:
+                child.phase = Phase.STOPPING
+                child.deadline_ns = now_ns + self._limits.stop_ns
                 return [Terminate(service)]
         self.course = Course.OVER
         return [Over(self._exit_status, self._cause)]
 
-    def _kill(self, child: Child, *, overdue: bool) -> Kill:
+    def _kill(self, child: Child, why: str) -> Kill:
         child.phase, child.killed, child.deadline_ns = Phase.STOPPING, True, None
-        return Kill(child.service, overdue)
+        return Kill(child.service, why)
 
-    def _fail(self, cause: str, exit_status: int) -> None:
+    def _fail(self, cause: str, exit_status: int = EXIT_FAILED) -> None:
         """The first cause is the one that counts: what follows it is its consequence."""
         if not self._cause:
             self._cause, self._exit_status = cause, exit_status
-
-    def _alive(self) -> list[Child]:
-        return [child for child in self.children.values() if child.phase not in (Phase.ABSENT, Phase.EXITED)]
 
     def _require(self, legal: bool, event: Event) -> None:
         if not legal:
             raise IllegalEvent(f"{event!r} while {self.course.name}")
 
 
-def describe_exit(status: int) -> str:
-    """Say how a process ended: `status` is its exit status, or minus the signal's number."""
-    if status >= 0:
-        return f"ended unexpectedly with exit status {status}"
-    name = _SIGNAL_NAMES.get(-status, f"signal {-status}")
-    hint = ", perhaps because memory ran out" if -status == _SIGKILL else ""
-    return f"died of {name} (signal {-status}){hint}"
+def _last(words: str) -> str:
+    quoted = quote(words)
+    return f"; it said last:{quoted}" if quoted else "; its last log lines are above"

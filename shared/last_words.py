@@ -1,0 +1,34 @@
+"""What a service says when it dies of a bug: written into the runtime folder too, so that its supervisor can quote it.
+
+Standard error is shared by all processes of a stack, and what one said last is soon far above what the others say.
+"""
+
+import contextlib
+import faulthandler
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+
+def last_words(folder: Path, service: str) -> Path:
+    """The file of a service's last words."""
+    return folder / f"{service}.last"
+
+
+def note_down(folder: Path, service: str) -> None:
+    """From now on, write an unhandled exception or a fatal signal into the file too."""
+    try:
+        # Open as long as the process lives: a process that has run out of memory or files can open nothing.
+        file = last_words(folder, service).open("ab", buffering=0)
+    except OSError:
+        return
+    faulthandler.enable(file)
+    shown = sys.excepthook
+
+    def write(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(OSError):
+            file.write("".join(traceback.format_exception(kind, error, trace)).encode(errors="replace"))
+        shown(kind, error, trace)
+
+    sys.excepthook = write
