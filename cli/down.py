@@ -34,7 +34,8 @@ def down() -> None:
     supervisor = living_holder(folder, Service.SUPERVISOR.value)
     if supervisor is not None:
         _signal(supervisor, signal.SIGTERM)
-        if not _gone(folder, supervisor, len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S):
+        patience_s = runtime.drain_timeout_s + len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S
+        if not _gone(folder, supervisor, patience_s):
             raise UserError(f"the supervisor, process {supervisor.pid}, does not stop; kill it and run this again")
         stopped.append(supervisor)
     for service in _SERVICES:

@@ -132,7 +132,9 @@ class AdmissionService:
         self._core.apply(PolicyChanged(policy, time.monotonic_ns()))
 
     def state(self) -> State:
-        """READY from the start: the tokenizer is loaded before the mailbox is bound."""
+        """READY from the start: the tokenizer is loaded before the mailbox is bound. STOPPED: drained, nothing is left to do."""
+        if self._core.drained:
+            return State.STOPPED
         return State.DRAINING if self._draining else State.READY
 
     def progress(self) -> tuple[int, bool]:

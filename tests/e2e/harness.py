@@ -57,7 +57,11 @@ class Stack:
         ]  # fmt: skip
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self.environment = {**clean, **(environment or {})}
-        with self.log_path.open("wb") as log:
+        self.process = self.start()
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Run the command (again), at the end of the same log."""
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
                 stdout=log,
@@ -66,6 +70,7 @@ class Stack:
                 env=self.environment,
                 start_new_session=True,
             )
+        return self.process
 
     @property
     def endpoint(self) -> str:
@@ -89,6 +94,12 @@ class Stack:
             self.stop()
             raise AssertionError(f"{error}\n{self.log()[-4000:]}") from None
         return self
+
+    def ready(self) -> bool:
+        """Whether the front door says so."""
+        with contextlib.suppress(OSError):
+            return bool(self.get("/ready")[0] == 200)
+        return False
 
     def get(self, path: str) -> tuple[int, Any]:
         try:

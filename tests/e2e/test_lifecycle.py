@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e.harness import NORIA, Stack, stack
+from e2e.harness import NORIA, Stack, stack, wait_until
 
 SERVICES = ("gateway", "admission", "scheduler", "executor", "detokenizer")
 
@@ -48,15 +48,20 @@ def test_ps_tells_who_is_there_and_who_does_not_answer(tiny_model: Path) -> None
             os.kill(state["detokenizer"]["pid"], signal.SIGCONT)
 
 
-@pytest.mark.parametrize("victim", SERVICES)
-def test_the_death_of_a_service_stops_the_stack_and_is_named(tiny_model: Path, victim: str) -> None:
+def test_the_death_of_a_service_brings_back_that_service_alone(tiny_model: Path) -> None:
     with stack(str(tiny_model)) as running:
-        pids = running.pids()
-        os.kill(pids[victim], signal.SIGKILL)
-        assert running.process.wait(30) not in (0, None)
-        assert victim in running.log()
-        assert "signal 9" in running.log() or "SIGKILL" in running.log()
-        assert not [pid for pid in pids.values() if alive(pid)]
+        for victim in SERVICES:
+            before = running.pids()
+            os.kill(before[victim], signal.SIGKILL)
+
+            def back(before: dict[str, int] = before, victim: str = victim) -> bool:
+                rows = {row["service"]: row for row in running.ps()}
+                others = all(rows[name]["pid"] == pid for name, pid in before.items() if name != victim)
+                return others and rows[victim]["pid"] not in (0, before[victim]) and rows[victim]["state"] == "ready"
+
+            wait_until(back, 60, f"a new {victim}")
+        wait_until(running.ready, 60, "ready again")
+        assert running.stop() == 0, running.log()[-2000:]
 
 
 def test_a_second_stack_in_the_same_folder_is_refused_naming_the_owner(tiny_model: Path) -> None:
@@ -77,15 +82,33 @@ def test_a_second_stack_in_the_same_folder_is_refused_naming_the_owner(tiny_mode
         assert running.get("/ready")[0] == 200
 
 
-def test_services_that_outlive_their_supervisor_are_named_and_can_be_stopped(tiny_model: Path) -> None:
+def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_model: Path) -> None:
+    with stack(str(tiny_model)) as running:
+        before = running.pids()
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait(10)
+        down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
+        other = [*running.command, "--num-blocks", "777"]
+        refused = subprocess.run(other, capture_output=True, text=True, timeout=60, env=running.environment)
+        assert refused.returncode == 2
+        assert str(before["scheduler"]) in refused.stderr
+        assert "cache.num_blocks" in refused.stderr
+        assert "noria down" in refused.stderr
+        running.start()
+        running.wait_ready()
+        assert {name: pid for name, pid in running.pids().items() if name in SERVICES} == {
+            name: before[name] for name in SERVICES
+        }
+        subprocess.run(down, check=True, timeout=60, env=running.environment)
+        assert running.process.wait(10) == 0
+        assert not [name for name in SERVICES if alive(before[name])]
+
+
+def test_services_that_outlive_their_supervisor_can_be_stopped(tiny_model: Path) -> None:
     with stack(str(tiny_model)) as running:
         pids = running.pids()
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait(10)
-        again = subprocess.run(running.command, capture_output=True, text=True, timeout=60, env=running.environment)
-        assert again.returncode == 2
-        assert str(pids["scheduler"]) in again.stderr
-        assert "noria down" in again.stderr
         down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
         subprocess.run(down, check=True, timeout=60, env=running.environment)
         assert not [name for name in SERVICES if alive(pids[name])]

@@ -65,6 +65,11 @@ class Admission:
         """Whether a request is unfinished."""
         return bool(self.books.ledger.live or self.books.ledger.tokenizing)
 
+    @property
+    def drained(self) -> bool:
+        """Whether it was told to take nothing more, everything has ended, and every reader has its end."""
+        return self.books.drain_ns is not None and not self.busy and not self.delivery.attachments
+
     def apply(self, event: Event) -> bool:
         """Take one event; False when there are too many clients to take a message from another one."""
         match event:
@@ -268,8 +273,10 @@ class Admission:
 
     def _description(self) -> Description:
         rules = self._rules
+        # Who drains is not ready for more.
+        waiting_for = (Service.ADMISSION.value,) if self.books.drain_ns is not None else self.books.waiting_for()
         return Description(
-            rules.models, rules.context_tokens, self.books.waiting_for(), rules.started_unix_s, rules.has_chat_template
+            rules.models, rules.context_tokens, waiting_for, rules.started_unix_s, rules.has_chat_template
         )
 
     def _news(self, news: News) -> None:
