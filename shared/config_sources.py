@@ -237,14 +237,41 @@ def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
     content = {**content, "classes": classes}
     _check_tenants(content.get("tenants", {}), msgspec.convert(classes, dict[str, ClassSettings]), layers)
     try:
-        return msgspec.convert(content, Config)
+        config = msgspec.convert(content, Config)
     except msgspec.ValidationError as error:
         text = str(error)
         where = text.rpartition(" - at `$.")[2].rstrip("`") if " - at `$." in text else ""
         reason = text.partition(" - at ")[0]
         key = where.partition("[")[0]
-        source = next((name for name, layer in reversed(layers) if key in _paths(layer)), "configuration")
-        raise UserError(f"{source}: {where + ': ' if where else ''}{reason}") from error
+        raise UserError(f"{_source(key, layers)}: {where + ': ' if where else ''}{reason}") from error
+    _check_slots(config, layers)
+    return config
+
+
+def _source(path: str, layers: list[_Layer]) -> str:
+    """Which source set an option."""
+    return next((name for name, layer in reversed(layers) if path in _paths(layer)), "configuration")
+
+
+def _check_slots(config: Config, layers: list[_Layer]) -> None:
+    """Refuse what would leave a class without a place in any step, so that its requests would wait for ever."""
+    if config.policy != "fair":
+        return
+    isolated = {name: each.reserved_slots for name, each in config.classes.items() if each.isolated}
+    for name, slots in isolated.items():
+        if slots == 0:
+            path = f"classes.{name}.reserved_slots"
+            raise UserError(
+                f"{_source(path, layers)}: {path}: an isolated class has no other places in a step than those that it "
+                "reserves; reserve at least 1"
+            )
+    slots, needed = config.scheduler.max_requests_per_batch, sum(isolated.values()) + 1
+    if slots < needed:
+        path = "scheduler.max_requests_per_batch"
+        raise UserError(
+            f"{_source(path, layers)}: {path}: of {slots} places in a step, isolated classes ({', '.join(isolated)}) "
+            f"reserve {needed - 1}, which leaves none to the others; allow at least {needed}, or reserve fewer"
+        )
 
 
 def _check_tenants(

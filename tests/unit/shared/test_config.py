@@ -177,6 +177,14 @@ def test_without_classes_and_tenants_the_policy_is_fifo_and_with_them_the_named_
         ),
         ("[tenants.acme]\ntokens_per_minute = 0", ("tenants.acme.tokens_per_minute", ">= 1")),
         ("[tenant.acme]\n", ("[tenant]", "did you mean tenants?")),
+        (
+            "[classes.admin]\nreserved_slots = 0",
+            ("classes.admin.reserved_slots", "isolated", "at least 1"),
+        ),
+        (
+            "[tenants.acme]\n[scheduler]\nmax_requests_per_batch = 1",
+            ("scheduler.max_requests_per_batch", "admin", "at least 2"),
+        ),
     ],
 )
 def test_a_mistake_in_a_class_or_tenant_names_file_and_key(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
@@ -191,3 +199,9 @@ def test_a_mistake_in_a_class_or_tenant_names_file_and_key(tmp_path: Path, text:
 def test_no_variable_sets_classes_or_tenants() -> None:
     with pytest.raises(UserError, match="unknown environment variable NORIA_CLASSES_BATCH"):
         load(None, {}, {"NORIA_CLASSES_BATCH": "1"})
+
+
+def test_one_place_in_a_step_is_enough_where_nobody_shares() -> None:
+    assert load(None, {"scheduler.max_requests_per_batch": 1}, {}).policy == "fifo"
+    with pytest.raises(UserError, match="of 1 places in a step"):
+        load(None, {"scheduler.max_requests_per_batch": 1, "scheduler.policy": "fair"}, {})
