@@ -1,8 +1,12 @@
-"""`noria keys new`: an API key for a tenant, and the hash of it that goes into the configuration file."""
+"""`noria keys new`: an API key for a tenant, and the hash of it that goes into the configuration file.
+
+`noria keys curve` and `noria keys client`: key pairs for tcp, those of the services and those of clients.
+"""
 
 import hashlib
 import re
 import secrets
+from pathlib import Path
 from typing import Final
 
 import click
@@ -38,6 +42,39 @@ def new(tenant: str, as_json: bool) -> None:
     click.echo("The key is not kept anywhere: give it to the tenant now. For the configuration file:\n")
     name = f'"{tenant}"' if "." in tenant else tenant
     click.echo(f'[tenants.{name}]\nkeys = ["{digest}"]')
+
+
+@keys.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def curve(folder: Path) -> None:
+    """Draw the key pairs of all services into FOLDER, for tcp; what is there already is left alone.
+
+    Every machine needs all .key files; of the .key_secret files only those of the services that run on it.
+    """
+    from noria.shared.curve import OWNERS, make
+
+    made = make(folder, OWNERS)
+    what = f"made the keys of {', '.join(made)}" if made else "every key was there already"
+    click.echo(f"{what} in {folder}\nto use them: --transport tcp --curve-dir {folder}")
+
+
+@keys.command()
+@click.argument("name")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def client(name: str, folder: Path) -> None:
+    """Draw a key pair for the client NAME into FOLDER/clients, where FOLDER is that of `noria keys curve`.
+
+    From then on only clients with a key there may connect to the public mailbox over tcp, once admission has restarted.
+    """
+    from noria.shared.curve import CLIENTS, make
+
+    if re.fullmatch(TENANT_NAME, name) is None:
+        raise UserError(f"{name!r} is no name for a client: it must match {TENANT_NAME}")
+    if not make(folder / CLIENTS, (name,)):
+        raise UserError(f"there is a key of {name} in {folder / CLIENTS} already; remove it first to replace it")
+    click.echo(
+        f"give {folder / CLIENTS / name}.key_secret and {folder / 'public.key'} to the client, then remove the former"
+    )
 
 
 def hash_of(key: str) -> str:

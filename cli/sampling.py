@@ -103,10 +103,12 @@ def wanted() -> "Options":
 def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
     """A client of the stack in this runtime folder; what goes wrong with it is told as a UserError."""
     from noria.client import Client, ClientError, Unreachable
+    from noria.shared.curve import PUBLIC, keys_of
 
-    endpoint = public_mailbox(runtime)
+    endpoint, keys = public_mailbox(runtime), keys_of(runtime)
+    curve = keys.toward(PUBLIC, keys.asker()) if keys is not None else None
     try:
-        with Client(endpoint, credential=os.environ.get(API_KEY_VARIABLE, "")) as client:
+        with Client(endpoint, credential=os.environ.get(API_KEY_VARIABLE, ""), curve=curve) as client:
             yield client
     except Unreachable as error:
         raise UserError(f"nothing answers at {endpoint}; start it with `noria up` ({error})") from error

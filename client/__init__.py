@@ -16,6 +16,7 @@ from noria.client.generation import Generation
 from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
 from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message, Standing
+from noria.shared.curve import Curve
 
 __all__ = [
     "Accepted",
@@ -27,6 +28,7 @@ __all__ = [
     "Closed",
     "Code",
     "Completion",
+    "Curve",
     "Delta",
     "Description",
     "Finish",

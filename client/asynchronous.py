@@ -32,6 +32,7 @@ from noria.proto.frontdoor import (
     Standing,
 )
 from noria.shared.config import LimitSettings, RuntimeSettings
+from noria.shared.curve import Curve
 from noria.shared.endpoints import public_mailbox
 
 RUNTIME_DIR_VARIABLE: Final = "NORIA_RUNTIME_DIR"
@@ -47,7 +48,7 @@ class AsyncClient:
     """Generates text over one socket, however many streams are open.
 
     endpoint: an ipc:// or tcp:// address; that of the stack on this machine where absent. credential and
-    traffic_class: for all requests that name none of their own.
+    traffic_class: for all requests that name none of their own. curve: keys, where the stack is reached over tcp with them.
 
     Example:
         async with AsyncClient() as client:
@@ -67,6 +68,7 @@ class AsyncClient:
         traffic_class: str = "",
         patience: Patience | None = None,
         message_bytes_max: int | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.endpoint = endpoint or default_endpoint(runtime_dir)
         self._defaults = Options(credential=credential, traffic_class=traffic_class)
@@ -78,6 +80,7 @@ class AsyncClient:
         self._tick: asyncio.TimerHandle | None = None
         self._describing: dict[asyncio.Future[Description], None] = {}
         self._questions = Questions(self._send)
+        self._curve = curve
         self._closed = False
 
     @property
@@ -233,7 +236,9 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
-            self._connection = Connection(self.endpoint, self._receive, self._exchange.settle, self._connected)
+            self._connection = Connection(
+                self.endpoint, self._receive, self._exchange.settle, self._connected, self._curve
+            )
             self._schedule_tick(loop)
         assert self._loop is loop, "a client belongs to the event loop that first used it"
         return loop

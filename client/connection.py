@@ -12,6 +12,7 @@ import zmq
 from noria.proto.base import Header
 from noria.proto.frontdoor import TO_CLIENT
 from noria.proto.wire import Codec, FrameError
+from noria.shared.curve import Curve
 
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MAIL_PER_TURN_MAX: Final = 256
@@ -29,7 +30,12 @@ class Connection:
     """
 
     def __init__(
-        self, endpoint: str, receive: Receive, settled: Callable[[], None], connected: Callable[[], None]
+        self,
+        endpoint: str,
+        receive: Receive,
+        settled: Callable[[], None],
+        connected: Callable[[], None],
+        curve: Curve | None = None,
     ) -> None:
         self.name = f"client-{uuid.uuid4().hex}"
         self.incarnation = secrets.randbits(62) | 1
@@ -53,6 +59,8 @@ class Connection:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+        if curve is not None:
+            curve.equip(self._socket)
         self._socket.connect(endpoint)
         self._loop.add_reader(self._socket.FD, self._drain)
         self._schedule()

@@ -15,6 +15,7 @@ from noria.client.generation import Generation
 from noria.client.request import Options
 from noria.client.results import Accepted, Completion, Delta
 from noria.proto.frontdoor import Description, Forecast, Identified, Message
+from noria.shared.curve import Curve
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,7 @@ class Client:
         traffic_class: str = "",
         patience: Patience | None = None,
         message_bytes_max: int | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._client = AsyncClient(
             endpoint,
@@ -47,6 +49,7 @@ class Client:
             traffic_class=traffic_class,
             patience=patience,
             message_bytes_max=message_bytes_max,
+            curve=curve,
         )
         self._loop = _Loop()
         # Also runs when the interpreter exits with the client still open.

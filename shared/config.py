@@ -255,11 +255,15 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     transport: Annotated[
         Literal["ipc", "tcp"],
-        Meta(
-            description="How services reach each other; tcp has no keys yet and is meant for a private network.",
-            extra=_flags("--transport"),
-        ),
+        Meta(description="How services reach each other.", extra=_flags("--transport")),
     ] = "ipc"
+    curve_dir: Annotated[
+        str,
+        Meta(
+            description="tcp: folder of keys made by `noria keys curve`; everything is encrypted and only key holders connect.",
+            extra=_flags("--curve-dir"),
+        ),
+    ] = ""
     hosts: Annotated[
         dict[str, str], Meta(description="tcp: host of each service (service = host); 127.0.0.1 where absent.")
     ] = {}

@@ -96,8 +96,9 @@ def _check_bind(settings: RuntimeSettings) -> None:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    if not loopback and not settings.insecure_tcp:
+    if not loopback and not settings.curve_dir and not settings.insecure_tcp:
         raise UserError(
-            f"refusing to bind tcp on {host}: it is reachable from other machines and messages are not encrypted; "
-            "use ipc, a loopback address, or --insecure-tcp on a network that only the stack can reach"
+            f"refusing to bind tcp on {host}: it is reachable from other machines and messages are not encrypted; use ipc, "
+            "a loopback address, keys (`noria keys curve DIR`, then --curve-dir DIR), "
+            "or --insecure-tcp on a network that only the stack can reach"
         )

@@ -16,6 +16,7 @@ from noria.proto.base import Header, Service
 from noria.proto.lifecycle import FROM_INSPECTOR, TO_INSPECTOR, Inspect, Snapshot
 from noria.proto.wire import Codec, FrameError
 from noria.shared.config import RuntimeSettings
+from noria.shared.curve import keys_of
 from noria.shared.endpoints import mailbox
 from noria.shared.mailbox import INSPECTOR_PREFIX, draw_incarnation
 
@@ -38,7 +39,7 @@ def inspect_all(
     found: dict[Service, Snapshot] = {}
     try:
         for service in services:
-            socket = _ask(context, mailbox(settings, service), about)
+            socket = _ask(context, settings, service, about)
             sockets[socket] = service
             poller.register(socket, zmq.POLLIN)
         deadline = time.monotonic() + timeout_s
@@ -87,14 +88,19 @@ async def inspect_all_async(
     return await asyncio.to_thread(inspect_all, settings, tuple(services), timeout_s)
 
 
-def _ask(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, about: str) -> "zmq.Socket[bytes]":
+def _ask(
+    context: "zmq.Context[zmq.Socket[bytes]]", settings: RuntimeSettings, service: Service, about: str
+) -> "zmq.Socket[bytes]":
     name = f"{INSPECTOR_PREFIX}{secrets.token_hex(8)}"
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.ROUTING_ID, name.encode())
     socket.setsockopt(zmq.MAXMSGSIZE, _SNAPSHOT_BYTES_MAX)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.connect(endpoint)
+    keys = keys_of(settings)
+    if keys is not None:
+        keys.toward(service.value, keys.asker()).equip(socket)
+    socket.connect(mailbox(settings, service))
     # Not yet connected: the socket keeps the question until it is, or until it is closed.
     socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), Inspect(about)))
     return socket

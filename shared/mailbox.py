@@ -17,6 +17,8 @@ from noria.proto import lifecycle
 from noria.proto.base import Header, Service
 from noria.proto.wire import Codec, FrameError, every_kind, inbound
 from noria.shared.config import RuntimeSettings
+from noria.shared.curve import Keys, keys_of
+from noria.shared.gate import Gate
 
 INSPECTOR_PREFIX: Final = "inspector-"
 _RECONNECT_MS: Final = 50
@@ -110,7 +112,9 @@ class Link:
 class Mailbox:
     """One service's bound ROUTER and its DEALER links.
 
-    Raises zmq.ZMQError when the endpoint cannot be bound.
+    With tcp and keys (`runtime.curve_dir`) it speaks CURVE: `gate` says who may connect, and a message counts as its
+    sender's only if it came with its sender's key. Raises zmq.ZMQError when the endpoint cannot be bound, UserError when
+    keys are missing.
     """
 
     def __init__(
@@ -130,18 +134,22 @@ class Mailbox:
         self._codec = Codec((*every_kind(),))
         self._accepts = {sender: {kind.__name__ for kind in kinds} for sender, kinds in inbound(service).items()}
         self._heard: dict[Service, int] = {}
+        keys = keys_of(settings)
+        self.gate = Gate(self._context, keys) if keys is not None else None
         self.router = self._context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.router.setsockopt(zmq.RCVHWM, settings.high_water_mark)
         self.router.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        if self.gate is not None and keys is not None:
+            self.gate.guard(self.router, service.value, keys.insiders())
         self.router.bind(endpoint)
         if endpoint.startswith("ipc://"):
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
-        self.links = {peer: self._connect(peer, address, settings) for peer, address in peers.items()}
+        self.links = {peer: self._connect(peer, address, settings, keys) for peer, address in peers.items()}
 
-    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings) -> Link:
+    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings, keys: Keys | None) -> Link:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.ROUTING_ID, self.service.value.encode())
@@ -150,6 +158,8 @@ class Mailbox:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS_MAX)
         socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         socket.setsockopt(zmq.RCVHWM, 16)
+        if keys is not None:
+            keys.toward(peer.value, self.service.value).equip(socket)
         socket.connect(endpoint)
         return Link(peer, socket, settings.outbox_messages_max)
 
@@ -158,6 +168,8 @@ class Mailbox:
         for link in self.links.values():
             link.socket.close(0)
         self.router.close(0)
+        if self.gate is not None:
+            self.gate.close()
 
     def send(self, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         """Send to a peer that has joined.
@@ -195,7 +207,7 @@ class Mailbox:
         """Yield up to `limit` readable messages as (routing id, header, body); unreadable ones are counted and dropped."""
         for _ in range(limit):
             try:
-                identity, *frames = self.router.recv_multipart(zmq.NOBLOCK)
+                identity, frames, holder = self._take()
             except zmq.Again:
                 return
             try:
@@ -205,11 +217,22 @@ class Mailbox:
                     allowed = header.kind == lifecycle.Inspect.__name__
                 else:
                     allowed = header.sender == sender and header.kind in self._accepts.get(sender, ())
+                    allowed = allowed and holder in (None, sender)
                 if not allowed:
                     raise FrameError(f"{sender[:64]!r} may not send {header.kind[:64]!r} here")
                 yield identity, header, self._codec.body(header, frames)
             except FrameError:
                 self.malformed += 1
+
+    def _take(self) -> tuple[bytes, list[bytes], str | None]:
+        """The next message's routing id, frames and, with CURVE, whose key it came with. Raises zmq.Again."""
+        if self.gate is None:
+            identity, *frames = self.router.recv_multipart(zmq.NOBLOCK)
+            return identity, frames, None
+        first, *others = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+        holder = others[0].get("User-Id") if others else ""
+        assert isinstance(holder, str)
+        return first.bytes, [frame.bytes for frame in others], holder
 
     def current(self, header: Header) -> bool:
         """Whether mail belongs to this life of ours and to the sender's life that we greeted."""

@@ -209,11 +209,16 @@ def _target(wanted: Wanted) -> "tuple[str, Target]":
             )
         )
     from noria.cli.bench.mailbox_target import MailboxTarget
+    from noria.shared.curve import PUBLIC, keys_of
     from noria.shared.endpoints import public_mailbox
 
-    mailbox = public_mailbox(settings().runtime)
+    runtime = settings().runtime
+    mailbox, keys = public_mailbox(runtime), keys_of(runtime)
+    curve = keys.toward(PUBLIC, keys.asker()) if keys is not None else None
     chat = wanted.endpoint == "chat"
-    return "ZeroMQ", MailboxTarget(mailbox, temperature=wanted.temperature, ignore_eos=wanted.ignore_eos, chat=chat)
+    return "ZeroMQ", MailboxTarget(
+        mailbox, curve, temperature=wanted.temperature, ignore_eos=wanted.ignore_eos, chat=chat
+    )
 
 
 def _offline(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str, str, Driven]":

@@ -4,15 +4,17 @@ import time
 
 from noria.cli.bench.jobs import Job
 from noria.cli.bench.observed import Observed
-from noria.client import AsyncClient, ClientError, Unreachable
+from noria.client import AsyncClient, ClientError, Curve, Unreachable
 from noria.shared.errors import UserError
 
 
 class MailboxTarget:
     """One stack, over one socket."""
 
-    def __init__(self, endpoint: str, *, temperature: float, ignore_eos: bool, chat: bool) -> None:
-        self._client = AsyncClient(endpoint)
+    def __init__(
+        self, endpoint: str, curve: Curve | None = None, *, temperature: float, ignore_eos: bool, chat: bool
+    ) -> None:
+        self._client = AsyncClient(endpoint, curve=curve)
         self._temperature = temperature
         self._ignore_eos = ignore_eos
         self._chat = chat

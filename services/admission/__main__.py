@@ -15,6 +15,7 @@ from noria.shared.chat_template import ChatTemplate
 from noria.shared.config import Config
 from noria.shared.endpoints import public_mailbox
 from noria.shared.errors import UserError
+from noria.shared.mailbox import Mailbox
 from noria.shared.process import main, reload, run
 from noria.shared.telemetry import Telemetry
 from noria.shared.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def start(config: Config) -> int:
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
         usage = UsageBook(Database(database_path(config.runtime), (SCHEMA,)))
-        door = _open(endpoint, actor.mailbox.incarnation, settings)
+        door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
         shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage)
 
@@ -44,9 +45,9 @@ def start(config: Config) -> int:
     return run(Service.ADMISSION, config, (Service.SCHEDULER, Service.DETOKENIZER), build)
 
 
-def _open(endpoint: str, incarnation: int, settings: AdmissionConfig) -> Door:
+def _open(endpoint: str, mailbox: Mailbox, settings: AdmissionConfig) -> Door:
     try:
-        return Door(endpoint, incarnation, settings.message_bytes_max)
+        return Door(endpoint, mailbox.incarnation, settings.message_bytes_max, gate=mailbox.gate)
     except zmq.ZMQError as error:
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"

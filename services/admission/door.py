@@ -20,6 +20,9 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Malformed
 from noria.proto.wire import Codec, FrameError
 from noria.services.admission.core.events import FromClient
+from noria.shared.curve import PUBLIC
+from noria.shared.errors import UserError
+from noria.shared.gate import Gate
 
 # A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
 _MESSAGES_PER_CLIENT_MAX: Final = 64
@@ -36,7 +39,10 @@ class Outcome(Enum):
 
 
 class Door:
-    """The bound socket. Raises zmq.ZMQError when the endpoint cannot be bound."""
+    """The bound socket; with a gate it speaks CURVE, to any client or, where there is a list, to those on it.
+
+    Raises zmq.ZMQError when the endpoint cannot be bound, UserError when its keys are missing.
+    """
 
     def __init__(
         self,
@@ -44,6 +50,7 @@ class Door:
         incarnation: int,
         message_bytes_max: int,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        gate: Gate | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._codec = Codec(frontdoor.TO_ADMISSION)
@@ -56,8 +63,10 @@ class Door:
         self.socket.setsockopt(zmq.SNDHWM, _MESSAGES_PER_CLIENT_MAX)
         self.socket.setsockopt(zmq.RCVHWM, _MESSAGES_PER_CLIENT_MAX)
         try:
+            if gate is not None:
+                gate.guard(self.socket, PUBLIC, gate.keys.clients())
             self.socket.bind(endpoint)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, UserError):
             self.socket.close(0)
             raise
         if endpoint.startswith("ipc://"):

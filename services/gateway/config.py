@@ -2,7 +2,9 @@
 
 import msgspec
 
+from noria.proto.base import Service
 from noria.shared.config import Config, RuntimeSettings
+from noria.shared.curve import PUBLIC, Curve, keys_of
 from noria.shared.endpoints import public_mailbox, split_address
 
 
@@ -17,6 +19,7 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     drain_timeout_s: float
     grace_ms: int
     admission: str
+    curve: Curve | None
     runtime: RuntimeSettings
 
     @property
@@ -27,7 +30,7 @@ class GatewayConfig(msgspec.Struct, frozen=True):
 
 
 def gateway_config(config: Config) -> GatewayConfig:
-    """Take the gateway's part. Raises UserError when the address is not HOST:PORT."""
+    """Take the gateway's part. Raises UserError when the address is not HOST:PORT or keys are missing."""
     host, port = split_address(config.http.address)
     return GatewayConfig(
         host=host,
@@ -38,5 +41,6 @@ def gateway_config(config: Config) -> GatewayConfig:
         drain_timeout_s=config.http.drain_timeout_s,
         grace_ms=round(config.http.gateway_grace_s * 1000),
         admission=public_mailbox(config.runtime),
+        curve=keys.toward(PUBLIC, Service.GATEWAY.value) if (keys := keys_of(config.runtime)) is not None else None,
         runtime=config.runtime,
     )

@@ -113,7 +113,10 @@ class GatewayShell:
             self._actor.stop()
 
     async def _serve(self) -> None:
-        async with AsyncClient(self._config.admission, message_bytes_max=self._config.message_bytes_max) as client:
+        config = self._config
+        async with AsyncClient(
+            config.admission, message_bytes_max=config.message_bytes_max, curve=config.curve
+        ) as client:
             app = build(client, self._config, self._telemetry, self._traffic)
             settings = uvicorn.Config(
                 app,

@@ -42,6 +42,7 @@ def supervisor_config(config: Config) -> SupervisorConfig:
         config.runtime,
         dir=str(folder),
         state_dir=str(state_dir(config.runtime)),
+        curve_dir=str(Path(config.runtime.curve_dir).expanduser().absolute()) if config.runtime.curve_dir else "",
         supervised=True,
         config_file="",  # theirs is the one that is written for them
     )

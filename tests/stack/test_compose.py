@@ -74,7 +74,7 @@ def test_every_containers_variables_are_options(service: Service, tcp: bool) -> 
     assert config.model.cache_dir == "/models"
     assert config.runtime.transport == ("tcp" if tcp else "ipc")
     if tcp:
-        assert config.runtime.insecure_tcp
+        assert config.runtime.curve_dir == "/keys" and not config.runtime.insecure_tcp
         assert config.runtime.hosts == {each.value: each.value for each in SERVICES}
 
 
@@ -128,7 +128,10 @@ class Containers:
         if tcp:
             hosts = ",".join(f"{service.value}=127.0.0.1" for service in SERVICES)
             self.changed |= {"NORIA_RUNTIME_HOSTS": hosts, "NORIA_RUNTIME_BASE_PORT": str(20000 + self.port % 10000)}
-            self.changed |= {"NORIA_RUNTIME_BIND_HOST": "127.0.0.1"}
+            self.changed |= {"NORIA_RUNTIME_BIND_HOST": "127.0.0.1", "NORIA_RUNTIME_CURVE_DIR": str(folder / "keys")}
+            program, *arguments, _ = TCP["services"]["keys"]["command"]
+            assert program == "noria"
+            subprocess.run([str(NORIA), *arguments, str(folder / "keys")], check=True, env=self.clean)
         self.tcp = tcp
         with self.log.open("wb") as log:
             self.processes = {
