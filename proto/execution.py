@@ -2,10 +2,14 @@
 
 Plans are differences. What a slot computes with (prompt and output ids, sampling, block table) is sent once, when the
 slot is filled; after that only new blocks. The executor applies only number `last + 1` of its epoch; number 1 opens an
-epoch and empties every slot first.
+epoch and empties every slot first. What a scheduler takes over from its predecessor it names there by filling slots with
+the blocks that already hold their content: those that no plan names are blank.
 """
 
+from array import array
+from collections.abc import Iterable
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 
@@ -17,6 +21,7 @@ class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     prompt_ids and output_ids are kept apart: penalties, `min_tokens` and usage need the boundary. `blocks` has one
     block table per allocator, in the order of `Geometry.groups`. `end_ids` are masked before `sampling.min_tokens`.
+    cached: positions whose keys and values are in the blocks already, once the plan's copies are done.
     """
 
     slot: int
@@ -27,6 +32,7 @@ class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sampling: Sampling
     end_ids: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
+    cached: int = 0
 
 
 class Grow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -72,8 +78,23 @@ class Replace(msgspec.Struct, array_like=True, frozen=True, gc=False):
     block: int
 
 
+class Stash(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A slot that this plan releases is kept on the host, told so that the executor can list it to another scheduler.
+
+    blocks: of each group of the host, to which the plan's swap_out copies the slot's table; they hold `length` positions.
+    """
+
+    slot: int
+    length: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
 class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One step. Applied in the order: release, swap_out, copies, swap_in, fill, grow, replace, compute `slices`."""
+    """One step. Applied in the order: release, swap_out, copies, swap_in, fill, grow, replace, compute `slices`.
+
+    stash: of the released slots, those that are swapped out. predicted_us: how long the step should take on the lane; 0
+    where nobody knows.
+    """
 
     epoch: int
     number: int
@@ -85,6 +106,8 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     copies: tuple[Copy, ...] = ()
     swap_in: tuple[Copy, ...] = ()
     replace: tuple[Replace, ...] = ()
+    stash: tuple[Stash, ...] = ()
+    predicted_us: float = 0.0
 
 
 class Sampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -161,6 +184,8 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `bytes_per_chunk` into blocks of its own size. host_slots counts chunks of the host pool that takes swapped blocks.
     max_slots bounds the requests in a step, max_batch_tokens its query tokens. prefill_tokens: the prompt tokens that a step
     should compute at most when nobody decodes in it, prefill_tokens_beside when somebody does; 0 is no advice.
+    inventory: it holds streams of an earlier scheduler, or of an earlier link to this one: an `Inventory` follows as soon
+    as no step is under way any more.
     """
 
     model: str
@@ -178,10 +203,16 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bytes_per_chunk: int = 0
     prefill_tokens: int = 0
     prefill_tokens_beside: int = 0
+    inventory: bool = False
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One stream's cache that the executor still holds: `digest` is a hash over its `length` cached token ids."""
+    """One stream's cache that the executor still holds.
+
+    slot: where, or -1 for one that was swapped out, whose `blocks` are of the host. digest: of its `length` cached token
+    ids (`cache_digest`). output_ids: all output tokens that it knows, those included of which the last scheduler never
+    heard. likelihoods: of the last of them, for streams whose sampling asks for them.
+    """
 
     slot: int
     stream: Stream
@@ -189,11 +220,17 @@ class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
     digest: bytes
     length: int
     blocks: tuple[tuple[int, ...], ...]
-    host_slots: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    likelihoods: tuple[Likelihood, ...] = ()
+
+
+def cache_digest(ids: Iterable[int]) -> bytes:
+    """What names the content of a cache: 16 bytes of BLAKE2b over its token ids as 64-bit integers."""
+    return blake2b(array("q", ids).tobytes(), digest_size=16).digest()
 
 
 class Inventory(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Everything the executor still holds, for a scheduler that has restarted."""
+    """Everything the executor still holds, for a scheduler that has restarted. epoch: in which it was told of it last."""
 
     epoch: int
     entries: tuple[Held, ...]

@@ -26,7 +26,7 @@ class Product(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """One step, ready for a lane. token_ids and positions are [T]; carried rows take their id on device.
 
-    pages: by group, where its layers write and read. Copies are done first, in the order of StepPlan.
+    pages: by group, where its layers write and read. occupants: by slice. Copies are done first, in the order of StepPlan.
     """
 
     epoch: int
@@ -42,6 +42,7 @@ class Batch(msgspec.Struct, frozen=True):
     swap_out: tuple[Copy, ...]
     copies: tuple[Copy, ...]
     swap_in: tuple[Copy, ...]
+    occupants: tuple[Occupant, ...] = ()
 
 
 def prepare(slots: Slots, plan: StepPlan) -> Batch:
@@ -55,7 +56,9 @@ def prepare(slots: Slots, plan: StepPlan) -> Batch:
 
 
 def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, ...]:
-    """Take what a finished step sampled into the slots and name whose it is, in plan order."""
+    """Take what a finished step computed and sampled into the slots and name whose it is, in plan order."""
+    for occupant, end in zip(batch.occupants, (batch.slices.starts + batch.slices.lengths).tolist(), strict=True):
+        occupant.cached = end
     if drawn is None:
         return ()
     ids = drawn.ids.tolist()
@@ -71,6 +74,7 @@ def _sampled(product: Product, row: int, token: int, drawn: Drawn) -> Sampled:
     occupant = product.occupant
     wanted = occupant.sampling.logprobs
     likelihoods = () if wanted is None else (drawn.likelihood(row, wanted),)
+    occupant.likelihoods += likelihoods
     return Sampled(occupant.stream, occupant.attempt, product.start, (token,), likelihoods)
 
 
@@ -100,6 +104,7 @@ def _layout(slots: Slots, plan: StepPlan) -> Batch:
         swap_out=plan.swap_out,
         copies=plan.copies,
         swap_in=plan.swap_in,
+        occupants=tuple(_occupants(slots, slot)),
     )
     sampled = slot[sample]
     slots.total[sampled] += 1

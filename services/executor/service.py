@@ -1,7 +1,7 @@
 """The executor's shell: plans in, results out, one lane in between.
 
-It loads the model on the lane while it already answers greetings and inspection, prepares plans while the lane
-computes, and forgets everything of an epoch when the scheduler is a new one.
+It loads the model on the lane while it already answers greetings and inspection, and prepares plans while the lane
+computes. What it holds outlives the scheduler: to the next one it tells that, as soon as no step is under way.
 """
 
 import time
@@ -16,6 +16,7 @@ from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.engine import Loaded
+from noria.services.executor.inventory import inventory
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.shared.actor import Shell
@@ -53,6 +54,8 @@ class ExecutorShell:
         self._plans: deque[tuple[StepPlan, str]] = deque()
         self._prepared: deque[tuple[Batch, str, int]] = deque()
         self._steps = 0
+        # An inventory was announced to the scheduler and is not sent yet.
+        self._owed = False
         self._log = logger(Service.EXECUTOR.value)
         self._lane = make_lane()
 
@@ -63,22 +66,29 @@ class ExecutorShell:
         if self._slots is None:
             return  # planned for a predecessor: this life has told no geometry yet
         if body.number == 1:
+            # Whatever is under way was given up; who waits no longer for an inventory gets none.
+            self._owed = False
             self._plans.clear()
+            self._prepared.clear()
         if len(self._plans) < QUEUED_PLANS_MAX:
             self._plans.append((body, header.traceparent))
         else:
             self._fail(body.epoch, body.number, Failure.INVALID, f"more than {QUEUED_PLANS_MAX} plans are waiting")
 
     def joined(self, peer: Service) -> None:
-        """A new scheduler knows no plan of ours: forget the epoch and say what this executor is."""
+        """A new scheduler, or one that lost sight of us: say what this executor is, and that it holds something."""
         if peer is Service.SCHEDULER:
-            self._forget()
+            self._plans.clear()
+            self._owed = self._holds()
+            if not self._owed:
+                self._forget()
             self._tell_geometry()
 
     def lost(self, peer: Service) -> None:
-        """Without a scheduler there is nobody to compute for."""
+        """Without a scheduler there is nobody to compute for; what is there is kept for the next one."""
         if peer is Service.SCHEDULER:
-            self._forget()
+            self._plans.clear()
+            self._owed = False
 
     def congested(self, peer: Service) -> None:
         """Results are as many as plans, which are bounded: a full outbox means the scheduler does not read."""
@@ -103,6 +113,8 @@ class ExecutorShell:
                     self._broken(outcome)
                 case _:
                     assert_never(outcome)
+        if self._owed and not self._lane.held:
+            self._tell_inventory()
         while self._plans and self._lane.held < LANE_BATCHES:
             self._compute(*self._plans.popleft())
         return None
@@ -163,13 +175,25 @@ class ExecutorShell:
 
     def _tell_geometry(self) -> None:
         if self._loaded is not None:
-            self._post.send(self, Service.SCHEDULER, self._loaded.geometry)
+            geometry = msgspec.structs.replace(self._loaded.geometry, inventory=self._owed)
+            self._post.send(self, Service.SCHEDULER, geometry)
+
+    def _holds(self) -> bool:
+        slots = self._slots
+        return slots is not None and (slots.used() > 0 or len(slots.stashes) > 0)
+
+    def _tell_inventory(self) -> None:
+        assert self._slots is not None
+        self._owed = False
+        self._slots.rest()
+        self._post.send(self, Service.SCHEDULER, inventory(self._slots))
 
     def _forget(self) -> None:
         self._plans.clear()
         self._prepared.clear()
         if self._slots is not None:
             self._slots.clear()
+            self._slots.stashes.clear()
 
     def _compute(self, plan: StepPlan, traceparent: str) -> None:
         assert self._slots is not None
@@ -193,6 +217,8 @@ class ExecutorShell:
             return
         traceparent, prepare_us = prepared
         sampled = results(self._slots, batch, computed.drawn)
+        if self._owed:
+            return  # of a scheduler that is gone: the next one is told by the inventory
         done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, prepare_us, computed.idle_us)
         self._post.send(self, Service.SCHEDULER, done, traceparent)
         if self._telemetry.enabled and traceparent:
@@ -204,7 +230,10 @@ class ExecutorShell:
         batch = broken.batch
         if self._of(batch) is not None and self._current(batch):
             self._log.error("step failed", epoch=batch.epoch, number=batch.number, reason=broken.detail)
-            self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
+            if self._owed:
+                self._forget()  # what the step left behind is unknown, and nobody waits for its result
+            else:
+                self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
 
     def _of(self, batch: Batch) -> tuple[str, int] | None:
         """What was noted when a batch was posted; None when everything has been forgotten since."""

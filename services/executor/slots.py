@@ -4,14 +4,15 @@ Applies plans by the epoch and number rules and refuses what breaks them. Knows 
 a step in flight will produce are counted as pending: their place is known before their value is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from noria.proto.base import Sampling, Stream
-from noria.proto.execution import Fill, Grow, Replace, StepPlan
+from noria.proto.base import Likelihood, Sampling, Stream
+from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
 from noria.services.executor.sampler import PARAMETERS, Floats, Ids, record
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
+from noria.services.executor.stashes import Stashed, Stashes
 
 
 class IllegalPlanError(ValueError):
@@ -20,7 +21,12 @@ class IllegalPlanError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Occupant:
-    """The stream in a slot. bias_ids, bias_values: its logit bias."""
+    """The stream in a slot. bias_ids, bias_values: its logit bias.
+
+    cached: positions whose keys and values are in the cache, by what it came with and the steps that have come back.
+    likelihoods: of the tokens sampled since it came, if it asks for them; late: those tokens that came when it had left
+    the slot.
+    """
 
     stream: Stream
     attempt: int
@@ -28,6 +34,9 @@ class Occupant:
     end_ids: tuple[int, ...]
     bias_ids: Ids
     bias_values: Floats
+    cached: int = 0
+    likelihoods: list[Likelihood] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
 
 
 class Slots:
@@ -37,7 +46,7 @@ class Slots:
     ring's entry i; `known` counts ids whose value is here, `total` also those still pending, `prompt` those of the
     prompt, blocks[group, slot] a table's entries.
     `sampled` says whether the device holds the slot's last token. parameters: how a slot is sampled; penalised, biased,
-    min_tokens: whether its tokens count, its logits are added to, its ends come too early.
+    min_tokens: whether its tokens count, its logits are added to, its ends come too early. stashes: what is on the host.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -58,6 +67,12 @@ class Slots:
         self.penalised = np.zeros(slots, np.bool_)
         self.biased = np.zeros(slots, np.bool_)
         self.min_tokens = np.zeros(slots, np.int64)
+        self.stashes = Stashes()
+
+    def rest(self) -> None:
+        """End the epoch, with everything where it is: no step is under way, what was awaited will not come."""
+        self.alive = False
+        self.total[:] = self.known
 
     def clear(self) -> None:
         """Empty every slot and end the epoch; only a plan numbered 1 is accepted next."""
@@ -85,6 +100,9 @@ class Slots:
             raise IllegalPlanError(f"plan {plan.number} of epoch {plan.epoch} follows plan {self.number}")
         self._check_copies(plan)
         self.number = plan.number
+        self.stashes.overwrite(plan.swap_out)
+        for stash in plan.stash:
+            self._stash(stash)
         for slot in plan.release:
             if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
                 raise IllegalPlanError(f"slot {slot} is released but not filled")
@@ -97,10 +115,22 @@ class Slots:
             self._replace(replace)
 
     def record(self, slot: int, occupant: Occupant, token: int) -> None:
-        """Note the value of a slot's oldest pending token, unless the slot has another occupant by now."""
+        """Note the value of a slot's oldest pending token; if the slot has another occupant by now, with its own."""
         if self.occupants[slot] is occupant:
             self.tokens[slot, self.known[slot]] = token
             self.known[slot] += 1
+        else:
+            occupant.late.append(token)
+
+    def _stash(self, stash: Stash) -> None:
+        slot = stash.slot
+        occupant = self.occupants[slot] if 0 <= slot < self.shape.max_slots else None
+        if occupant is None:
+            raise IllegalPlanError(f"slot {slot} is swapped out but not filled")
+        if len(stash.blocks) != len(self.shape.groups) or not 0 < stash.length <= self.total[slot]:
+            raise IllegalPlanError(f"slot {slot} is swapped out with tables that are not its own")
+        ids = self.tokens[slot, : self.known[slot]].tolist()
+        self.stashes.add(Stashed(occupant, ids, int(self.prompt[slot]), stash))
 
     def _fill(self, fill: Fill) -> None:
         slot, count = fill.slot, len(fill.prompt_ids) + len(fill.output_ids)
@@ -118,6 +148,7 @@ class Slots:
         if any(not 0 <= end < self.shape.vocabulary for end in fill.end_ids):
             raise IllegalPlanError(f"slot {slot} ends at token ids outside the vocabulary")
         self._take_sampling(fill)
+        self.stashes.drop(fill.stream)
         self.tokens[slot, :count] = ids
         self.known[slot] = self.total[slot] = count
         self.prompt[slot] = len(fill.prompt_ids)
@@ -137,6 +168,7 @@ class Slots:
             fill.end_ids,
             np.array([token for token, _ in sampling.logit_bias], np.int32),
             np.array([value for _, value in sampling.logit_bias], np.float32),
+            fill.cached,
         )
         self.parameters[slot] = record(sampling, self.shape.vocabulary)
         self.penalised[slot] = (

@@ -7,7 +7,7 @@ token. It also holds plans to the protocol: numbers, slots, and no block handed 
 touches it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,7 +15,22 @@ from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
 
 from noria.proto.base import Likelihood, Sampling, Stream
-from noria.proto.execution import Copy, Failure, Fill, Geometry, Group, Sampled, Slice, StepDone, StepFailed, StepPlan
+from noria.proto.execution import (
+    Copy,
+    Failure,
+    Fill,
+    Geometry,
+    Group,
+    Held,
+    Inventory,
+    Sampled,
+    Slice,
+    Stash,
+    StepDone,
+    StepFailed,
+    StepPlan,
+    cache_digest,
+)
 
 __all__ = [
     "EOS",
@@ -132,6 +147,7 @@ class Slot:
     ids: list[int]
     given: int
     tables: list[list[int]]
+    cached: int
     states: list[int] = field(default_factory=lambda: [0])
     carried: int | None = None
     outputs: int = 0
@@ -139,7 +155,10 @@ class Slot:
 
 @dataclass(slots=True)
 class FakeExecutor:
-    """Takes plans with `send`, computes the oldest with `step`."""
+    """Takes plans with `send`, computes the oldest with `step`.
+
+    computations: how often each position of each stream was computed.
+    """
 
     geometry: Geometry
     epoch: int = 0
@@ -147,10 +166,12 @@ class FakeExecutor:
     queued: deque[StepPlan] = field(default_factory=deque)
     computed: int = 0
     computed_tokens: int = 0
+    computations: Counter[tuple[Stream, int]] = field(default_factory=Counter)
     _owners: Ownership = field(init=False)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _cells: _Cells = field(default_factory=dict)
     _host: _Cells = field(default_factory=dict)
+    _stashed: dict[Stream, tuple[Slot, Stash]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._owners = Ownership(self.geometry)
@@ -183,7 +204,6 @@ class FakeExecutor:
             self.epoch, self.number = plan.epoch, 0
             self._owners = Ownership(self.geometry)
             self._slots.clear()
-            self._host.clear()
         require(plan.epoch == self.epoch and plan.number == self.number + 1, "plans come in order")
         self.number = plan.number
         self._check_budgets(plan)
@@ -193,6 +213,7 @@ class FakeExecutor:
     def step(self, compute_us: int = 100) -> StepDone:
         """Compute the oldest queued plan."""
         plan = self.queued.popleft()
+        self._stash(plan)
         for slot in plan.release:
             require(slot in self._slots, "only a filled slot is released")
             del self._slots[slot]
@@ -201,9 +222,10 @@ class FakeExecutor:
         self._copy(plan.swap_in, self._host, self._cells)
         for fill in plan.fill:
             require(fill.slot not in self._slots, "only an empty slot is filled")
+            self._stashed.pop(fill.stream, None)
             ids = [*fill.prompt_ids, *fill.output_ids]
             tables = [list(table) for table in fill.blocks]
-            self._slots[fill.slot] = Slot(fill, ids, len(ids), tables, outputs=len(fill.output_ids))
+            self._slots[fill.slot] = Slot(fill, ids, len(ids), tables, fill.cached, outputs=len(fill.output_ids))
         for grow in plan.grow:
             self._slots[grow.slot].tables[grow.group].extend(grow.blocks)
         for each in plan.replace:
@@ -219,6 +241,29 @@ class FakeExecutor:
         plan = self.queued.popleft()
         self.queued.clear()
         return StepFailed(plan.epoch, plan.number, failure, detail)
+
+    def inventory(self) -> Inventory:
+        """What it holds, for a scheduler that does not know it; steps that were not begun are thrown away."""
+        self.queued.clear()
+        held = [
+            _held(number, slot, slot.cached, tuple(map(tuple, slot.tables)))
+            for number, slot in sorted(self._slots.items())
+            if slot.cached
+        ]
+        held += [_held(-1, slot, stash.length, stash.blocks) for slot, stash in self._stashed.values()]
+        return Inventory(self.epoch, tuple(held))
+
+    def _stash(self, plan: StepPlan) -> None:
+        """Remember whose cache goes to the host, until it comes back or is overwritten."""
+        written = {(copy.group, copy.target) for copy in plan.swap_out}
+        for stream, (_, stash) in list(self._stashed.items()):
+            if written & {(group, block) for group, blocks in enumerate(stash.blocks) for block in blocks}:
+                del self._stashed[stream]
+        for stash in plan.stash:
+            require(stash.slot in plan.release, "what is kept on the host leaves its slot")
+            slot = self._slots[stash.slot]
+            require(stash.length == slot.cached, "what is kept on the host was computed")
+            self._stashed[slot.fill.stream] = (slot, stash)
 
     def _check_budgets(self, plan: StepPlan) -> None:
         slots = [each.slot for each in plan.slices]
@@ -242,6 +287,8 @@ class FakeExecutor:
     def _compute(self, piece: Slice) -> Sampled | None:
         slot = self._slots[piece.slot]
         end = piece.start + piece.length
+        require(piece.start == slot.cached, "a slice begins where the cache ends")
+        slot.cached = end
         if piece.carry:
             require(piece.length == 1 and slot.carried is not None, "carry needs a sampled token")
             require(piece.start == len(slot.ids) - 1, "a carried token stands last")
@@ -251,6 +298,7 @@ class FakeExecutor:
             slot.states.append(_mix(slot.states[-1], token))
         for group, table in enumerate(slot.tables):
             for position in range(piece.start, end):
+                self.computations[slot.fill.stream, position] += not group
                 cell = (position, slot.ids[position], slot.states[position + 1])
                 self._cells[self._at(group, table, position)] = cell
         for group, kind in enumerate(self.geometry.groups):
@@ -279,3 +327,10 @@ class FakeExecutor:
             page %= ring
         require(page < len(table), "the table covers the slice")
         return group, table[page], offset
+
+
+def _held(number: int, slot: Slot, length: int, blocks: tuple[tuple[int, ...], ...]) -> Held:
+    output = tuple(slot.ids[len(slot.fill.prompt_ids) :])
+    told = likelihoods(output) if slot.fill.sampling.logprobs is not None else ()
+    digest = cache_digest(slot.ids[:length])
+    return Held(number, slot.fill.stream, slot.fill.attempt, digest, length, blocks, output, told)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections import Counter
 
 from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid, likelihoods
 from msgspec.structs import replace
@@ -79,8 +80,11 @@ class World:
         core: type[Scheduler] = Scheduler,
         failures: bool = True,
         fair: bool = False,
+        deaths: float = 0.0,
     ) -> None:
         self.random = random.Random(seed)
+        # The scheduler's deaths are drawn apart, too: so often in a turn.
+        self.fate, self.deaths = random.Random(seed), deaths
         draw = self.random
         self.settings = Settings(
             policy=draw.choice(["fifo", "prefill_first"]),
@@ -97,6 +101,7 @@ class World:
         if self.classes is not None:
             self.settings = dataclasses.replace(self.settings, policy="fair", rules=draw_rules(self.classes))
         self.geometry = draw_geometry(draw, self.settings.max_batch_tokens)
+        self.life = core
         self.core = core(self.settings)
         self.executor = FakeExecutor(self.geometry)
         self.failures = failures
@@ -114,6 +119,7 @@ class World:
         self.withdrawn: set[Stream] = set()
         self.reclaimed: list[Reclaimed] = []
         self.silent = 0
+        self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
         """Until everything ended and drained, or it hangs."""
@@ -130,6 +136,8 @@ class World:
     def turn(self) -> None:
         draw = self.random.random()
         self.now_ns += self.random.randrange(1, 1_000_000)
+        if self.deaths and self.fate.random() < self.deaths:
+            self.restart()
         if draw < 0.15:
             if not self.to_submit:
                 return
@@ -182,6 +190,46 @@ class World:
             self.tell(self.geometry)
             if stale is not None:
                 self.tell(stale)
+
+    def restart(self) -> None:
+        """The scheduler dies with steps in flight; the executor, and admission, which may be behind, tell the next one.
+
+        What the executor computes of them, nobody hears of. Which of the three comes first is drawn.
+        """
+        fate = self.fate
+        for _ in range(fate.randrange(len(self.executor.queued) + 1)):
+            self.executor.step()
+        inventory = self.executor.inventory()
+        living = [each for each in self.submissions if each in self.core.board.requests and each not in self.withdrawn]
+        again = []
+        for stream in living:
+            known, least = self.received[stream], len(self.submissions[stream].output_ids)
+            if stream in self.ends:
+                if fate.random() < 0.5:
+                    continue  # the ledger knows its end
+                del self.ends[stream]
+            del known[max(least, len(known) - fate.choice([0, 0, 1, 2, 5])) :]
+            asked = replace(self.submissions[stream], output_ids=tuple(known), service=float(len(known)))
+            self.submissions[stream] = asked
+            again.append(asked)
+        self.counts["deaths"] += 1
+        self.log, self.plans = [], []
+        self.core = self.life(self.settings)
+        told: list[list[Body]] = [[replace(self.geometry, inventory=True), inventory], [AdmissionJoined()]]
+        cut = fate.randrange(len(again) + 1)
+        told[1] += [Submit(tuple(again[:cut])), Submit(tuple(again[cut:]), complete=True)]
+        if fate.random() < 0.1:
+            told[0].pop()
+            self.executor.epoch = 0
+        while told[0] or told[1]:
+            side = fate.choice([each for each in told if each])
+            self.tell(side.pop(0))
+            self.plan()
+        if self.executor.epoch == 0:
+            self.now_ns += self.settings.adoption_wait_ns
+        counters = self.core.board.counters
+        self.counts["adopted"] += counters.adopted
+        self.counts["adopted tokens"] += counters.adopted_tokens
 
     def ask_again(self) -> None:
         """Neighbours that lost their memory: admission submits what is unfinished, the detokenizer asks for ids."""

@@ -51,6 +51,27 @@ class Blocks:
                 self._free[chunk] = free
         return taken
 
+    def claim(self, block: int) -> bool:
+        """Give out this block, whose content is somebody's already; False when it is not free."""
+        chunk = block // self.per_chunk
+        free = self._free.get(chunk)
+        if free is None:
+            if not self._pool.claim(chunk):
+                return False
+            if self.per_chunk > 1:
+                first = chunk * self.per_chunk
+                free = self._free[chunk] = list(range(first + self.per_chunk - 1, first - 1, -1))
+                self.spare += self.per_chunk
+        if free is not None:
+            if block not in free:
+                return False
+            free.remove(block)
+            self.spare -= 1
+            if not free:
+                del self._free[chunk]
+        self.used += 1
+        return True
+
     def give_back(self, block: int) -> None:
         """Take a block back, and with a chunk's last one give the chunk back to the pool."""
         self.used -= 1

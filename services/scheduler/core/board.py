@@ -3,6 +3,7 @@
 Decides nothing: the planner and the scheduler call the moves.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from noria.proto.base import End, Stream
@@ -42,6 +43,8 @@ class Board:
         self.geometry: Geometry | None = None
         self.memory: Memory | None = None
         self.slots = Slots(0)
+        # Requests whose cache was taken over: the plan that opens the epoch fills their slots.
+        self.adopted: dict[Request, None] = {}
         self.counters = Counters()
         self.deadlines = Deadlines()
         self.decisions = Decisions()
@@ -121,6 +124,45 @@ class Board:
         self.prefilling[request] = None
         self.moved(request, Stage.PREFILLING, now_ns)
 
+    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+        """Give a waiting request a slot, and blocks in which `length` positions of it are computed already.
+
+        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is taken.
+        """
+        if self.memory is None or not self.slots.free or not self.memory.adopt(request, blocks, length):
+            return False
+        self.waiting.remove(request)
+        request.state = State.PREFILLING
+        request.slot = self.slots.take()
+        request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
+        request.filled = request.known
+        request.slot_planned = request.planned
+        if request.started_ns is None:
+            request.started_ns = request.received_ns
+        self.prefilling[request] = None
+        self.adopted[request] = None
+        self.policy.adopted(request)
+        self.counters.adopted += 1
+        self.counters.adopted_tokens += length
+        self.moved(request, Stage.PREFILLING, now_ns, "adopted")
+        return True
+
+    def adopt_stored(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
+        """Let a waiting request come back from the host, where these blocks hold `length` positions of it.
+
+        False, changing nothing, when a block is another's.
+        """
+        stored = self.memory.host.claim(blocks, length) if self.memory is not None else None
+        if stored is None:
+            return False
+        # Its place in the order changes with it.
+        self.waiting.pass_over(request)
+        request.stored = stored
+        self.waiting.wake(request)
+        self.counters.adopted += 1
+        self.counters.adopted_tokens += length
+        return True
+
     def decode(self, request: Request) -> None:
         """All known ids are planned: from now on it continues token by token."""
         del self.prefilling[request]
@@ -141,7 +183,7 @@ class Board:
         """
         assert self.memory is not None and request.held is not None
         counters = self.counters
-        swapped = self.memory.store(request)
+        swapped = self.memory.store(request, -1 if request in self.adopted else request.slot)
         if swapped:
             counters.swaps_out += 1
             counters.swapped_blocks += request.held.blocks
@@ -229,6 +271,7 @@ class Board:
         if self.memory is not None:
             self.memory.reopen()
         self.slots.clear()
+        self.adopted.clear()
         return lost
 
     def _leave(self, request: Request) -> None:
@@ -251,7 +294,11 @@ class Board:
         # A holding grows about evenly while it lasts, so that its mean is that of its beginning and its end.
         held_us = (self.now_ns - request.held_ns) // 1000
         request.block_us += (request.held_blocks + request.held.blocks) * held_us // 2
-        self.slots.give_back(request.slot)
+        if request in self.adopted:
+            del self.adopted[request]
+            self.slots.put_back(request.slot)
+        else:
+            self.slots.give_back(request.slot)
         request.slot = -1
         self.memory.leave(request)
 

@@ -69,6 +69,29 @@ class Cache:
         due = (len(pages) + 1) * self.page_tokens if self.index is not None else UNLIMITED
         return Holding(tables, list(pages), prefix, due)
 
+    def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> Holding | None:
+        """Begin a holding with blocks that hold `length` positions already; what is full of them is published.
+
+        Where another holding has published the same content, its blocks take their place. None, changing nothing, when
+        a block is another's, or lacking.
+        """
+        if len(blocks) != len(self.allocators):
+            return None
+        counts = [each.pages(length) for each in self.allocators]
+        if any(len(table) < count for table, count in zip(blocks, counts, strict=True)):
+            return None
+        pages = self.index.shared_with(prefix, length // self.page_tokens) if self.index is not None else []
+        own = [list(table[len(pages) : count]) for table, count in zip(blocks, counts, strict=True)]
+        if not self._claim(own):
+            return None
+        holding = self.open(prefix, pages)
+        for table, claimed in zip(holding.tables, own, strict=True):
+            table.extend(claimed)
+        if self.index is not None:
+            published = self.publish(holding, length)
+            assert not published.spare, "what follows an unknown page is unknown"
+        return holding
+
     def needs(self, held: Sequence[int], length: int) -> Needs:
         """How many blocks each group lacks to hold `length` positions when its table has so many entries."""
         return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
@@ -207,6 +230,18 @@ class Cache:
             used = [*own, *(page.blocks[group] for page in published), *(blocks[group] for blocks in spare)]
             chunks += each.check(used)
         self.pool.check(chunks)
+
+    def _claim(self, blocks: Sequence[Sequence[int]]) -> bool:
+        """Claim blocks of each group, all or none."""
+        claimed: list[tuple[Allocator, int]] = []
+        for each, own in zip(self.allocators, blocks, strict=True):
+            for block in own:
+                if not each.claim(block):
+                    for allocator, taken in claimed:
+                        allocator.give_back(taken)
+                    return False
+                claimed.append((each, block))
+        return True
 
     def _in_hand(self, needs: Needs) -> bool:
         chunks = sum(each.chunks(need) for each, need in zip(self.allocators, needs, strict=True))

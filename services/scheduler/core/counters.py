@@ -9,7 +9,8 @@ class Counters:
 
     prompt_tokens: of requests when first admitted, each counted once, and hit_tokens those of them found in the cache;
     hits after a preemption are recovered_tokens. resets, swaps_out: preemptions; reset_tokens: positions whose cache was
-    given up; recomputed_tokens: positions computed again. evictions: cached pages given up.
+    given up; recomputed_tokens: positions computed again. evictions: cached pages given up. adopted: streams whose cache
+    was taken over from an earlier scheduler, adopted_tokens: positions of it.
     """
 
     steps: int = 0
@@ -29,6 +30,8 @@ class Counters:
     discarded_slices: int = 0
     wasted_tokens: int = 0
     failed_steps: int = 0
+    adopted: int = 0
+    adopted_tokens: int = 0
     reclaims: int = 0
     reclaim_us_total: int = 0
     reclaim_us_max: int = 0

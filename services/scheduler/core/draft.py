@@ -1,5 +1,6 @@
 """A step's plan in the making, with what is left of its budgets."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from noria.proto.base import Stream
@@ -131,19 +132,28 @@ class Draft:
 
     def fill(self, request: Request) -> None:
         """Put a request that was just admitted into its slot, with all that it knows and holds."""
+        self.fills.append(self._fill_of(request))
+
+    def adopt(self, requests: Iterable[Request]) -> None:
+        """Put requests whose cache was taken over into their slots; their tables are told whole."""
+        fills = [self._fill_of(request) for request in requests]
+        slots = {fill.slot for fill in fills}
+        self.grows = [grow for grow in self.grows if grow.slot not in slots]
+        self.fills = [*fills, *self.fills]
+
+    def _fill_of(self, request: Request) -> Fill:
         assert request.held is not None
-        submission = request.submission
-        self.fills.append(
-            Fill(
-                slot=request.slot,
-                stream=request.stream,
-                attempt=request.attempt,
-                prompt_ids=submission.prompt_ids,
-                output_ids=tuple(request.output),
-                sampling=submission.sampling,
-                end_ids=submission.end_ids,
-                blocks=tuple(map(tuple, request.held.tables)),
-            )
+        submission, begun = request.submission, self.begun.get(request)
+        return Fill(
+            slot=request.slot,
+            stream=request.stream,
+            attempt=request.attempt,
+            prompt_ids=submission.prompt_ids,
+            output_ids=tuple(request.output),
+            sampling=submission.sampling,
+            end_ids=submission.end_ids,
+            blocks=tuple(map(tuple, request.held.tables)),
+            cached=request.length if begun is None else self.slices[begun].start,
         )
 
     def _add(self, request: Request, start: int, take: int) -> None:

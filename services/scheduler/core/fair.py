@@ -69,6 +69,16 @@ class Fair:
         if submission.service > 0:
             account.charge(submission.service)
 
+    def adopted(self, request: Request) -> None:
+        """What an earlier scheduler had computed beyond what admission knew of counts as if it were planned now."""
+        prices = self.rules.prices
+        prompt, output = min(request.length, request.prompt_tokens), len(request.output)
+        amount = max(0, prompt - request.paid_prompt) * prices.prompt
+        amount += max(0, output - request.paid_output) * prices.output
+        request.paid_prompt, request.paid_output = max(prompt, request.paid_prompt), max(output, request.paid_output)
+        if amount:
+            account_of(request).charge(amount)
+
     def admitted(self, request: Request, start: int) -> None:
         """It was given a slot and goes on at `start`; what of its prompt was found in the cache is charged as such."""
         found = min(start, request.prompt_tokens)

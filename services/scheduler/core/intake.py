@@ -8,17 +8,22 @@ from noria.services.scheduler.core.request import Request, State, make_request, 
 
 
 class Intake:
-    """Applies messages about streams to a board. taken: the requests that the last `Submit` brought."""
+    """Applies messages about streams to a board.
+
+    taken: the requests that the last `Submit` brought. recited: admission has named all its streams since it joined.
+    """
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._taken = 0
         self.taken: list[Request] = []
+        self.recited = False
         self._unnamed: dict[Stream, None] = {}
 
     def admission_joined(self) -> None:
         """Admission names all its streams anew; until that is complete, those it has not named may have ended."""
         self._unnamed = dict.fromkeys(self._board.requests)
+        self.recited = False
 
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
@@ -40,6 +45,7 @@ class Intake:
         if body.complete:
             self.ended(now_ns, Ended(tuple(self._unnamed)))
             self._unnamed.clear()
+            self.recited = True
 
     def withdraw(self, now_ns: int, body: Withdraw) -> None:
         """Drop these streams and tell when their blocks are back; unknown ones have crossed their end on the way."""

@@ -64,7 +64,9 @@ def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
             assert request.slot >= 0
             assert request.planned < request.limit
             assert request.length <= request.prompt_tokens + request.planned
+            assert request not in board.adopted or (request.state is State.PREFILLING and not board.lane.number)
         else:
+            assert request not in board.adopted
             assert request.slot == -1 and request.held is None and not request.promised
         assert request.stored is None or request.state is State.WAITING
         _check_account(board.policy, request)

@@ -114,6 +114,11 @@ class Lane:
         self.number = 0
         return lost
 
+    def skip(self, epoch: int) -> None:
+        """The executor has been in this epoch, of an earlier scheduler: the present one, still unused, comes after it."""
+        assert not self.steps and not self.number
+        self.epoch = max(self.epoch, epoch + 1)
+
     def _step(self, number: int) -> Step:
         step = self.steps[number - self.steps[0].number]
         assert step.number == number

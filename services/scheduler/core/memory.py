@@ -4,9 +4,9 @@ The moves that keep blocks, steps in flight, published pages and those who wait 
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from noria.proto.execution import Copy, Geometry, Replace
+from noria.proto.execution import Copy, Geometry, Replace, Stash
 from noria.services.scheduler.core.allocators import UNLIMITED
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.holding import BlockCount, Holding
@@ -16,6 +16,16 @@ from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.swaps import HostPool
 from noria.services.scheduler.core.twins import Twins
 from noria.services.scheduler.core.waiting import WaitingQueue
+
+
+class Orders(NamedTuple):
+    """What a plan moves: its fields of these names."""
+
+    swap_out: tuple[Copy, ...]
+    copies: tuple[Copy, ...]
+    swap_in: tuple[Copy, ...]
+    replace: tuple[Replace, ...]
+    stash: tuple[Stash, ...]
 
 
 class Memory:
@@ -55,6 +65,20 @@ class Memory:
             else:
                 self.host.drop(stored)
             request.stored = None
+        self._settle(request, holding)
+
+    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
+        """Begin a waiting request's holding with blocks that hold `length` positions of it; False when it can't be."""
+        holding = self.cache.adopt(self.prefix(request), blocks, length)
+        if holding is None:
+            return False
+        holding.rank = request.rank
+        request.held, request.length = holding, length
+        self._settle(request, holding)
+        return True
+
+    def _settle(self, request: Request, holding: Holding) -> None:
+        cache = self.cache
         request.room = cache.room(holding)
         request.promised = cache.units(cache.lacks(holding, request.known))
         cache.promised += request.promised
@@ -75,10 +99,10 @@ class Memory:
             self._give_up(holding, len(holding.pages))
             self.cache.release(holding)
 
-    def store(self, request: Request) -> bool:
+    def store(self, request: Request, slot: int) -> bool:
         """Order a running request's cache to be copied to the host; False, changing nothing, when it does not fit."""
         assert request.held is not None
-        request.stored = self.host.store(request.held.tables, request.length)
+        request.stored = self.host.store(request.held.tables, request.length, slot)
         return request.stored is not None
 
     def drop(self, request: Request) -> None:
@@ -136,8 +160,8 @@ class Memory:
                 self._replaced.setdefault(holding, (request, []))[1].extend(changed)
         return any(moved)
 
-    def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Copy, ...], tuple[Replace, ...]]:
-        """Swap-outs, copies, swap-ins and replaced blocks of the plan that is being sent; told once."""
+    def orders(self) -> Orders:
+        """What the plan that is being sent moves; told once."""
         replaced = tuple(
             Replace(request.slot, group, index, table[index])
             for holding, (request, indices) in self._replaced.items()
@@ -146,11 +170,11 @@ class Memory:
             for index in indices
             if index < len(table)
         )
-        out, back = self.host.orders()
+        out, back, stash = self.host.orders()
         copies = tuple(self._copies)
         self._replaced.clear()
         self._copies.clear()
-        return out, copies, back, replaced
+        return Orders(out, copies, back, replaced, stash)
 
     def reopen(self) -> None:
         """A new epoch: no copy that was ordered will be heard of, so the host pool begins empty."""

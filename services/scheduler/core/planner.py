@@ -101,7 +101,10 @@ class Planner:
         predicted_us = predict_us(self._fit(), tokens, cache_tokens, len(draft.entries), draft.pairs)
         step = Step(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
         board.lane.send(step, draft.now_ns)
-        swap_out, copies, swap_in, replaced = memory.orders()
+        if board.adopted:
+            draft.adopt(board.adopted)
+            board.adopted.clear()
+        orders = memory.orders()
         plan = StepPlan(
             epoch=board.lane.epoch,
             number=draft.number,
@@ -109,10 +112,12 @@ class Planner:
             fill=tuple(draft.fills),
             grow=tuple(draft.grows),
             release=board.slots.releases(),
-            swap_out=swap_out,
-            copies=copies,
-            swap_in=swap_in,
-            replace=replaced,
+            swap_out=orders.swap_out,
+            copies=orders.copies,
+            swap_in=orders.swap_in,
+            replace=orders.replace,
+            stash=orders.stash,
+            predicted_us=predicted_us,
         )
         board.counters.recomputed_tokens += draft.recomputed
         board.counters.evictions += memory.cache.evictions()

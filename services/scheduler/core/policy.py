@@ -64,6 +64,9 @@ class Policy(Protocol):
     def carried(self, request: Request) -> None:
         """A request that had been served by an earlier scheduler waits, and all that came with it."""
 
+    def adopted(self, request: Request) -> None:
+        """A request goes on with a cache, and output, that an earlier scheduler had computed."""
+
     def ended(self, request: Request) -> None:
         """A request finished or was forgotten; steps in flight may still hold slices of it."""
 
@@ -103,6 +106,9 @@ class Fifo:
         return []
 
     def carried(self, request: Request) -> None:
+        """Nothing is counted."""
+
+    def adopted(self, request: Request) -> None:
         """Nothing is counted."""
 
     def ended(self, request: Request) -> None:

@@ -14,7 +14,7 @@ class CachePool:
         self._reserved = reserved
         self._total = total
         # Last freed, first given: its memory is warm, and a fault in reuse shows early.
-        self._blank = list(range(total - 1, reserved - 1, -1))
+        self._blank = dict.fromkeys(range(total - 1, reserved - 1, -1))
         self.size: Final = total - reserved
 
     @property
@@ -25,15 +25,20 @@ class CachePool:
     def take(self, count: int) -> list[int]:
         """Give out so many chunks; the caller has made sure that they are there."""
         assert count <= len(self._blank)
-        if count == 1:
-            return [self._blank.pop()]
-        taken = self._blank[-count:] if count else []
-        del self._blank[len(self._blank) - count :]
+        taken = [self._blank.popitem()[0] for _ in range(count)]
+        taken.reverse()
         return taken
+
+    def claim(self, chunk: int) -> bool:
+        """Take this chunk, whose content is somebody's already; False when it is not blank."""
+        if chunk not in self._blank:
+            return False
+        del self._blank[chunk]
+        return True
 
     def give_back(self, chunk: int) -> None:
         """Take a chunk back; it is blank from now on."""
-        self._blank.append(chunk)
+        self._blank[chunk] = None
 
     def check(self, used: Collection[int]) -> None:
         """No chunk has two owners, none is lost, none is reserved."""

@@ -43,6 +43,16 @@ class PrefixIndex:
             found.append(page)
         return found if len(found) <= limit else found[:limit]
 
+    def shared_with(self, prefix: Prefix, limit: int) -> list[Page]:
+        """The published pages with which a stream's cache of `limit` full pages begins."""
+        found: list[Page] = []
+        while len(found) < limit:
+            page = self._get(prefix, len(found), found[-1] if found else None)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
     def use(self, pages: Iterable[Page]) -> None:
         """A holding has put these pages into its tables."""
         for page in pages:

@@ -8,6 +8,7 @@ from typing import Final, assert_never
 
 from noria.proto.execution import Copied, Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
+from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
 from noria.services.scheduler.core.events import ExecutorLost, IllegalEventError, Stage
@@ -23,8 +24,9 @@ _RECOVER_AFTER_STEPS: Final = 32
 class Results:
     """Applies the executor's messages to a board."""
 
-    def __init__(self, board: Board, planner: Planner, intake: Intake, credit: Credit) -> None:
+    def __init__(self, board: Board, planner: Planner, intake: Intake, credit: Credit, adoption: Adoption) -> None:
         self._board = board
+        self._adoption = adoption
         self._planner = planner
         self._intake = intake
         self._credit = credit
@@ -41,8 +43,10 @@ class Results:
                 self.executor_joined(now_ns, body)
             case ExecutorLost():
                 self.executor_lost(now_ns)
-            case Copied() | Inventory():
-                pass  # copies run on the in-order lane, and adoption is not planned yet: nothing waits for these
+            case Inventory():
+                self._adoption.told(body)
+            case Copied():
+                pass  # copies run on the in-order lane: nothing waits for them
             case _:
                 assert_never(body)
 
@@ -99,10 +103,12 @@ class Results:
         if not geometry.groups or capacity < 1 or min(limits) < 1 or geometry.reserved_blocks < 0:
             raise IllegalEventError(f"an executor that can hold nothing: {geometry}")
         self._begin(now_ns, geometry)
+        self._adoption.executor_joined(now_ns, geometry)
 
     def executor_lost(self, now_ns: int) -> None:
         """Nobody computes: whoever was active waits."""
         self._begin(now_ns, None)
+        self._adoption.executor_lost()
 
     def _begin(self, now_ns: int, geometry: Geometry | None) -> None:
         self._board.reopen(now_ns)

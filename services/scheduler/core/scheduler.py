@@ -10,6 +10,7 @@ from noria.proto.base import Ended
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
 from noria.proto.output import Gap, Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Withdraw
+from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
 from noria.services.scheduler.core.events import (
@@ -40,7 +41,8 @@ class Scheduler:
         self._credit = Credit(self.board)
         self._planner = Planner(self.board, self._credit.model.coefficients)
         self._intake = Intake(self.board)
-        self._results = Results(self.board, self._planner, self._intake, self._credit)
+        self._adoption = Adoption(self.board, self._intake)
+        self._results = Results(self.board, self._planner, self._intake, self._credit, self._adoption)
 
     def apply(self, event: Event) -> list[Reply]:
         """Take one event; return what must be told, including what earlier plans had to tell.
@@ -73,6 +75,7 @@ class Scheduler:
                 pass
             case _:
                 assert_never(body)
+        self._adoption.settle(now_ns)
         self._intake.expire(now_ns)
         replies = self.board.news
         self.board.news = []
@@ -91,7 +94,10 @@ class Scheduler:
     def plan(self, now_ns: int) -> StepPlan | None:
         """Plan the next step, or None when none can or need be sent now; call again until None."""
         self.board.now_ns = now_ns
+        self._adoption.settle(now_ns)
         self._intake.expire(now_ns)
+        if self._adoption.due_ns is not None:
+            return None
         plan = self._planner.plan(now_ns)
         if plan is not None:
             filled = [self.board.requests[each.stream] for each in plan.fill]
@@ -101,8 +107,8 @@ class Scheduler:
     @property
     def due_ns(self) -> int | None:
         """When a `TimePassed` is wanted, and the next plan, if nothing else happens before."""
-        times = [each for each in (self.board.deadlines.next_ns, self._planner.due_ns) if each is not None]
-        return min(times, default=None)
+        times = (self.board.deadlines.next_ns, self._planner.due_ns, self._adoption.due_ns)
+        return min((each for each in times if each is not None), default=None)
 
     def cramped(self) -> list[tuple[str, int | None]]:
         """Isolated classes that reserve less of the cache than one of their requests may need, and how much that is."""

@@ -14,6 +14,7 @@ class Settings:
     max_cache_tokens: cached tokens read in a step, None without limit; one slice is always allowed.
     safety_margin: share of blocks that new prefills leave to running requests; None takes the policy's own.
     allow_block_sharing: whether streams of one salt share the pages of equal prefixes.
+    adoption_wait_ns: how long nothing is planned while an executor that still holds streams, or admission, has yet to name them.
     stop_lookahead: output tokens that a stream with stop strings may be planned ahead of the detokenizer.
     """
 
@@ -29,3 +30,4 @@ class Settings:
     stop_lookahead: int = 4
     allow_block_sharing: bool = True
     prefill_tokens: int | None = None
+    adoption_wait_ns: int = 10_000_000_000

@@ -35,6 +35,10 @@ class Slots:
         """Free a slot from the next plan on."""
         self._pending.append(slot)
 
+    def put_back(self, slot: int) -> None:
+        """Free a slot at once that the executor has not been told to fill."""
+        heapq.heappush(self._free, slot)
+
     def begin(self) -> bool:
         """A plan begins: what was given back is free. True when the executor has something to be told."""
         for slot in self._pending:

@@ -4,9 +4,10 @@ A plan's swap-outs come first on the executor's lane, so that they read complete
 again in the same plan; host blocks that it swaps in are free for the plan after it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noria.proto.execution import Copy, Geometry
+from noria.proto.execution import Copy, Geometry, Stash
 from noria.services.scheduler.core.allocators import Blocks
 from noria.services.scheduler.core.holding import Tables
 from noria.services.scheduler.core.pool import CachePool
@@ -27,6 +28,7 @@ class HostPool:
         self._pool = CachePool(geometry.host_slots, 0)
         self._blocks = tuple(Blocks(self._pool, group.blocks_per_chunk) for group in geometry.groups)
         self._out: dict[Stored, list[Copy]] = {}
+        self._slots: dict[Stored, int] = {}
         self._in: list[Copy] = []
         self._emptied: list[Stored] = []
 
@@ -40,8 +42,11 @@ class HostPool:
         """Host blocks in use, by group."""
         return tuple(each.used for each in self._blocks)
 
-    def store(self, tables: Tables, length: int) -> Stored | None:
-        """Take host blocks for all of a request's blocks and order the copies; None when they do not fit."""
+    def store(self, tables: Tables, length: int, slot: int) -> Stored | None:
+        """Take host blocks for all of a request's blocks and order the copies; None when they do not fit.
+
+        slot: where the executor knows it, or -1.
+        """
         needs = [len(table) for table in tables]
         chunks = sum(each.chunks(need) for each, need in zip(self._blocks, needs, strict=True))
         if not length or chunks > self._pool.blank:
@@ -49,7 +54,21 @@ class HostPool:
         host = tuple(tuple(each.take(need)) for each, need in zip(self._blocks, needs, strict=True))
         stored = Stored(host, length)
         self._out[stored] = _copies(tables, host, 0)
+        if slot >= 0:
+            self._slots[stored] = slot
         return stored
+
+    def claim(self, tables: Sequence[Sequence[int]], length: int) -> Stored | None:
+        """Take over host blocks that hold `length` positions already; None, changing nothing, when one is another's."""
+        claimed: list[tuple[Blocks, int]] = []
+        for each, table in zip(self._blocks, tables, strict=True):
+            for block in table:
+                if not each.claim(block):
+                    for allocator, taken in claimed:
+                        allocator.give_back(taken)
+                    return None
+                claimed.append((each, block))
+        return Stored(tuple(map(tuple, tables)), length)
 
     def fetch(self, stored: Stored, tables: Tables, first: int) -> None:
         """Order the copies back, from table entry `first` on; the host blocks are free after the plan.
@@ -62,20 +81,23 @@ class HostPool:
     def drop(self, stored: Stored) -> None:
         """Forget a request's cache; the lane is in order, so that its host blocks may be used again at once."""
         self._out.pop(stored, None)
+        self._slots.pop(stored, None)
         for each, table in zip(self._blocks, stored.tables, strict=True):
             for block in table:
                 each.give_back(block)
 
-    def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
-        """The swap-outs and swap-ins of the plan that is being sent; told once."""
+    def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
+        """The swap-outs and swap-ins of the plan that is being sent, and whose cache goes out; told once."""
         out = tuple(copy for copies in self._out.values() for copy in copies)
         back = tuple(self._in)
+        stash = tuple(Stash(slot, stored.length, stored.tables) for stored, slot in self._slots.items())
         self._out.clear()
+        self._slots.clear()
         self._in.clear()
         for stored in self._emptied:
             self.drop(stored)
         self._emptied.clear()
-        return out, back
+        return out, back, stash
 
     def check(self, stored: list[Stored]) -> None:
         """Every host block is blank or has one owner."""
@@ -83,7 +105,7 @@ class HostPool:
         for group, each in enumerate(self._blocks):
             chunks += each.check([block for one in stored for block in one.tables[group]])
         self._pool.check(chunks)
-        assert set(self._out) <= set(stored) and not self._in and not self._emptied
+        assert set(self._slots) <= set(self._out) <= set(stored) and not self._in and not self._emptied
 
 
 def _copies(
