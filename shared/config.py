@@ -130,6 +130,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     stop_lookahead: Annotated[
         int, Meta(description="Tokens a request with stop strings may be planned ahead of the detokenizer.", ge=1)
     ] = 4
+    adoption_timeout_s: Annotated[
+        float,
+        Meta(
+            description="How long a new scheduler waits for what the executor holds, and for admission, before it plans.",
+            ge=0,
+        ),
+    ] = 10.0
     event_log: Annotated[
         str,
         Meta(

@@ -62,6 +62,7 @@ class SchedulerService:
         self._owed: dict[Stream, int] = {}
         self._told: Capacity | None = None
         self._applied = False
+        self._adopted = 0
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
@@ -74,6 +75,10 @@ class SchedulerService:
         self._apply(body)
         if isinstance(body, Geometry):
             self._warn_of_cramped()
+        counters = self._core.board.counters
+        if counters.adopted != self._adopted:
+            self._log.info("cache taken over", streams=counters.adopted - self._adopted)
+            self._adopted = counters.adopted
 
     def joined(self, peer: Service) -> None:
         """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""

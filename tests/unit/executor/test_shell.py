@@ -5,9 +5,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 from fakes.sampling import drawn
+from msgspec.structs import replace
 
 from noria.proto.base import Header, Sampling, Service, Stream
-from noria.proto.execution import Failure, Fill, Geometry, Group, Slice, StepDone, StepFailed, StepPlan
+from noria.proto.execution import (
+    Copy,
+    Failure,
+    Fill,
+    Geometry,
+    Group,
+    Held,
+    Inventory,
+    Slice,
+    Stash,
+    StepDone,
+    StepFailed,
+    StepPlan,
+    cache_digest,
+)
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Loaded
@@ -82,9 +97,20 @@ class Bench:
             self.shell.advance(0)
             self.letters.sent.clear()
 
-    def plan(self, epoch: int, number: int, *, slices: tuple[Slice, ...] = (), fill: tuple[Fill, ...] = ()) -> None:
+    def plan(
+        self,
+        epoch: int,
+        number: int,
+        *,
+        slices: tuple[Slice, ...] = (),
+        fill: tuple[Fill, ...] = (),
+        release: tuple[int, ...] = (),
+        swap_out: tuple[Copy, ...] = (),
+        stash: tuple[Stash, ...] = (),
+    ) -> None:
         header = Header("StepPlan", "scheduler", 1)
-        self.shell.receive(Service.SCHEDULER, header, StepPlan(epoch, number, slices, fill=fill))
+        plan = StepPlan(epoch, number, slices, fill=fill, release=release, swap_out=swap_out, stash=stash)
+        self.shell.receive(Service.SCHEDULER, header, plan)
 
     def open(self, epoch: int) -> None:
         filled = Fill(0, Stream(1, 0), 0, (1, 2, 3), (), Sampling(temperature=0.0), (), ((5, 6),))
@@ -178,15 +204,98 @@ def test_a_failure_of_the_old_epoch_spares_plans_of_the_new_one_that_wait() -> N
     assert [(each.epoch, each.number) for each in bench.turn() if isinstance(each, StepDone)] == [(2, 1)]
 
 
-def test_a_new_scheduler_finds_empty_slots_and_hears_nothing_of_old_steps() -> None:
+def held(*output: int, length: int) -> Held:
+    """The stream of `Bench.open` as an inventory lists it."""
+    ids = (1, 2, 3, *output)
+    return Held(0, Stream(1, 0), 0, cache_digest(ids[:length]), length, ((5, 6),), output)
+
+
+def test_a_new_scheduler_is_told_what_is_held_when_the_steps_under_way_are_done_and_hears_nothing_else_of_them() -> (
+    None
+):
     bench = Bench()
     bench.open(1)
+    for number in (2, 3, 4):
+        bench.plan(1, number, slices=(Slice(0, number + 1, 1, True, True),))
+    bench.shell.advance(0)
+    bench.letters.sent.clear()
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.letters.sent == [replace(GEOMETRY, inventory=True)]
+    assert bench.turn() == []
+    # Two steps were under way; what they sampled nobody has received. Those that waited are not computed.
+    assert bench.turn() == [Inventory(1, (held(9, 9, length=4),))]
+    assert bench.turn() == []
+    assert bench.shell.snapshot()["queued_plans"] == 0
+
+
+def test_every_scheduler_that_joins_is_told_until_one_opens_an_epoch() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.turn()
+    for _ in range(2):
+        bench.shell.lost(Service.SCHEDULER)
+        bench.shell.joined(Service.SCHEDULER)
+        assert bench.turn() == [Inventory(1, (held(9, length=3),))]
+    bench.plan(2, 1)
+    bench.turn()
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.letters.sent[-1] == GEOMETRY
+
+
+def test_plans_of_the_former_epoch_are_not_computed_after_an_inventory() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.turn()
+    bench.shell.joined(Service.SCHEDULER)
+    bench.turn()
     bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    assert bench.turn() == []
+    assert not bench.lane.batches
+
+
+def test_a_scheduler_that_opens_an_epoch_is_sent_no_inventory_any_more() -> None:
+    bench = Bench()
+    bench.open(1)
     bench.shell.advance(0)
     bench.shell.joined(Service.SCHEDULER)
-    assert bench.turn() == []
-    assert bench.turn() == []
-    assert (bench.shell.snapshot()["slots"], bench.shell.snapshot()["queued_plans"]) == (0, 0)
+    bench.open(2)
+    bench.turn()
+    assert [(each.epoch, each.number) for each in bench.turn() if isinstance(each, StepDone)] == [(2, 1)]
+
+
+def test_nothing_is_held_after_a_step_that_failed_while_nobody_listened() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.shell.advance(0)
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.turn(Failure.ERROR) == [Inventory(1, ())]
+
+
+def test_what_was_swapped_out_is_told_with_what_was_sampled_after_it_had_left_its_slot() -> None:
+    bench = Bench(loaded=False)
+    shape, geometry = replace(SHAPE, host_slots=8), replace(GEOMETRY, host_slots=8)
+    bench.lane.outcomes.append(replace(LOADED, shape=shape, geometry=geometry))
+    bench.shell.advance(0)
+    bench.open(1)
+    bench.shell.advance(0)
+    out = (Copy(0, 5, 2), Copy(0, 6, 3))
+    bench.plan(1, 2, release=(0,), swap_out=out, stash=(Stash(0, 3, ((2, 3),)),))
+    bench.shell.joined(Service.SCHEDULER)  # the second plan is not applied: its stream is still in its slot
+    assert bench.turn() == [Inventory(1, (held(9, length=3),))]
+    bench.open(2)
+    bench.shell.advance(0)
+    bench.plan(2, 2, release=(0,), swap_out=out, stash=(Stash(0, 3, ((2, 3),)),))
+    bench.shell.advance(0)
+    bench.shell.joined(Service.SCHEDULER)
+    bench.turn()
+    on_host = replace(held(9, length=3), slot=-1, blocks=((2, 3),))
+    assert bench.turn() == [Inventory(2, (on_host,))]
+    bench.plan(3, 1)
+    bench.turn()
+    bench.plan(3, 2, swap_out=(Copy(0, 9, 3),))  # its host blocks are another's now
+    bench.turn()
+    bench.shell.joined(Service.SCHEDULER)
+    assert bench.letters.sent[-1] == geometry
 
 
 def test_too_many_waiting_plans_end_the_epoch() -> None:
