@@ -45,6 +45,7 @@ class Chance:
     queue_requests_max: int
     queue_tokens_max: int
     changes: int
+    rebirths: int
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -76,6 +77,7 @@ class Chance:
             queue_requests_max=draw.choice([4096, 4096, 4]),
             queue_tokens_max=draw.choice([4_000_000, 4_000_000, 120]),
             changes=draw.choice([0, 0, 1, 2]),
+            rebirths=draw.choice([0, 0, 1, 3]),
         )
 
     def still(self) -> None:

@@ -32,30 +32,59 @@ _AGAIN: Final = (Code.NOT_READY, Code.OVERLOADED, Code.QUOTA)
 
 
 class Person(Owner):
-    """One client process."""
+    """One client process after another, under one name or several; gone: there is no next one."""
 
-    def __init__(self, name: str, network: Network, agenda: Agenda, clock: Clock, wishes: list[Wish]) -> None:
+    def __init__(
+        self, name: str, endpoint: str, network: Network, agenda: Agenda, clock: Clock, wishes: list[Wish]
+    ) -> None:
         self.name = f"client-{name}"
         self.wishes = wishes
-        self.alive = True
+        self.gone = False
+        self._endpoint = endpoint
         self.slow = 0
         self._network = network
         self._agenda = agenda
         self._clock = clock
         self._draw = network.chance.draw
-        self._incarnation = self._draw.getrandbits(62) | 1
-        self._sequence = 0
         self._deaf_until_ns = 0
         self._reading = False
-        self._dealer = Dealer(network, self, self.name.encode())
-        self.exchange = Exchange(PATIENCE, self._send)
         for wish in wishes:
             agenda.at(wish.at_ns, lambda wish=wish: self._begin(wish))  # type: ignore[misc]  # a default binds it
-        agenda.after(_TICK_NS, self._tick)
+        self._live()
 
-    def connect(self, endpoint: str) -> None:
-        """Look for the front door."""
-        self._dealer.connect(endpoint)
+    def _live(self) -> None:
+        """Begin a life, and look for the front door."""
+        self.alive = True
+        self._incarnation = self._draw.getrandbits(62) | 1
+        self._sequence = 0
+        self.exchange = Exchange(PATIENCE, self._send)
+        self._dealer = Dealer(self._network, self, self.name.encode())
+        self._dealer.connect(self._endpoint)
+        incarnation = self._incarnation
+        self._agenda.after(_TICK_NS, lambda: self._tick(incarnation))
+
+    def die(self, away_ns: int, name: str) -> None:
+        """End without a word; a successor of that name comes after a while and asks for the same again."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._dealer.close()
+        self._agenda.after(away_ns, lambda: self._succeed(f"client-{name}"))
+
+    def _succeed(self, name: str) -> None:
+        if self.gone:
+            return
+        self.name = name
+        self._live()
+        for wish in self.wishes:
+            if wish.over or wish.at_ns > self._clock.now_ns:
+                continue
+            if wish.cancelled:
+                # It does not know of the request that its predecessor gave up.
+                wish.left = True
+                continue
+            wish.call = None
+            self._begin(wish)
 
     def wake(self) -> None:
         """There is mail: read it now or, when slow, much later."""
@@ -75,7 +104,7 @@ class Person(Owner):
 
     def leave(self) -> None:
         """Go away without a word."""
-        self.alive = False
+        self.gone, self.alive = True, False
         self._dealer.close()
         for wish in self.wishes:
             wish.left = wish.left or not wish.over
@@ -93,10 +122,10 @@ class Person(Owner):
         return True
 
     def _begin(self, wish: Wish) -> None:
-        if not self.alive:
+        if not self.alive or wish.call is not None or wish.over:
             return
         wish.tries += 1
-        wish.begun_ns = self._clock.now_ns
+        wish.begun_ns = wish.begun_ns or self._clock.now_ns
         wish.reads = [Read() for _ in range(wish.request.n)]
         wish.call = self.exchange.begin(wish.request, "", self._now_s())
 
@@ -111,13 +140,13 @@ class Person(Owner):
         self.exchange.settle()
         self._look()
 
-    def _tick(self) -> None:
-        if not self.alive:
+    def _tick(self, incarnation: int) -> None:
+        if not self.alive or incarnation != self._incarnation:
             return
         self.exchange.tick(self._now_s())
         self._look()
         if self.exchange.calls or not all(wish.over for wish in self.wishes):
-            self._agenda.after(_TICK_NS, self._tick)
+            self._agenda.after(_TICK_NS, lambda: self._tick(incarnation))
 
     def _look(self) -> None:
         for wish in self.wishes:
@@ -157,7 +186,7 @@ class Person(Owner):
             # Under a name of its own: the server may have taken one of the repetitions of the first meanwhile, which is
             # cancelled as unwanted as soon as this shows.
             wish.request = msgspec.structs.replace(wish.request, id=f"{wish.request.id.split('/')[0]}/{wish.tries}")
-            wish.call = None
+            wish.call, wish.begun_ns = None, 0
             self._agenda.after(_RETRY_NS, lambda: self._begin(wish))
             return
         wish.refused = error

@@ -8,6 +8,7 @@ from fakes.simulated.universe import Universe
 
 # What a hundred runs bring about, each at least once.
 KINDS: Final = (
+    "death of client",
     "death of detokenizer",
     "death of executor",
     "death of scheduler",

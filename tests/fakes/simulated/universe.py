@@ -204,11 +204,23 @@ class Universe:
         for number in range(self.chance.people):
             wishes = draw_wishes(self.random, self.chance, self.traffic, str(number), self.clock.now_ns, requests)
             requests += [wish.request for wish in wishes]
-            person = Person(str(number), self.network, self.agenda, self.clock, wishes)
-            person.connect(stack.DOOR)
-            self.people.append(person)
+            self.people.append(Person(str(number), stack.DOOR, self.network, self.agenda, self.clock, wishes))
         if len(self.people) > 1 and self.random.random() < 0.2:
             self.agenda.after(self.random.randint(0, STILL_AFTER_NS), self._leave)
+        for number in range(self.chance.rebirths):
+            self.agenda.after(self.random.randint(0, STILL_AFTER_NS), lambda number=number: self._succeed(number))  # type: ignore[misc]  # a default binds it
+
+    def _succeed(self, number: int) -> None:
+        """A client's process dies; the next one comes soon enough to be waited for, under a name of its own or the same."""
+        if self.fate.still:
+            return
+        person = self.random.choice(self.people)
+        if person.alive:
+            self.counts["death of client"] += 1
+            self.trace.tell(person.name, "dies")
+            name = person.name.removeprefix("client-")
+            name = self.random.choice([name, f"{name}+{number}"])
+            person.die(self.chance.between(0, 800 * MILLISECOND), name)
 
     def _leave(self) -> None:
         person = self.people[-1]

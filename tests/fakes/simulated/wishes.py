@@ -82,6 +82,8 @@ def draw_request(draw: random.Random, chance: Chance, traffic: Traffic, name: st
         traffic_class=traffic_class,
         ttl_ms=draw.choice([5, 60, 400]) if chance.happens(chance.deadlines) else None,
         ttl_first_ms=draw.choice([5, 60]) if chance.happens(chance.deadlines) else None,
+        keep=draw.random() < 0.1,
+        background=draw.random() < 0.1,
     )
     if draw.random() < 0.3:
         prompt = "".join(draw.choice(TEXTS) for _ in range(draw.randint(1, 3)))
