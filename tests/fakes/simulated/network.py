@@ -1,6 +1,6 @@
 """Sockets without a kernel: what ZeroMQ's ROUTER and DEALER do to messages, and everything they may do to them.
 
-A dealer has at most one connection, to whoever has bound its endpoint. Within a connection messages stay in order and
+A dealer has at most one connection, to whoever has bound its endpoint, and sees the end of one before it makes the next. Within a connection messages stay in order and
 none is lost; when it breaks, a tail of what was on the way is lost on either side. What a dead process had not read may
 reach its successor. A full connection and one that is not there take nothing (`zmq.Again`).
 """
@@ -53,7 +53,7 @@ class Channel:
         self._room = room
         self._limit = limit
         self._land = land
-        self._last_ns = 0
+        self.last_ns = 0
         self.flying: deque[Frames] = deque()
         self.unread = 0
 
@@ -69,9 +69,9 @@ class Channel:
             delay_ns = chance.between(chance.delay_ns // 4, 2 * chance.delay_ns)
             if chance.happens(chance.stall):
                 delay_ns += chance.between(0, chance.stall_ns)
-            self._last_ns = max(self._last_ns, self._network.clock.now_ns + delay_ns)
+            self.last_ns = max(self.last_ns, self._network.clock.now_ns + delay_ns)
             self.flying.append(frames)
-            self._network.agenda.at(self._last_ns, self._arrive)
+            self._network.agenda.at(self.last_ns, self._arrive)
 
     def read(self) -> None:
         """The receiver has taken a message."""
@@ -102,6 +102,11 @@ class Connection:
         self.router = router
         self.forward = Channel(network, limit, self._to_router, lambda: dealer.owner.writable(dealer))
         self.backward = Channel(network, router.limit, self._to_dealer)
+
+    def part(self) -> None:
+        """It is over for its dealer, which connects again only when it has seen the end: all that was still on the way."""
+        self.dealer.connection = None
+        self.dealer.parted_ns = max(self.dealer.parted_ns, self.backward.last_ns)
 
     def _to_router(self, frames: Frames, channel: Channel) -> None:
         self.router.take(self.dealer.identity, frames, channel)
@@ -189,6 +194,7 @@ class Dealer(Socket):
         self.limited = not identity
         self.endpoint = ""
         self.connection: Connection | None = None
+        self.parted_ns = 0
 
     def setsockopt(self, option: int, value: int | bytes) -> None:
         """The name is all that counts."""
@@ -257,7 +263,7 @@ class Network:
             connection.backward.lose()
             if haunting:
                 ghosts += [(connection.dealer.identity, frames) for frames in lost]
-            connection.dealer.connection = None
+            connection.part()
         router.connections.clear()
         self._ghosts[router.endpoint] = ghosts
 
@@ -281,7 +287,7 @@ class Network:
         """A connection breaks between two processes that live."""
         if connection.dealer.connection is not connection:
             return
-        connection.dealer.connection = None
+        connection.part()
         connection.forward.lose()
         connection.backward.lose()
         if connection.router.connections.get(connection.dealer.identity) is connection:
@@ -289,7 +295,8 @@ class Network:
         self._dial_soon(connection.dealer)
 
     def _dial_soon(self, dealer: Dealer) -> None:
-        self.agenda.after(self.chance.between(MILLISECOND, _RECONNECT_NS_MAX), lambda: self._dial(dealer))
+        at_ns = self.clock.now_ns + self.chance.between(MILLISECOND, _RECONNECT_NS_MAX)
+        self.agenda.at(max(at_ns, dealer.parted_ns), lambda: self._dial(dealer))
 
     def _dial(self, dealer: Dealer) -> None:
         router = self._routers.get(dealer.endpoint)
@@ -297,7 +304,7 @@ class Network:
             return
         old = router.connections.get(dealer.identity)
         if old is not None:  # handover: the newest connection of a name is the one
-            old.dealer.connection = None
+            old.part()
             old.forward.lose()
         dealer.connection = router.connections[dealer.identity] = Connection(self, dealer, router)
         dealer.owner.writable(dealer)
