@@ -1,8 +1,9 @@
 """Sockets without a kernel: what ZeroMQ's ROUTER and DEALER do to messages, and everything they may do to them.
 
-A dealer has at most one connection, to whoever has bound its endpoint, and sees the end of one before it makes the next. Within a connection messages stay in order and
-none is lost; when it breaks, a tail of what was on the way is lost on either side. What a dead process had not read may
-reach its successor. A full connection and one that is not there take nothing (`zmq.Again`).
+A dealer has at most one connection, to whoever has bound its endpoint, and sees the end of one before it makes the next.
+Within a connection messages stay in order and none is lost; when it breaks, a tail of what was on the way is lost on
+either side. What a dead process had not read may reach its successor. A full connection and one that is not there take
+nothing (`zmq.Again`).
 """
 
 import errno
