@@ -22,6 +22,7 @@ from noria.cli.model_commands import models
 from noria.cli.ps import ps
 from noria.cli.replay import replay, why
 from noria.cli.service_commands import service_commands
+from noria.cli.trace import trace
 from noria.cli.up import EXIT_INTERRUPTED, up
 from noria.cli.usage import usage
 from noria.shared.errors import UserError
@@ -60,7 +61,22 @@ def noria(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (up, down, ps, generate, chat, bench, models, config, keys, usage, why, replay, *service_commands()):
+for _command in (
+    up,
+    down,
+    ps,
+    generate,
+    chat,
+    bench,
+    models,
+    config,
+    keys,
+    usage,
+    why,
+    trace,
+    replay,
+    *service_commands(),
+):
     noria.add_command(_command)
 
 

@@ -48,9 +48,13 @@ class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket.
 
     about: a request, by its number or id, to be told about it alone, where the service has something to tell.
+    topic: what is asked for: empty is counts and queues, or what is known of `about`. `metrics`: what the process's metrics
+    stand at. `spans`: those of its recent spans that belong to the request numbered `about`, or to the trace of that id.
+    `live`: what it did since step `about`, to be watched.
     """
 
     about: str = ""
+    topic: str = ""
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):

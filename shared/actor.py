@@ -80,6 +80,8 @@ class Actor:
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
         self._expected_us: Callable[[], int] | None = None
+        self._topics: dict[str, Callable[[str], object]] = {}
+        self._each_turn: list[Callable[[int], None]] = []
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -124,6 +126,14 @@ class Actor:
     def expect(self, expected_us: Callable[[], int]) -> None:
         """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
         self._expected_us = expected_us
+
+    def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
+        """Answer an `Inspect` of this topic with what this returns for what it is about, which must be fit for JSON."""
+        self._topics[topic] = answer
+
+    def each_turn(self, call: Callable[[int], None]) -> None:
+        """Call this with the monotonic time in every turn."""
+        self._each_turn.append(call)
 
     def on_hang_up(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
@@ -177,6 +187,8 @@ class Actor:
                 self._reload()
         now_ns = time.monotonic_ns()
         self._tend_links(shell, now_ns)
+        for call in self._each_turn:
+            call(now_ns)
         self._wanted_ns = shell.advance(now_ns)
         if shell.state() is not self._told:
             # A change of state is news that others wait for: it goes out at once.
@@ -212,7 +224,7 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self.mailbox.answer(identity, self._snapshot(shell, body.about))
+            self.mailbox.answer(identity, self._told_of(shell, body))
             return
         sender = Service(header.sender)
         link = self.mailbox.links.get(sender)
@@ -290,6 +302,13 @@ class Actor:
             elif not link.outbox and peer in self._flushing:
                 self._flushing.discard(peer)
                 self._poller.unregister(link.socket)
+
+    def _told_of(self, shell: Shell, asked: Inspect) -> Snapshot:
+        if not asked.topic:
+            return self._snapshot(shell, asked.about)
+        answer = self._topics.get(asked.topic)
+        content = msgspec.json.encode(answer(asked.about)) if answer is not None else b"null"
+        return Snapshot(self.service.value, os.getpid(), shell.state(), content)
 
     def _snapshot(self, shell: Shell, about: str) -> Snapshot:
         content = {

@@ -348,7 +348,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Traces and metrics by OTLP over HTTP."""
+    """Traces and metrics: what is recorded, and where it is sent by OTLP over HTTP."""
 
     otlp_endpoint: Annotated[
         str,
@@ -356,7 +356,27 @@ class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             description="OTLP/HTTP endpoint (http://HOST:4318); no export where empty.", extra=_flags("--otlp-endpoint")
         ),
     ] = ""
-    sample_ratio: Annotated[float, Meta(description="Share of requests traced.", ge=0, le=1)] = 1.0
+    otlp_metrics: Annotated[
+        bool, Meta(description="Send metrics there, too; not needed where /metrics is scraped.")
+    ] = True
+    sample_ratio: Annotated[
+        float,
+        Meta(
+            description="Share of requests traced, where callers have not decided already.",
+            extra=_flags("--trace-sample-ratio"),
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    step_ratio: Annotated[
+        float, Meta(description="Share of the steps without an arrival that are shown in traces.", ge=0, le=1)
+    ] = 0.1
+    spans_kept: Annotated[
+        int, Meta(description="Recent spans that each process keeps for `noria trace`.", ge=0, le=100_000)
+    ] = 4096
+    tenants_max: Annotated[
+        int, Meta(description="Tenants with metrics of their own; the others are added up as `other`.", ge=1)
+    ] = 50
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,13 +24,19 @@ _CODEC: Final = Codec((*FROM_INSPECTOR, *TO_INSPECTOR))
 _SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-def inspect(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0, about: str = "") -> Snapshot | None:
+def inspect(
+    settings: RuntimeSettings, service: Service, timeout_s: float = 1.0, about: str = "", topic: str = ""
+) -> Snapshot | None:
     """Ask one service, perhaps about one request; None when it does not answer in time."""
-    return inspect_all(settings, (service,), timeout_s, about).get(service)
+    return inspect_all(settings, (service,), timeout_s, about, topic).get(service)
 
 
 def inspect_all(
-    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0, about: str = ""
+    settings: RuntimeSettings,
+    services: Iterable[Service] = tuple(Service),
+    timeout_s: float = 1.0,
+    about: str = "",
+    topic: str = "",
 ) -> dict[Service, Snapshot]:
     """Ask services side by side; those that do not answer within `timeout_s` are left out."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -39,7 +45,7 @@ def inspect_all(
     found: dict[Service, Snapshot] = {}
     try:
         for service in services:
-            socket = _ask(context, settings, service, about)
+            socket = _ask(context, settings, service, Inspect(about, topic))
             sockets[socket] = service
             poller.register(socket, zmq.POLLIN)
         deadline = time.monotonic() + timeout_s
@@ -71,6 +77,12 @@ def explain(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> 
     return lines
 
 
+def numbers_of(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
+    """The numbers that a request has in the stack, which is named by its id or by a number."""
+    named = _tell(settings, Service.ADMISSION, request, timeout_s)
+    return [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
+
+
 def _tell(settings: RuntimeSettings, service: Service, about: str, timeout_s: float) -> _Told:
     answer = inspect(settings, service, timeout_s, about) if about else None
     return msgspec.json.decode(answer.json, type=_Told) if answer is not None else _Told()
@@ -82,14 +94,14 @@ async def inspect_async(settings: RuntimeSettings, service: Service, timeout_s: 
 
 
 async def inspect_all_async(
-    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0
+    settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0, topic: str = ""
 ) -> dict[Service, Snapshot]:
     """`inspect_all` for event loops."""
-    return await asyncio.to_thread(inspect_all, settings, tuple(services), timeout_s)
+    return await asyncio.to_thread(inspect_all, settings, tuple(services), timeout_s, "", topic)
 
 
 def _ask(
-    context: "zmq.Context[zmq.Socket[bytes]]", settings: RuntimeSettings, service: Service, about: str
+    context: "zmq.Context[zmq.Socket[bytes]]", settings: RuntimeSettings, service: Service, question: Inspect
 ) -> "zmq.Socket[bytes]":
     name = f"{INSPECTOR_PREFIX}{secrets.token_hex(8)}"
     socket = context.socket(zmq.DEALER)
@@ -102,7 +114,7 @@ def _ask(
         keys.toward(service.value, keys.asker()).equip(socket)
     socket.connect(mailbox(settings, service))
     # Not yet connected: the socket keeps the question until it is, or until it is closed.
-    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), Inspect(about)))
+    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), question))
     return socket
 
 

@@ -70,7 +70,8 @@ class AdmissionService:
         self._pool = pool
         self._core = Admission(rules, first_number(), policy)
         self._usage = usage
-        self._metrics = TrafficMetrics(telemetry, self._core.books)
+        self._metrics = TrafficMetrics(self._core.books, telemetry.settings.tenants_max)
+        telemetry.add(self._metrics)
         self._chronicle = Chronicle(telemetry)
         self._names = Names()
         actor.on_question(self._names.answer)
@@ -113,7 +114,7 @@ class AdmissionService:
         turn = self._core.take(now_ns)
         self._tell_peers(turn)
         self._usage.add(turn.usage)
-        self._metrics.advance(now_ns)
+        self._metrics.count(turn.timings)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:
@@ -162,7 +163,6 @@ class AdmissionService:
         finally:
             self._door.close()
             self._pool.close()
-            self._metrics.close()
             self._usage.close()
 
     def _open_door(self) -> None:
@@ -178,10 +178,9 @@ class AdmissionService:
         traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
         if not isinstance(body, Generate):
             return Arrival(name, header.incarnation, body, now_ns, traceparent=traceparent)
-        traceparent = self._chronicle.received(name, body.id, traceparent)
-        return Arrival(
-            name, header.incarnation, body, now_ns, self._digest(body), secrets.randbits(63), traceparent=traceparent
-        )
+        traceparent, within = self._chronicle.received(name, body.id, traceparent)
+        seed = secrets.randbits(63)
+        return Arrival(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
 
     def _digest(self, body: Generate) -> bytes:
         # Credentials may be renewed between two tries of one request, and must not end up anywhere; a gateway may be

@@ -52,8 +52,9 @@ class SchedulerService:
         self._event_log = event_log(self._core.board) if event_log is not None else None
         self._stories = Stories(self._core.board)
         actor.on_question(self._stories.answer)
-        self._spans = StageSpans(telemetry)
-        self._metrics = BoardMetrics(telemetry, self._core.board)
+        self._spans = StageSpans(telemetry, self._core.board)
+        self._metrics = BoardMetrics(self._core, telemetry.settings.tenants_max)
+        telemetry.add(self._metrics)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
         self._runs: list[TokenRun] = []
@@ -73,7 +74,9 @@ class SchedulerService:
         elif isinstance(body, StepFailed):
             self._log.warning("step failed", number=body.number, failure=body.failure.value, detail=body.detail)
         self._apply(body)
-        if isinstance(body, Geometry):
+        if isinstance(body, StepDone):
+            self._metrics.step(body)
+        elif isinstance(body, Geometry):
             self._warn_of_cramped()
         counters = self._core.board.counters
         if counters.adopted != self._adopted:
@@ -111,7 +114,6 @@ class SchedulerService:
 
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
-        self._metrics.advance(now_ns)
         due_ns = self._core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
@@ -119,6 +121,7 @@ class SchedulerService:
             self._event_log.planned(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
+            self._spans.planned()
             self._applied = True
         if not self._applied and not self._owed:
             return self._core.due_ns
@@ -178,9 +181,8 @@ class SchedulerService:
         self._state = State.DRAINING
 
     def close(self) -> None:
-        """End open spans, and publish the last counts."""
+        """End open spans."""
         self._spans.close()
-        self._metrics.close()
         if self._event_log is not None:
             self._event_log.close()
 

@@ -22,6 +22,7 @@ from noria.services.supervisor.config import (
 )
 from noria.services.supervisor.core import events, stack
 from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
+from noria.services.supervisor.metrics import StackMetrics
 from noria.services.supervisor.processes import Processes
 from noria.shared.actor import Actor
 from noria.shared.config import Config
@@ -31,7 +32,8 @@ from noria.shared.errors import UserError
 from noria.shared.locks import Holder
 from noria.shared.log import logger
 from noria.shared.mailbox import Mailbox
-from noria.shared.process import reload
+from noria.shared.process import observe, reload
+from noria.shared.telemetry import Telemetry
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
 
@@ -49,6 +51,7 @@ class Supervisor:
         actor: Actor,
         command: Callable[[str, Path], list[str]],
         original: Config,
+        telemetry: Telemetry,
     ) -> None:
         self._config = config
         self._original = original
@@ -62,6 +65,8 @@ class Supervisor:
         self._to_reload: set[Service] = set()
         actor.on_hang_up(self._reload)
         self._started_ns = time.monotonic_ns()
+        self._metrics = StackMetrics(self._ready)
+        telemetry.add(self._metrics)
         self.outcome = events.Over(EXIT_FAILED, "the supervisor stopped by itself")
 
     def listen_to_signals(self) -> None:
@@ -192,6 +197,7 @@ class Supervisor:
         pid = self._processes.spawn(service, {})
         self._heard.pop(service, None)
         self._to_reload.discard(service)
+        self._metrics.started(service)
         _LOG.info("service spawned", child=service.value, pid=pid)
         self._apply(events.Spawned(service, pid, time.monotonic_ns()))
 
@@ -223,6 +229,10 @@ class Supervisor:
     def _watch(self, descriptor: int) -> None:
         # Its end is seen by `collect` in the turn that this begins.
         self._actor.watch(descriptor, lambda: None)
+
+    def _ready(self) -> dict[Service, bool]:
+        links = self._actor.mailbox.links
+        return {each: links[each].joined and links[each].state is State.READY for each in self._stack.children}
 
     def _pids(self) -> dict[Service, int]:
         return {Service.SUPERVISOR: os.getpid()} | {
@@ -282,7 +292,9 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
         lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
         actor = Actor(post, runtime)
-        shell = Supervisor(own, path, actor, command, config)
+        telemetry = Telemetry(Service.SUPERVISOR, post.incarnation, config.telemetry)
+        observe(actor, telemetry)
+        shell = Supervisor(own, path, actor, command, config, telemetry)
         shell.listen_to_signals()
         try:
             actor.run(shell)
@@ -291,6 +303,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
                 "noria: the supervisor failed; services live on: `noria up` takes them over, `noria down` stops them\n"
             )
             raise
+        telemetry.close()
         premises.clear(own)
     finally:
         lock.release()

@@ -127,14 +127,16 @@ class Accounts:
         self._use(account, usage)
         return account.tenant, begun_tokens
 
-    def reclaimed(self, entry: Reclaimed) -> None:
-        """The last block of a stream that was running when it ended is back."""
+    def reclaimed(self, entry: Reclaimed) -> Account | None:
+        """The last block of a stream that was running when it ended is back; returns whose it was, if that is known."""
         known = self._awaited.get(entry.stream)
-        if known is not None:
-            traffic = self.at(known[0])
-            traffic.reclaims += 1
-            traffic.reclaim_us_sum += entry.delay_us
-            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+        if known is None:
+            return None
+        traffic = self.at(known[0])
+        traffic.reclaims += 1
+        traffic.reclaim_us_sum += entry.delay_us
+        traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+        return known[0]
 
     def scheduler_left(self) -> None:
         """What the last scheduler knew of ended streams is lost with it."""

@@ -104,6 +104,7 @@ class Admission:
             books.abandoned[:],
             books.notes[:],
             books.accounts.take(),
+            books.timings.take(),
         )
         books.working.update(books.jobs)
         books.jobs.clear()
@@ -286,7 +287,9 @@ class Admission:
             case Reclaims() as reclaims:
                 self.books.reclaims.add(reclaims)
                 for entry in reclaims.entries:
-                    self.books.accounts.reclaimed(entry)
+                    account = self.books.accounts.reclaimed(entry)
+                    if account is not None:
+                        self.books.timings.reclaimed(account, entry.delay_us)
             case Expenses() as expenses:
                 for spent in expenses.entries:
                     self._spent(spent, news.now_ns)
@@ -324,11 +327,15 @@ class Admission:
     def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
+        account, first = self.books.accounts.of(request), choice.first_token_ns is None
+        self.books.timings.emitted(account, choice, len(ids), now_ns)
         self.books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
-        if choice.first_token_ns is not None:
-            self.books.queues.remove(request)
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
+        if choice.first_token_ns is not None:
+            self.books.queues.remove(request)
+            if first:
+                self.books.timings.began(account, request, choice, now_ns)
         if run.end:
             end = End(run.end)
             self.books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)

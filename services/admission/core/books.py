@@ -20,6 +20,7 @@ from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy
 from noria.services.admission.core.tenants import Tenants
+from noria.services.admission.core.timings import Timings
 from noria.services.admission.core.validation import Refusal
 
 NOBODY = Account("", "")
@@ -52,6 +53,7 @@ class Books:
     queues: Queues = field(default_factory=Queues)
     totals: Totals = field(default_factory=Totals)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
+    timings: Timings = field(default_factory=Timings)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -182,6 +184,7 @@ class Books:
         self.totals.end(end, len(choice.ids))
         submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
         self.accounts.end(request, choice.stream, end, submitted=submitted)
+        self.timings.ended(self.accounts.of(request), request, choice, now_ns)
         tenant = self.tenants.named(request.key.tenant)
         tenant.streams -= 1
         tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
@@ -198,6 +201,7 @@ class Books:
                 len(choice.ids),
                 now_ns - request.accepted_ns,
                 detail,
+                request.traceparent,
             )
         )
         if request.unfinished == 0:

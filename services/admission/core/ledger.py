@@ -90,6 +90,7 @@ class Choice:
     cached_tokens: int = 0
     queue_us: int = 0
     first_token_ns: int | None = None
+    last_token_ns: int = 0
     ended_ns: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
 

@@ -166,7 +166,7 @@ class Results:
             request.failures = 0
             if state is waiting:
                 board.waiting.learned()
-            if not request.decoding_shown:
+            if not request.decoding_shown and state is not waiting:
                 request.decoding_shown = True
                 board.moved(request, Stage.DECODING, now_ns)
             reason = natural_end(request)

@@ -27,7 +27,7 @@ from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
 
 DOOR: Final = "sim://door"
-NO_TELEMETRY: Final = TelemetrySettings()
+NO_TELEMETRY: Final = TelemetrySettings(spans_kept=0)
 PEERS: Final = {
     Service.ADMISSION: (Service.SCHEDULER, Service.DETOKENIZER),
     Service.SCHEDULER: (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER),
