@@ -60,6 +60,48 @@ def inspect_all(
     return {service: found[service] for service in Service if service in found}
 
 
+class Inspector:
+    """Asks again and again over the same sockets; to be used by one thread at a time."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._sockets: dict[Service, zmq.Socket[bytes]] = {}
+
+    def ask(
+        self, services: Iterable[Service], topic: str, about: str = "", timeout_s: float = 1.0
+    ) -> dict[Service, Snapshot]:
+        """Ask services side by side; those that do not answer in time are left out, and asked over a new socket next."""
+        question = Inspect(about, topic)
+        waiting: dict[zmq.Socket[bytes], Service] = {}
+        poller = zmq.Poller()
+        for service in services:
+            socket = self._sockets.get(service)
+            if socket is None:
+                socket = self._sockets[service] = _ask(self._context, self._settings, service, question)
+            else:
+                _send(socket, question)
+            waiting[socket] = service
+            poller.register(socket, zmq.POLLIN)
+        found: dict[Service, Snapshot] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(found) < len(waiting) and (left_s := deadline - time.monotonic()) > 0:
+            for socket, _ in poller.poll(int(left_s * 1000) + 1):
+                snapshot = _read(socket)
+                if snapshot is not None:
+                    found[waiting[socket]] = snapshot
+        for socket, service in waiting.items():
+            if service not in found:  # an answer that comes late must not be taken for that of the next question
+                self._sockets.pop(service).close(0)
+        return found
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for socket in self._sockets.values():
+            socket.close(0)
+        self._sockets.clear()
+
+
 class _Told(msgspec.Struct, frozen=True):
     """What a service tells of a request: the numbers it has in the stack, and lines of text."""
 
@@ -114,8 +156,14 @@ def _ask(
         keys.toward(service.value, keys.asker()).equip(socket)
     socket.connect(mailbox(settings, service))
     # Not yet connected: the socket keeps the question until it is, or until it is closed.
-    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name, draw_incarnation()), question))
+    _send(socket, question)
     return socket
+
+
+def _send(socket: "zmq.Socket[bytes]", question: Inspect) -> None:
+    name = socket.getsockopt(zmq.ROUTING_ID)
+    assert isinstance(name, bytes)
+    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name.decode(), draw_incarnation()), question))
 
 
 def _read(socket: "zmq.Socket[bytes]") -> Snapshot | None:

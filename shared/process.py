@@ -94,8 +94,10 @@ def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
 
 
 def observe(actor: Actor, telemetry: Telemetry) -> None:
-    """Have an actor answer questions for its metrics and recent spans, and feed the exporter."""
-    telemetry.add(Vitals(actor.service, actor.mailbox.counts))
+    """Have an actor answer questions for who it is, its metrics and its recent spans, and feed the exporter."""
+    vitals = Vitals(actor.service, actor.mailbox.incarnation, actor.mailbox.counts)
+    telemetry.add(vitals)
+    actor.on_topic("who", vitals.answer)
     actor.on_topic("metrics", telemetry.answer_metrics)
     actor.on_topic("spans", telemetry.answer_spans)
     actor.each_turn(telemetry.advance)

@@ -19,10 +19,22 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 class Vitals(Publication):
     """mail: what the mailbox has counted."""
 
-    def __init__(self, service: Service, mail: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, service: Service, incarnation: int, mail: Callable[[], dict[str, int]]) -> None:
+        self._incarnation = f"{incarnation:x}"
         self._attributes = ((ATTRIBUTE_SERVICE, service.value),)
         self._mail = mail
         self._began_unix_s = time.time()
+
+    def answer(self, about: str) -> dict[str, object]:
+        """Who this process is, in a form fit for JSON."""
+        del about
+        used = os.times()
+        return {
+            "incarnation": self._incarnation,
+            "uptime_s": round(time.time() - self._began_unix_s, 1),
+            "cpu_s": round(used.user + used.system, 3),
+            "memory_bytes": resident_bytes(),
+        }
 
     def values(self) -> Iterator[Value]:
         """What they stand at."""

@@ -27,6 +27,7 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.core.stories import Stories
 from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.live import Live
 from noria.services.scheduler.metrics import BoardMetrics
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
@@ -52,6 +53,9 @@ class SchedulerService:
         self._event_log = event_log(self._core.board) if event_log is not None else None
         self._stories = Stories(self._core.board)
         actor.on_question(self._stories.answer)
+        self._live = Live(self._core.board, self._stories)
+        actor.on_topic("live", lambda about: self._live.answer(about, time.monotonic_ns()))
+        actor.on_topic("story", self._stories.answer_moves)
         self._spans = StageSpans(telemetry, self._core.board)
         self._metrics = BoardMetrics(self._core, telemetry.settings.tenants_max)
         telemetry.add(self._metrics)
@@ -122,6 +126,7 @@ class SchedulerService:
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
             self._spans.planned()
+            self._live.planned(plan, now_ns)
             self._applied = True
         if not self._applied and not self._owed:
             return self._core.due_ns
@@ -202,6 +207,7 @@ class SchedulerService:
                 case Moved():
                     self._spans.move(reply, now_ns)
                     self._stories.moved(reply)
+                    self._live.moved(reply)
                 case _:
                     assert_never(reply)
 
