@@ -90,7 +90,7 @@ class Inspector:
                 snapshot = _read(socket)
                 if snapshot is not None:
                     found[waiting[socket]] = snapshot
-        for socket, service in waiting.items():
+        for service in waiting.values():
             if service not in found:  # an answer that comes late must not be taken for that of the next question
                 self._sockets.pop(service).close(0)
         return found
