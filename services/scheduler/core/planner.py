@@ -4,11 +4,9 @@ Two budgets are spent while it is built, query tokens and cached tokens read; sl
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from noria.proto.execution import StepPlan
-from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.decisions import Decision, Reason
@@ -17,7 +15,7 @@ from noria.services.scheduler.core.lane import Step
 from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.policies import composition_for
 from noria.services.scheduler.core.preemption import Preemption
-from noria.services.scheduler.core.step_time import predict_us
+from noria.services.scheduler.core.step_times import StepTimes
 
 _UNLIMITED = 1 << 62
 # A long step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that
@@ -32,10 +30,10 @@ class Planner:
     due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
     """
 
-    def __init__(self, board: Board, fit: Callable[[], StepTime]) -> None:
+    def __init__(self, board: Board, times: StepTimes) -> None:
         self._board = board
-        self._fit = fit
-        self._composition = composition_for(board, fit)
+        self._times = times
+        self._composition = composition_for(board, times)
         self._preemption = Preemption(board)
         self.token_limit = board.settings.max_batch_tokens
         self.due_ns: int | None = None
@@ -49,7 +47,7 @@ class Planner:
 
     def change_policy(self) -> None:
         """The board has another policy: steps are composed as it says from now on."""
-        self._composition = composition_for(self._board, self._fit)
+        self._composition = composition_for(self._board, self._times)
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
@@ -98,7 +96,7 @@ class Planner:
         tokens = draft.tokens_max - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         self._record(draft, tokens, cache_tokens)
-        predicted_us = predict_us(self._fit(), tokens, cache_tokens, len(draft.entries), draft.pairs)
+        predicted_us = self._times.predict_us(tokens, cache_tokens, len(draft.entries), draft.pairs)
         step = Step(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
         board.lane.send(step, draft.now_ns)
         if board.adopted:

@@ -39,7 +39,7 @@ class Scheduler:
     def __init__(self, settings: Settings) -> None:
         self.board = Board(settings, policy_named(settings.policy, settings.rules))
         self._credit = Credit(self.board)
-        self._planner = Planner(self.board, self._credit.model.coefficients)
+        self._planner = Planner(self.board, self._credit.times)
         self._intake = Intake(self.board)
         self._adoption = Adoption(self.board, self._intake)
         self._results = Results(self.board, self._planner, self._intake, self._credit, self._adoption)
