@@ -25,6 +25,7 @@ from noria.shared.mailbox import Mailbox
 MAIL_PER_TURN_MAX: Final = 256
 _HELLO_INTERVAL_NS: Final = 100_000_000
 _POLL_MS_MAX: Final = 1000
+_FAREWELL_MS: Final = 200
 
 
 class Shell(Protocol):
@@ -79,6 +80,7 @@ class Actor:
         self._hung_up = False
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
+        self._release: Callable[[], None] | None = None
         self._expected_us: Callable[[], int] | None = None
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
@@ -134,6 +136,22 @@ class Actor:
     def each_turn(self, call: Callable[[int], None]) -> None:
         """Call this with the monotonic time in every turn."""
         self._each_turn.append(call)
+
+    def on_leave(self, release: Callable[[], None]) -> None:
+        """Call this when the process gives up its place; see `leave`."""
+        self._release = release
+
+    def leave(self) -> None:
+        """Give up the process's place while it goes on to finish what it has begun: a successor may take its name.
+
+        Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
+        """
+        for peer, link in self.mailbox.links.items():
+            if link.joined:
+                self.mailbox.send_once(peer, Heartbeat(State.STOPPED))
+        self.mailbox.close(_FAREWELL_MS)
+        if self._release is not None:
+            self._release()
 
     def on_hang_up(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""

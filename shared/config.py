@@ -56,7 +56,9 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     address: Annotated[str, Meta(description="HOST:PORT to serve HTTP on.", extra=_flags("--http"))] = "127.0.0.1:8000"
     body_bytes_max: Annotated[int, Meta(description="Largest accepted request body.", ge=1024)] = 4 * 1024 * 1024
-    drain_timeout_s: Annotated[float, Meta(description="How long open responses may finish at shutdown.", ge=0)] = 5.0
+    drain_timeout_s: Annotated[
+        float, Meta(description="How long open responses may finish when a gateway stops.", ge=0)
+    ] = 20.0
     gateway_grace_s: Annotated[
         float, Meta(description="How long requests live on after their gateway was last heard.", ge=0, le=86_400)
     ] = 15.0

@@ -163,10 +163,10 @@ class Mailbox:
         socket.connect(endpoint)
         return Link(peer, socket, settings.outbox_messages_max)
 
-    def close(self) -> None:
-        """Close every socket; nothing lingers."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Close every socket; what was just sent has so long to leave."""
         for link in self.links.values():
-            link.socket.close(0)
+            link.socket.close(linger_ms)
         self.router.close(0)
         if self.gate is not None:
             self.gate.close()

@@ -132,6 +132,7 @@ def run(
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()
     observe(actor, telemetry)
+    actor.on_leave(lock.release)
     shell = build(actor, telemetry)
     freeze()
     garbage = Garbage()

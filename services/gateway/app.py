@@ -36,10 +36,11 @@ Understand = Callable[[bytes, Headers, int], Work]
 
 
 class Traffic(msgspec.Struct):
-    """Counts of generation requests, for the snapshot."""
+    """Counts of generation requests, for the snapshot, and whether no more are wanted."""
 
     open: int = 0
     served: int = 0
+    draining: bool = False
 
 
 class Generations:
@@ -130,10 +131,11 @@ class Generations:
 class Pages:
     """The small endpoints."""
 
-    def __init__(self, client: AsyncClient, config: GatewayConfig, operators: Operators) -> None:
+    def __init__(self, client: AsyncClient, config: GatewayConfig, operators: Operators, traffic: Traffic) -> None:
         self._client = client
         self._config = config
         self._operators = operators
+        self._traffic = traffic
 
     async def index(self, request: Request) -> Response:
         """What there is."""
@@ -155,6 +157,8 @@ class Pages:
         del request
         description = await self._describe()
         waiting_for = (Service.ADMISSION.value,) if description is None else description.waiting_for
+        if self._traffic.draining:
+            waiting_for = (Service.GATEWAY.value,)
         return _json({"ready": not waiting_for, "waiting_for": waiting_for}, 503 if waiting_for else 200)
 
     async def models(self, request: Request) -> Response:
@@ -217,6 +221,7 @@ class Pages:
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
             Route("/ready", self.ready),
+            Route("/health/ready", self.ready),
             Route("/debug/state", self.state),
             Route("/debug/why/{name:path}", self.why),
         ]
@@ -250,7 +255,7 @@ def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traf
         Route(_GENERATION_PATHS[1], text, methods=["POST"]),
         Route(PATH, background, methods=["GET", "DELETE"]),
         Route(f"{PATH}/cancel", background, methods=["POST"]),
-        *Pages(client, config, operators).routes(),
+        *Pages(client, config, operators, traffic).routes(),
         *Scraping(client, config, operators).routes(),
     ]
     handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,8 +28,9 @@ from noria.services.supervisor.processes import Processes
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.config_sources import write
-from noria.shared.endpoints import mailbox
+from noria.shared.endpoints import mailbox, split_address
 from noria.shared.errors import UserError
+from noria.shared.listener import INHERITED, address_of, listen
 from noria.shared.locks import Holder
 from noria.shared.log import logger
 from noria.shared.mailbox import Mailbox
@@ -52,7 +54,9 @@ class Supervisor:
         command: Callable[[str, Path], list[str]],
         original: Config,
         telemetry: Telemetry,
+        listener: socket.socket | None = None,
     ) -> None:
+        self._listener = listener
         self._config = config
         self._original = original
         self._config_path = config_path
@@ -157,6 +161,8 @@ class Supervisor:
         if self._stack.course is Course.OVER:
             self._processes.kill_all()
         self._processes.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def _begin(self, now_ns: int) -> None:
         for service in START_ORDER:
@@ -183,6 +189,9 @@ class Supervisor:
                 case events.Kill():
                     _LOG.warning("killing service", child=reply.service.value, why=reply.why)
                     self._processes.of[reply.service].send(signal.SIGKILL)
+                case events.Relieve():
+                    _LOG.info("service relieved", child=reply.service.value, pid=self._processes.of[reply.service].pid)
+                    self._processes.relieve(reply.service)
                 case events.Quiesce():
                     self._quiesce(reply.timeout_ms)
                 case events.Served():
@@ -194,17 +203,30 @@ class Supervisor:
                     assert_never(never)
 
     def _spawn(self, service: Service) -> None:
-        pid = self._processes.spawn(service, {})
+        pid = self._processes.spawn(service, *self._door_of(service))
         self._heard.pop(service, None)
         self._to_reload.discard(service)
         self._metrics.started(service)
         _LOG.info("service spawned", child=service.value, pid=pid)
         self._apply(events.Spawned(service, pid, time.monotonic_ns()))
 
+    def _door_of(self, service: Service) -> tuple[dict[str, str], tuple[int, ...]]:
+        """The gateway gets the socket that this supervisor keeps open for it and its successors."""
+        if service is not Service.GATEWAY:
+            return {}, ()
+        if self._listener is None:
+            # It was in the hands of a gateway that was taken over, and is free now.
+            with contextlib.suppress(UserError):
+                self._listener = listen(*split_address(self._config.http))
+        if self._listener is None:
+            return {}, ()  # it will say what is wrong
+        return {INHERITED: str(self._listener.fileno())}, (self._listener.fileno(),)
+
     def _quiesce(self, timeout_ms: int) -> None:
         _LOG.info("draining", timeout_s=timeout_ms / 1000)
         # The others have nothing of their own to finish: they go on until admission has nothing for them any more.
-        self._actor.send(self, Service.ADMISSION, Drain(timeout_ms))
+        for service in (Service.GATEWAY, Service.ADMISSION):
+            self._actor.send(self, service, Drain(timeout_ms))
 
     def _collect(self, now_ns: int) -> None:
         for ending in self._processes.collect():
@@ -278,7 +300,11 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
     own = supervisor_config(config)
     runtime = own.children.runtime
     lock = premises.take(own)
+    listener: socket.socket | None = None
     try:
+        listener = premises.open_door(own)
+        if listener is not None:
+            own = msgspec.structs.replace(own, http=address_of(listener, own.http))
         path = premises.furnish(own)
         endpoint = mailbox(runtime, Service.SUPERVISOR, binding=True)
         try:
@@ -294,7 +320,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
         actor = Actor(post, runtime)
         telemetry = Telemetry(Service.SUPERVISOR, post.incarnation, config.telemetry)
         observe(actor, telemetry)
-        shell = Supervisor(own, path, actor, command, config, telemetry)
+        shell = Supervisor(own, path, actor, command, config, telemetry, listener)
         shell.listen_to_signals()
         try:
             actor.run(shell)
@@ -306,6 +332,8 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
         telemetry.close()
         premises.clear(own)
     finally:
+        if listener is not None:
+            listener.close()
         lock.release()
     if shell.outcome.cause:
         sys.stderr.write(f"noria: {shell.outcome.cause}\n")
