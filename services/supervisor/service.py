@@ -11,16 +11,11 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
-import zmq
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, State
-from noria.services.supervisor import premises, report
-from noria.services.supervisor.config import (
-    SupervisorConfig,
-    child_command,
-    supervisor_config,
-)
+from noria.services.supervisor import report
+from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core import events, stack
 from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
 from noria.services.supervisor.metrics import StackMetrics
@@ -28,13 +23,11 @@ from noria.services.supervisor.processes import Processes
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.config_sources import write
-from noria.shared.endpoints import mailbox, split_address
+from noria.shared.endpoints import split_address
 from noria.shared.errors import UserError
-from noria.shared.listener import INHERITED, address_of, listen
-from noria.shared.locks import Holder
+from noria.shared.listener import INHERITED, listen
 from noria.shared.log import logger
-from noria.shared.mailbox import Mailbox
-from noria.shared.process import observe, reload
+from noria.shared.process import reload
 from noria.shared.telemetry import Telemetry
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
@@ -43,7 +36,7 @@ _LOG: Final = logger(Service.SUPERVISOR.value)
 class Supervisor:
     """Runs the services of one runtime folder until a signal, or a service that cannot be kept alive, ends them all.
 
-    adopted: whether services of an earlier supervisor may live, to be taken over.
+    command: what runs a service's module with the configuration file. listener: the door that gateways serve at.
     """
 
     def __init__(
@@ -289,52 +282,3 @@ class Supervisor:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         self.ask_to_stop()
-
-
-def start(config: Config, command: Callable[[str, Path], list[str]] = child_command) -> int:
-    """Run the whole stack in the foreground; returns the exit status.
-
-    command: what runs a service's module with a configuration file.
-    Raises UserError when the model is missing, the runtime folder is taken, or the mailbox cannot be bound.
-    """
-    own = supervisor_config(config)
-    runtime = own.children.runtime
-    lock = premises.take(own)
-    listener: socket.socket | None = None
-    try:
-        listener = premises.open_door(own)
-        if listener is not None:
-            own = msgspec.structs.replace(own, http=address_of(listener, own.http))
-        path = premises.furnish(own)
-        endpoint = mailbox(runtime, Service.SUPERVISOR, binding=True)
-        try:
-            post = Mailbox(
-                Service.SUPERVISOR,
-                endpoint,
-                {service: mailbox(runtime, service) for service in START_ORDER},
-                runtime,
-            )
-        except zmq.ZMQError as error:
-            raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
-        lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
-        actor = Actor(post, runtime)
-        telemetry = Telemetry(Service.SUPERVISOR, post.incarnation, config.telemetry)
-        observe(actor, telemetry)
-        shell = Supervisor(own, path, actor, command, config, telemetry, listener)
-        shell.listen_to_signals()
-        try:
-            actor.run(shell)
-        except BaseException:
-            sys.stderr.write(
-                "noria: the supervisor failed; services live on: `noria up` takes them over, `noria down` stops them\n"
-            )
-            raise
-        telemetry.close()
-        premises.clear(own)
-    finally:
-        if listener is not None:
-            listener.close()
-        lock.release()
-    if shell.outcome.cause:
-        sys.stderr.write(f"noria: {shell.outcome.cause}\n")
-    return shell.outcome.exit_status
