@@ -296,8 +296,20 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_timeout_s: Annotated[
         float, Meta(description="Silence after which a peer or client is taken for gone.", ge=3)
     ] = 15.0
+    journal: Annotated[
+        bool,
+        Meta(
+            description="Keep accepted requests on disk, in the state folder, so that they go on after any restart.",
+            extra=_flags("--journal"),
+        ),
+    ] = True
     retention_s: Annotated[
-        float, Meta(description="How long an ended request can be fetched again when nobody acknowledged it.", ge=0)
+        float,
+        Meta(
+            description="How long an ended request can be fetched again when nobody acknowledged it, and how long a stack "
+            "may be away for unfinished ones to go on.",
+            ge=0,
+        ),
     ] = 60.0
     start_timeout_s: Annotated[float, Meta(description="How long the stack may take to become ready.", gt=0)] = 180.0
     stop_timeout_s: Annotated[

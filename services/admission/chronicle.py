@@ -3,7 +3,14 @@
 from typing import Final, assert_never
 
 from noria.proto.base import Service
-from noria.services.admission.core.events import AcceptedNote, AttachedNote, EndedNote, Note, RefusedNote
+from noria.services.admission.core.events import (
+    AcceptedNote,
+    AttachedNote,
+    EndedNote,
+    Note,
+    RecoveredNote,
+    RefusedNote,
+)
 from noria.services.admission.tokenizing import Result
 from noria.shared.log import logger
 from noria.shared.spans import (
@@ -114,6 +121,8 @@ class Chronicle:
                     **_trace(note.traceparent),
                 )
                 self._end_span(note.client, note.id).end({ATTRIBUTE_DECISION: note.end.label}, error=note.end.label)
+            case RecoveredNote():
+                self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
             case _:
                 assert_never(note)
 

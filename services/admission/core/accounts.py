@@ -58,11 +58,12 @@ class Traffic:
 
 
 class Accounts:
-    """All accounts. `unwritten` is what was used since it was last taken."""
+    """All accounts. unwritten: what was used since it was last taken. moved: whose counts of streams have changed since."""
 
     def __init__(self) -> None:
         self.traffic: dict[Account, Traffic] = {}
         self.unwritten: dict[Account, Usage] = {}
+        self.moved: set[Account] = set()
         self._awaited: dict[Stream, tuple[Account, int]] = {}
 
     @property
@@ -80,7 +81,9 @@ class Accounts:
 
     def accept(self, request: Request) -> None:
         """Streams were accepted."""
-        self.at(self.of(request)).accepted += len(request.choices)
+        account = self.of(request)
+        self.at(account).accepted += len(request.choices)
+        self.moved.add(account)
 
     def refuse(self, account: Account, code: Code) -> None:
         """A request was refused."""
@@ -91,6 +94,7 @@ class Accounts:
         """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
         account = self.of(request)
         self.at(account).ended[end] += 1
+        self.moved.add(account)
         if submitted:
             self._awaited[stream] = (account, 0)
 

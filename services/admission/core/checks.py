@@ -39,6 +39,9 @@ def unready(books: Books) -> Refusal | None:
         return Refusal(
             Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", _DRAINING_RETRY_MS
         )
+    if books.record.stuck:
+        reason = "what is accepted cannot be written down just now, perhaps because the disk is full; try again later"
+        return Refusal(Code.OVERLOADED, reason, "", NOT_READY_RETRY_MS)
     waiting = books.waiting_for()
     if not waiting:
         return None

@@ -18,7 +18,6 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims
-from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.core.timings import Timings
@@ -169,17 +168,25 @@ class EndedNote:
     traceparent: str = ""
 
 
-Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote
+@dataclass(frozen=True, slots=True)
+class RecoveredNote:
+    """For the log: a request came back from the journal with so many streams that have not ended."""
+
+    id: str
+    number: int
+    unfinished: int
+
+
+Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote | RecoveredNote
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything a turn has others do, except what clients are sent (see `Delivery`). usage: to be written down, timings: to be counted."""
+    """Everything a turn has others do, except what clients are sent (see `Delivery`). timings: to be counted."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]
     jobs: list[Job]
     abandoned: list[int]
     notes: list[Note]
-    usage: dict[Account, Usage] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
