@@ -135,14 +135,8 @@ class Exchange:
 
     def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
         """Take one message of the server."""
-        if header.incarnation in self._incarnations[:-1]:
-            return  # mail that a server wrote before it died
-        if not self._incarnations or header.incarnation != self._incarnations[-1]:
-            # Mostly a restart has shown as a new connection before, and everything has been asked over that.
-            unasked = bool(self._incarnations) and self._connected_s <= self._heard_s
-            self._incarnations = [*self._incarnations[-_INCARNATIONS_REMEMBERED:], header.incarnation]
-            if unasked:
-                self.connected(now_s)
+        if not self._lives(header.incarnation, now_s):
+            return
         self._heard_s = now_s
         match body:
             case Accepted():
@@ -158,6 +152,22 @@ class Exchange:
                 self._malformed(body)
             case _:
                 pass  # a sign of life
+
+    def _lives(self, incarnation: int, now_s: float) -> bool:
+        """Whether this is the life of the server that goes on; a change of lives makes all calls ask."""
+        if self._incarnations and incarnation == self._incarnations[-1]:
+            return True
+        known = incarnation in self._incarnations
+        if known and now_s - self._heard_s < self._patience.resend_s:
+            return False  # mail that a server wrote before it died
+        # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
+        # Mostly a restart has shown as a new connection before, and everything has been asked over that.
+        unasked = bool(self._incarnations) and (known or self._connected_s <= self._heard_s)
+        others = [each for each in self._incarnations if each != incarnation]
+        self._incarnations = [*others[-_INCARNATIONS_REMEMBERED:], incarnation]
+        if unasked:
+            self.connected(now_s)
+        return True
 
     def settle(self) -> None:
         """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""

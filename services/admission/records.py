@@ -64,6 +64,7 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
     characters: int
     keep: bool
     background: bool
+    grace: int
     reserved_tokens: int
 
 
@@ -117,6 +118,7 @@ def encode_request(request: Request, clock: Clock) -> bytes:
             characters=request.characters,
             keep=request.keep,
             background=request.background,
+            grace=request.grace_ns,
             reserved_tokens=request.reserved_tokens,
         )
     )
@@ -149,6 +151,7 @@ def decode_request(number: int, body: bytes, clock: Clock) -> Request:
         choices=[Choice(Stream(number, index), sampling) for index, sampling in enumerate(kept.choices)],
         keep=kept.keep,
         background=kept.background,
+        grace_ns=kept.grace,
         reserved_tokens=kept.reserved_tokens,
     )
 

@@ -173,14 +173,13 @@ class AdmissionService:
         a drain they hear nothing and ask again. What the journal holds stays there in either case.
         """
         try:
-            now_ns = time.monotonic_ns()
             if self._journal is not None:
-                self._put_on_record(now_ns)
+                self._put_on_record(time.monotonic_ns())
                 self._core.hand_over()
                 self._handed_over = True
             if self._journal is None or self._draining:
                 self.drain(0)
-                self.advance(now_ns)
+                self.advance(time.monotonic_ns())
         finally:
             self._door.close()
             self._pool.close()

@@ -61,7 +61,9 @@ def _readmit(books: Books, request: Request, asleep_ns: int, now_ns: int) -> Non
         return
     if all(choice.first_token_ns is None for choice in request.choices):
         books.queues.add(request)
-    books.left(request, now_ns)
+    # Whoever reads it has to notice first, and to find the way back.
+    patience_ns = max(request.grace_ns, books.rules.client_timeout_ns) - request.grace_ns
+    books.left(request, now_ns + patience_ns)
 
 
 def _hindrance(books: Books, request: Request, asleep_ns: int) -> tuple[End | None, str]:

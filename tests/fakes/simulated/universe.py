@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from fakes.memory_database import MemoryDatabase
 from fakes.simulated import stack, verdict
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock, simulated_time
@@ -63,6 +64,7 @@ class Universe:
         shared = self.random.random() < 0.4
         self.traffic = draw_traffic(self.random) if shared else Traffic()
         self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
+        self.database = MemoryDatabase() if journal else None
         self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens)
         self.runtime = RuntimeSettings(
             heartbeat_s=0.15,
@@ -142,7 +144,7 @@ class Universe:
     def _build(self, life: Life) -> Shell:
         match life.service:
             case Service.ADMISSION:
-                return stack.admission(life, self.agenda.after, self.traffic.policy)
+                return stack.admission(life, self.agenda.after, self.traffic.policy, self.database)
             case Service.SCHEDULER:
                 return stack.scheduler(life, self.settings)
             case Service.DETOKENIZER:
