@@ -19,6 +19,8 @@ from noria.services.scheduler.core.events import (
     Body,
     Event,
     ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
     Moved,
     PolicyChanged,
     TimePassed,
@@ -68,6 +70,7 @@ class SchedulerService:
         self._told: Capacity | None = None
         self._applied = False
         self._adopted = 0
+        self._executor = 0
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
@@ -94,7 +97,10 @@ class SchedulerService:
                 self._told = None
                 self._apply(AdmissionJoined())
             case Service.EXECUTOR:
-                self._apply(ExecutorLost())
+                # The same life, when mail was lost, or it was silent for long: it has not died of what it computed.
+                life = self._actor.mailbox.links[peer].incarnation
+                returned, self._executor = life == self._executor, life
+                self._apply(ExecutorReturned() if returned else ExecutorLost())
             case Service.DETOKENIZER:
                 # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
@@ -107,7 +113,7 @@ class SchedulerService:
     def lost(self, peer: Service) -> None:
         """Without an executor nothing is planned; for the others, work goes on and is kept."""
         if peer is Service.EXECUTOR:
-            self._apply(ExecutorLost())
+            self._apply(ExecutorSilent())
 
     def congested(self, peer: Service) -> None:
         """Tokens are owed and sent later, capacity with the next step; two plans always fit into an outbox."""

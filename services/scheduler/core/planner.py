@@ -56,25 +56,39 @@ class Planner:
         if memory is None:
             board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
             return None
-        if len(board.lane.steps) >= board.settings.steps_in_flight:
+        # While there are suspects, steps are of them or of all others, one after the other: so nobody starves, and what
+        # dies or fails says whose fault it was.
+        in_flight_max = 1 if len(board.suspects) else board.settings.steps_in_flight
+        if len(board.lane.steps) >= in_flight_max:
             return None
         self.due_ns = self._early(now_ns)
         if self.due_ns is not None:
             return None
         self._composition.prepare(now_ns)
-        untold = board.slots.begin()
-        draft = self._draft(now_ns, memory.cache)
-        while not draft.slices and not board.lane.steps and draft.stalled:
-            # Nothing in flight can free a block: somebody gives way now, unless all wait for the detokenizer.
-            if not self._preemption.give_way(draft) and not self._preemption.gather(draft):
-                break
-            untold = board.slots.begin()
-            draft = self._draft(now_ns, memory.cache)
+        board.suspects.trial = not board.suspects.trial and len(board.suspects) > 0
+        draft, untold = self._composed(now_ns, memory.cache)
+        if not draft.slices and len(board.suspects):
+            board.suspects.trial = not board.suspects.trial
+            draft, more = self._composed(now_ns, memory.cache)
+            untold = untold or more
         board.decisions.held_up(now_ns, draft.gates)
         # An executor without work must still learn which slots are empty.
         if not draft.slices and (board.lane.steps or not untold):
             return None
         return self._send(draft, memory)
+
+    def _composed(self, now_ns: int, cache: Cache) -> tuple[Draft, bool]:
+        """The next step's draft, after others gave way where nobody could go on, and whether slots are to be told of."""
+        board = self._board
+        untold = board.slots.begin()
+        draft = self._draft(now_ns, cache)
+        while not draft.slices and not board.lane.steps and draft.stalled:
+            # Nothing in flight can free a block: somebody gives way now, unless all wait for the detokenizer.
+            if not self._preemption.give_way(draft) and not self._preemption.gather(draft):
+                break
+            untold = board.slots.begin()
+            draft = self._draft(now_ns, cache)
+        return draft, untold
 
     def _early(self, now_ns: int) -> int | None:
         """When to plan the next step, if it is too early for that."""
@@ -88,7 +102,10 @@ class Planner:
         cache_left = board.settings.max_cache_tokens or _UNLIMITED
         tokens_left = self._composition.tokens(min(self.tokens_max, self.token_limit))
         draft = Draft(board.lane.number + 1, now_ns, cache, tokens_left, cache_left, tokens_max=tokens_left)
-        self._composition.compose(draft)
+        if board.suspects.trial:
+            self._composition.compose_only(draft, board.suspects.group)
+        else:
+            self._composition.compose(draft)
         return draft
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:

@@ -6,6 +6,7 @@ from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.draft import Draft
 from noria.services.scheduler.core.fair import Fair
 from noria.services.scheduler.core.policy import Fifo, Policy, PrefillFirst
+from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.rules import Rules
 from noria.services.scheduler.core.shares import Shares
 from noria.services.scheduler.core.step_times import StepTimes
@@ -29,6 +30,9 @@ class Composition(Protocol):
 
     def compose(self, draft: Draft) -> None:
         """Spend the draft's budgets."""
+
+    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+        """Spend them on these requests alone, who are suspected; `compose` leaves suspects out."""
 
 
 def policy_named(name: str, rules: Rules) -> Policy:

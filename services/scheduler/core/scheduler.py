@@ -17,6 +17,8 @@ from noria.services.scheduler.core.events import (
     AdmissionJoined,
     Event,
     ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
     PolicyChanged,
     Reply,
     TimePassed,
@@ -64,8 +66,10 @@ class Scheduler:
                 self._intake.ended(now_ns, body)
             case Resend():
                 self._intake.resend(body)
-            case StepDone() | StepFailed() | Geometry() | ExecutorLost() | Copied() | Inventory():
+            case StepDone() | StepFailed() | Geometry() | Copied() | Inventory():
                 self._results.apply(now_ns, body)
+            case ExecutorLost() | ExecutorSilent() | ExecutorReturned():
+                self._results.executor_lost(now_ns, body)
             case AdmissionJoined():
                 self._credit.submitted = 0
                 self._intake.admission_joined()

@@ -94,7 +94,7 @@ class Shares:
             self._decode(draft, decoding)
             draft.withhold(board.prompt_tokens(beside=bool(draft.slices)))
         contest = Contest(self._fair.accounts)
-        contest.enter([request for request in board.prefilling if request not in isolated])
+        contest.enter([each for each in board.prefilling if each not in isolated and not each.suspected])
         if short:
             contest.enter(decoding)
         half = max(1, -(-draft.tokens_left // 2))
@@ -102,6 +102,18 @@ class Shares:
         self._contend(draft, contest, half)
         contest.close()
         self._explain(draft)
+        self._count_prompts(draft)
+
+    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+        """Spend them on these requests alone."""
+        draft.spared = max(0, draft.cache.kept_pages - self._census.isolated_pages)
+        for request in requests:
+            if request.state is State.PREFILLING:
+                self._chunk(draft, request, None)
+            elif request.state is State.WAITING and draft.tokens_left:
+                reason = self._admit(draft, request, None)
+                if reason is not None:
+                    draft.hold_up(request, reason, share_of(request).terms.name)
         self._count_prompts(draft)
 
     def _isolated(self, draft: Draft) -> dict[Request, None]:
@@ -113,7 +125,7 @@ class Shares:
             return running
         most = max(1, draft.tokens_left // _ISOLATED_PART)
         for request in (*board.decoding, *board.prefilling):
-            if share_of(request).terms.isolated:
+            if share_of(request).terms.isolated and not request.suspected:
                 running[request] = None
         self._decode(draft, [request for request in running if request.state is State.DECODING])
         for request in running:
