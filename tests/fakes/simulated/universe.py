@@ -154,7 +154,13 @@ class Universe:
 
     def _executor(self, life: Life) -> SimulatedExecutor:
         lane = SimulatedLane(
-            self.geometry, self.agenda, self.chance, life.wake, self._step_failed, lambda: self._hung(life)
+            self.geometry,
+            self.agenda,
+            self.chance,
+            life.wake,
+            self._step_failed,
+            lambda: self._hung(life),
+            lambda: self._poisoned(life),
         )
         return SimulatedExecutor(
             life.actor, Telemetry(Service.EXECUTOR, life.mailbox.incarnation, stack.NO_TELEMETRY), lane
@@ -171,8 +177,14 @@ class Universe:
         self.trace.tell(life.service.value, "dies")
         self._count_board(life)
         if isinstance(life.shell, SimulatedExecutor):
+            self.record.failed.update(life.shell.under_way())
             life.shell.close()
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
+
+    def _poisoned(self, life: Life) -> None:
+        self.counts["poison"] += 1
+        self.trace.tell(life.service.value, "is poisoned")
+        life.die()
 
     def _hung(self, life: Life) -> None:
         """A step never ends; whoever watches progress kills the process after a while."""

@@ -98,7 +98,7 @@ def test_a_lone_request_is_not_condemned_before_it_has_failed_alone_as_a_suspect
 def test_innocents_survive_any_number_of_kills_as_long_as_they_make_tokens_in_between() -> None:
     draw = random.Random(1)
     ward = Ward(set(), None)
-    ward.submit(*(submission(number, prompt=5, output=30) for number in range(1, 9)))
+    ward.submit(*(submission(number, prompt=5, output=60) for number in range(1, 9)))
 
     def sometimes() -> None:
         if draw.random() < 0.1:
@@ -106,7 +106,7 @@ def test_innocents_survive_any_number_of_kills_as_long_as_they_make_tokens_in_be
 
     ward.treat(interfere=sometimes)
     assert ward.deaths > 10
-    assert all(ward.output(number) == generated(submission(number, 5, 30)) for number in range(1, 9))
+    assert all(ward.output(number) == generated(submission(number, 5, 60)) for number in range(1, 9))
 
 
 def test_a_token_clears_a_suspect_and_its_failures_alone() -> None:
