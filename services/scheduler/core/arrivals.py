@@ -52,8 +52,7 @@ class Arrivals:
         board, memory = self._board, self._board.memory
         assert memory is not None
         found = memory.found(request)
-        # A suspect waits for nobody: it must be seen to compute for itself.
-        if request.stored is None and not request.suspected and memory.twins.follow(request, len(found)):
+        if request.stored is None and memory.twins.follow(request, len(found)):
             board.waiting.pass_over(request)
             draft.pass_over(request, Reason.TWIN)
             return Reason.TWIN
@@ -81,12 +80,6 @@ class Arrivals:
         if not within:
             needed += int(self._margin * cache.size)
         return needed - (cache.available - cache.promised) - board.lane.soon_free
-
-    def admit_only(self, draft: Draft, request: Request) -> None:
-        """Admit this waiting request, whatever the policy's order, if there is room for it."""
-        reason = self._hindrance(draft) or self.unready(request) or self.offer(draft, request)
-        if reason is not None:
-            draft.hold_up(request, reason)
 
     def _hindrance(self, draft: Draft) -> Reason | None:
         """What keeps everybody out."""

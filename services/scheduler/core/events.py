@@ -37,14 +37,6 @@ class ExecutorLost(NamedTuple):
     """The executor is gone, or began a new life: nothing is computed until its `Geometry` comes."""
 
 
-class ExecutorSilent(NamedTuple):
-    """Nothing is heard of the executor, dead or alive: nothing is computed until its `Geometry` comes."""
-
-
-class ExecutorReturned(NamedTuple):
-    """The executor lives, but what was on its way to or from it was lost: as before, until its `Geometry` comes."""
-
-
 Body = (
     Submit
     | Withdraw
@@ -60,8 +52,6 @@ Body = (
     | TimePassed
     | PolicyChanged
     | ExecutorLost
-    | ExecutorSilent
-    | ExecutorReturned
 )
 
 

@@ -13,7 +13,6 @@ KINDS: Final = (
     "death of executor",
     "death of scheduler",
     "hang",
-    "poison",
     "pause",
     "joined again",
     "step failed: error",
