@@ -4,9 +4,14 @@ Run: python benchmarks/flood.py [--model NAME] [--seconds S] [--repeats N] [--ou
 
 The tenant `people` sends short interactive requests as a Poisson process; the tenant `crawler` keeps FLOOD long prompts
 in class `batch` in flight. For each policy and repeat a stack serves the people alone first, then people and flood; the
-policies take turns, with the same arrivals, lengths and settings. Reported are the people's time to first token and time
-between tokens, as their client sees them, over all repeats, and the query tokens that the stack computed in a second
-while both were there, without those computed for nothing or again.
+policies take turns, with the same arrivals, lengths and settings; no prompt is asked twice. Reported are the people's
+time to first token and time between tokens, as their client sees them, over all repeats, and the query tokens that the
+stack computed in a second while both were there, without those computed for nothing or again.
+
+The load is what leaves two cores, one of them for the steps (`-- --threads 1`), idle for half of the time without the
+flood: where two threads compute and share their cores with clients and services, each waits for the other at every
+product of matrices, and a busy neighbour makes a step take up to a hundred times as long. What FILE.json holds already of
+the same load counts too, so that a long measurement can be made in parts: further repeats are added to it.
 """
 
 import argparse
@@ -51,12 +56,12 @@ IDS: Final = range(1000, 9000)
 class Load(msgspec.Struct, frozen=True):
     """What is asked. rate: interactive requests a second. flood: long requests kept in flight."""
 
-    seconds: float = 60.0
-    warm_seconds: float = 10.0
-    rate: float = 3.0
+    seconds: float = 20.0
+    warm_seconds: float = 8.0
+    rate: float = 1.5
     prompt_tokens: int = 100
     output_tokens: int = 32
-    flood: int = 8
+    flood: int = 4
     flood_prompt_tokens: int = 4000
     flood_output_tokens: int = 16
 
@@ -188,14 +193,17 @@ async def ask(client: AsyncClient, draw: random.Random, prompt_tokens: int, outp
         seen.failures += 1
 
 
-async def people(client: AsyncClient, load: Load, seed: int, seen: Seen) -> None:
-    """Interactive requests as they come, whether or not earlier ones are answered; returns when all are."""
-    draw = random.Random(seed)
+async def people(client: AsyncClient, load: Load, seed: int, seen: Seen, prompts: str) -> None:
+    """Interactive requests as they come, whether or not earlier ones are answered; returns when all are.
+
+    seed: of their arrivals. prompts: a seed of their prompts; the same ones again would be in the cache.
+    """
+    draw, words = random.Random(seed), random.Random(prompts)
     began, at = time.perf_counter(), 0.0
     async with asyncio.TaskGroup() as tasks:
         while (at := at + draw.expovariate(load.rate)) < load.seconds:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-            own = random.Random(draw.random())
+            own = random.Random(words.random())
             tasks.create_task(ask(client, own, load.prompt_tokens, load.output_tokens, seen))
 
 
@@ -214,13 +222,14 @@ async def phase(runtime: Path, load: Load, policy: str, repeat: int, *, flooded:
         AsyncClient(runtime_dir=str(runtime), credential=CRAWLER, traffic_class="batch") as bulk,
     ):
         # Without the flood too: what the server learns of its steps, it has learned before anything is measured.
-        await people(theirs, msgspec.structs.replace(load, seconds=load.warm_seconds / 2), 17 + repeat, Seen([], []))
+        warm = msgspec.structs.replace(load, seconds=load.warm_seconds / 2)
+        await people(theirs, warm, 17 + repeat, Seen([], []), f"warm {repeat} {flooded}")
         streams = [
             asyncio.create_task(crawler(bulk, load, 100 * repeat + n, flood)) for n in range(load.flood * flooded)
         ]
         await asyncio.sleep(load.warm_seconds * flooded)
         began, tokens, floods = time.perf_counter(), await computed(runtime), len(flood.ttft)
-        served = asyncio.create_task(people(theirs, load, 1 + repeat, seen))
+        served = asyncio.create_task(people(theirs, load, 1 + repeat, seen, f"{repeat} {flooded}"))
         await asyncio.sleep(load.seconds)
         tokens = await computed(runtime) - tokens
         seconds, floods = time.perf_counter() - began, len(flood.ttft) - floods
@@ -240,7 +249,9 @@ def summed(phases: Sequence[Phase]) -> list[Row]:
             mine = [each for each in phases if each.policy == policy and each.flooded is flooded]
             ttft = [value for each in mine for value in each.seen.ttft]
             gaps = [value for each in mine for value in each.seen.gaps]
-            rate = sum(each.tokens_s for each in mine) / max(1, len(mine))
+            if not mine:
+                continue
+            rate = sum(each.tokens_s for each in mine) / len(mine)
             points = [quantile(values, share) for values in (ttft, gaps) for share in (0.5, 0.99)]
             rows.append(Row(policy, flooded, len(ttft), *points, rate))
     return rows
@@ -252,11 +263,7 @@ def table(rows: Sequence[Row]) -> str:
         "| policy | flood | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | all tokens/s |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in rows:
-        times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms)
-        cells = " | ".join(f"{each:.0f} ms" for each in times)
-        flood = "yes" if row.flooded else "no"
-        lines.append(f"| {row.policy} | {flood} | {row.requests} | {cells} | {row.tokens_s:.0f} |")
+    lines += map(line, rows)
     found = {(row.policy, row.flooded): row for row in rows}
     fair, alone, fifo = (found.get(key) for key in (("fair", True), ("fair", False), ("fifo", True)))
     if fair is not None and alone is not None and fifo is not None:
@@ -267,6 +274,23 @@ def table(rows: Sequence[Row]) -> str:
             f"without; all tokens/s {fair.tokens_s / fifo.tokens_s:.1%} of fifo (goal 95 %)",
         ]
     return "\n".join(lines)
+
+
+def line(row: Row) -> str:
+    """One row of the table."""
+    times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms)
+    cells = " | ".join(f"{each:.0f} ms" for each in times)
+    return f"| {row.policy} | {'yes' if row.flooded else 'no'} | {row.requests} | {cells} | {row.tokens_s:.0f} |"
+
+
+def earlier(path: Path | None, model: str, flags: list[str], load: Load) -> list[Phase]:
+    """The phases that a file holds already; ends the program when they are of another load."""
+    if path is None or not path.exists():
+        return []
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    if (report.model, report.flags, report.load) != (model, flags, load):
+        raise SystemExit(f"{path} holds another measurement: name another file, or remove it")
+    return report.phases
 
 
 def main() -> None:
@@ -283,18 +307,19 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="for `noria up`, after --")
     chosen = parser.parse_args()
     load = Load(**{name: getattr(chosen, name) for name in Load.__struct_fields__})
-    phases: list[Phase] = []
-    for repeat in range(chosen.repeats):
-        for policy in chosen.policy if repeat % 2 == 0 else chosen.policy[::-1]:
+    phases = earlier(chosen.out, chosen.model, chosen.flags, load)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the stack is ended, too
+    for turn in range(chosen.repeats):
+        for policy in chosen.policy if turn % 2 == 0 else chosen.policy[::-1]:
+            repeat = sum(each.policy == policy for each in phases) // 2
             with serving(policy, chosen.model, chosen.flags) as runtime:
                 for flooded in (False, True):
                     phases.append(asyncio.run(phase(runtime, load, policy, repeat, flooded=flooded)))
-                    print(table(summed(phases[-1:])).splitlines()[2 + flooded], file=sys.stderr, flush=True)
-    rows = summed(phases)
-    print(table(rows))
-    if chosen.out is not None:
-        report = Report(chosen.model, chosen.flags, load, rows, phases)
-        chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+                    print(line(summed(phases[-1:])[0]), file=sys.stderr, flush=True)
+            if chosen.out is not None:
+                report = Report(chosen.model, chosen.flags, load, summed(phases), phases)
+                chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    print(table(summed(phases)))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,15 @@ from noria.cli.bench.command import bench
 from noria.cli.chat import chat
 from noria.cli.config_command import config
 from noria.cli.down import down
+from noria.cli.drain import drain
 from noria.cli.generate import generate
 from noria.cli.keys import keys
 from noria.cli.model_commands import models
 from noria.cli.ps import ps
 from noria.cli.replay import replay, why
+from noria.cli.restart import restart
 from noria.cli.service_commands import service_commands
+from noria.cli.trace import trace
 from noria.cli.up import EXIT_INTERRUPTED, up
 from noria.cli.usage import usage
 from noria.shared.errors import UserError
@@ -60,7 +63,24 @@ def noria(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (up, down, ps, generate, chat, bench, models, config, keys, usage, why, replay, *service_commands()):
+for _command in (
+    up,
+    down,
+    drain,
+    restart,
+    ps,
+    generate,
+    chat,
+    bench,
+    models,
+    config,
+    keys,
+    usage,
+    why,
+    trace,
+    replay,
+    *service_commands(),
+):
     noria.add_command(_command)
 
 

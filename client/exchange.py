@@ -37,14 +37,16 @@ class Patience(msgspec.Struct, frozen=True):
     """How long a client waits, in seconds.
 
     accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a
-    request from a server that does show life. ping_s: between signs of life of our own, more often where the server
-    is less patient. silence_s: without news of an open call before it attaches again. reconnect_s: without any sign
-    of life before open calls are given up. resend_s, resend_max_s: first and longest pause between repeated
-    questions. leave_s: how long an abandoned call waits for its end to be confirmed. calls_max: calls at a time.
+    request from a server that does show life. ready_s: for a server that is not ready to be so. ping_s: between signs of
+    life of our own, more often where the server is less patient. silence_s: without news of an open call before it
+    attaches again. reconnect_s: without any sign of life before open calls are given up. resend_s, resend_max_s: first
+    and longest pause between repeated questions. leave_s: how long an abandoned call waits for its end to be confirmed.
+    calls_max: calls at a time.
     """
 
     accept_s: float = 10.0
     answer_s: float = 60.0
+    ready_s: float = 10.0
     ping_s: float = 5.0
     silence_s: float = 15.0
     reconnect_s: float = 60.0
@@ -133,14 +135,8 @@ class Exchange:
 
     def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
         """Take one message of the server."""
-        if header.incarnation in self._incarnations[:-1]:
-            return  # mail that a server wrote before it died
-        if not self._incarnations or header.incarnation != self._incarnations[-1]:
-            # Mostly a restart has shown as a new connection before, and everything has been asked over that.
-            unasked = bool(self._incarnations) and self._connected_s <= self._heard_s
-            self._incarnations = [*self._incarnations[-_INCARNATIONS_REMEMBERED:], header.incarnation]
-            if unasked:
-                self.connected(now_s)
+        if not self._lives(header.incarnation, now_s):
+            return
         self._heard_s = now_s
         match body:
             case Accepted():
@@ -156,6 +152,22 @@ class Exchange:
                 self._malformed(body)
             case _:
                 pass  # a sign of life
+
+    def _lives(self, incarnation: int, now_s: float) -> bool:
+        """Whether this is the life of the server that goes on; a change of lives makes all calls ask."""
+        if self._incarnations and incarnation == self._incarnations[-1]:
+            return True
+        known = incarnation in self._incarnations
+        if known and now_s - self._heard_s < self._patience.resend_s:
+            return False  # mail that a server wrote before it died
+        # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
+        # Mostly a restart has shown as a new connection before, and everything has been asked over that.
+        unasked = bool(self._incarnations) and (known or self._connected_s <= self._heard_s)
+        others = [each for each in self._incarnations if each != incarnation]
+        self._incarnations = [*others[-_INCARNATIONS_REMEMBERED:], incarnation]
+        if unasked:
+            self.connected(now_s)
+        return True
 
     def settle(self) -> None:
         """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""
@@ -268,9 +280,17 @@ class Exchange:
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
             # It was accepted once, so it waits for the server to come back rather than fail.
             call.next_ask_s = now_s + max(self._patience.resend_s, (body.retry_after_ms or 0) / 1000)
+        elif body.code is Code.NOT_READY and self._comes_back(call, body, now_s):
+            call.next_ask_s = now_s + (body.retry_after_ms or 0) / 1000
         else:
             self._forget(call)
             call.fail(Refused(body.code, body.reason, body.parameter, body.retry_after_ms))
+
+    def _comes_back(self, call: Call, body: Rejected, now_s: float) -> bool:
+        """Whether a server that is not ready says that it will be soon enough: a part of it is being started again."""
+        if body.retry_after_ms is None:
+            return False
+        return now_s + body.retry_after_ms / 1000 - call.begun_s <= self._patience.ready_s
 
     def _delta(self, delta: frontdoor.Delta, now_s: float) -> None:
         call = self.calls.get(delta.id)

@@ -22,6 +22,7 @@ class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_ids and output_ids are kept apart: penalties, `min_tokens` and usage need the boundary. `blocks` has one
     block table per allocator, in the order of `Geometry.groups`. `end_ids` are masked before `sampling.min_tokens`.
     cached: positions whose keys and values are in the blocks already, once the plan's copies are done.
+    `traceparent`: the stream's trace context, to link the steps it is in with.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
     end_ids: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
     cached: int = 0
+    traceparent: str = ""
 
 
 class Grow(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -25,6 +25,7 @@ from noria.shared.mailbox import Mailbox
 MAIL_PER_TURN_MAX: Final = 256
 _HELLO_INTERVAL_NS: Final = 100_000_000
 _POLL_MS_MAX: Final = 1000
+_FAREWELL_MS: Final = 200
 
 
 class Shell(Protocol):
@@ -79,7 +80,10 @@ class Actor:
         self._hung_up = False
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
+        self._release: Callable[[], None] | None = None
         self._expected_us: Callable[[], int] | None = None
+        self._topics: dict[str, Callable[[str], object]] = {}
+        self._each_turn: list[Callable[[int], None]] = []
         self._flushing: set[Service] = set()
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -124,6 +128,30 @@ class Actor:
     def expect(self, expected_us: Callable[[], int]) -> None:
         """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
         self._expected_us = expected_us
+
+    def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
+        """Answer an `Inspect` of this topic with what this returns for what it is about, which must be fit for JSON."""
+        self._topics[topic] = answer
+
+    def each_turn(self, call: Callable[[int], None]) -> None:
+        """Call this with the monotonic time in every turn."""
+        self._each_turn.append(call)
+
+    def on_leave(self, release: Callable[[], None]) -> None:
+        """Call this when the process gives up its place; see `leave`."""
+        self._release = release
+
+    def leave(self) -> None:
+        """Give up the process's place while it goes on to finish what it has begun: a successor may take its name.
+
+        Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
+        """
+        for peer, link in self.mailbox.links.items():
+            if link.joined:
+                self.mailbox.send_once(peer, Heartbeat(State.STOPPED))
+        self.mailbox.close(_FAREWELL_MS)
+        if self._release is not None:
+            self._release()
 
     def on_hang_up(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
@@ -177,6 +205,8 @@ class Actor:
                 self._reload()
         now_ns = time.monotonic_ns()
         self._tend_links(shell, now_ns)
+        for call in self._each_turn:
+            call(now_ns)
         self._wanted_ns = shell.advance(now_ns)
         if shell.state() is not self._told:
             # A change of state is news that others wait for: it goes out at once.
@@ -212,7 +242,7 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self.mailbox.answer(identity, self._snapshot(shell, body.about))
+            self.mailbox.answer(identity, self._told_of(shell, body))
             return
         sender = Service(header.sender)
         link = self.mailbox.links.get(sender)
@@ -290,6 +320,13 @@ class Actor:
             elif not link.outbox and peer in self._flushing:
                 self._flushing.discard(peer)
                 self._poller.unregister(link.socket)
+
+    def _told_of(self, shell: Shell, asked: Inspect) -> Snapshot:
+        if not asked.topic:
+            return self._snapshot(shell, asked.about)
+        answer = self._topics.get(asked.topic)
+        content = msgspec.json.encode(answer(asked.about)) if answer is not None else b"null"
+        return Snapshot(self.service.value, os.getpid(), shell.state(), content)
 
     def _snapshot(self, shell: Shell, about: str) -> Snapshot:
         content = {

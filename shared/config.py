@@ -56,9 +56,9 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     address: Annotated[str, Meta(description="HOST:PORT to serve HTTP on.", extra=_flags("--http"))] = "127.0.0.1:8000"
     body_bytes_max: Annotated[int, Meta(description="Largest accepted request body.", ge=1024)] = 4 * 1024 * 1024
-    body_timeout_s: Annotated[float, Meta(description="How long a request body may take to arrive.", gt=0)] = 60.0
-    connections_max: Annotated[int, Meta(description="Open connections; those beyond are answered 503.", ge=1)] = 8192
-    drain_timeout_s: Annotated[float, Meta(description="How long open responses may finish at shutdown.", ge=0)] = 5.0
+    drain_timeout_s: Annotated[
+        float, Meta(description="How long open responses may finish when a gateway stops.", ge=0)
+    ] = 20.0
     gateway_grace_s: Annotated[
         float, Meta(description="How long requests live on after their gateway was last heard.", ge=0, le=86_400)
     ] = 15.0
@@ -296,8 +296,20 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_timeout_s: Annotated[
         float, Meta(description="Silence after which a peer or client is taken for gone.", ge=3)
     ] = 15.0
+    journal: Annotated[
+        bool,
+        Meta(
+            description="Keep accepted requests on disk, in the state folder, so that they go on after any restart.",
+            extra=_flags("--journal"),
+        ),
+    ] = True
     retention_s: Annotated[
-        float, Meta(description="How long an ended request can be fetched again when nobody acknowledged it.", ge=0)
+        float,
+        Meta(
+            description="How long an ended request can be fetched again when nobody acknowledged it, and how long a stack "
+            "may be away for unfinished ones to go on.",
+            ge=0,
+        ),
     ] = 60.0
     start_timeout_s: Annotated[float, Meta(description="How long the stack may take to become ready.", gt=0)] = 180.0
     stop_timeout_s: Annotated[
@@ -350,7 +362,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Traces and metrics by OTLP over HTTP."""
+    """Traces and metrics: what is recorded, and where it is sent by OTLP over HTTP."""
 
     otlp_endpoint: Annotated[
         str,
@@ -358,7 +370,27 @@ class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             description="OTLP/HTTP endpoint (http://HOST:4318); no export where empty.", extra=_flags("--otlp-endpoint")
         ),
     ] = ""
-    sample_ratio: Annotated[float, Meta(description="Share of requests traced.", ge=0, le=1)] = 1.0
+    otlp_metrics: Annotated[
+        bool, Meta(description="Send metrics there, too; not needed where /metrics is scraped.")
+    ] = True
+    sample_ratio: Annotated[
+        float,
+        Meta(
+            description="Share of requests traced, where callers have not decided already.",
+            extra=_flags("--trace-sample-ratio"),
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    step_ratio: Annotated[
+        float, Meta(description="Share of the steps without an arrival that are shown in traces.", ge=0, le=1)
+    ] = 0.1
+    spans_kept: Annotated[
+        int, Meta(description="Recent spans that each process keeps for `noria trace`.", ge=0, le=100_000)
+    ] = 4096
+    tenants_max: Annotated[
+        int, Meta(description="Tenants with metrics of their own; the others are added up as `other`.", ge=1)
+    ] = 50
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

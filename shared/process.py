@@ -25,6 +25,7 @@ from noria.shared.locks import Holder, Lock
 from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
+from noria.shared.vitals import Vitals
 
 _OPEN_FILES: Final = 65_536
 
@@ -92,6 +93,16 @@ def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
     return {peer: mailbox(config.runtime, peer) for peer in wanted}
 
 
+def observe(actor: Actor, telemetry: Telemetry) -> None:
+    """Have an actor answer questions for who it is, its metrics and its recent spans, and feed the exporter."""
+    vitals = Vitals(actor.service, actor.mailbox.incarnation, actor.mailbox.counts)
+    telemetry.add(vitals)
+    actor.on_topic("who", vitals.answer)
+    actor.on_topic("metrics", telemetry.answer_metrics)
+    actor.on_topic("spans", telemetry.answer_spans)
+    actor.each_turn(telemetry.advance)
+
+
 def run(
     service: Service,
     config: Config,
@@ -120,6 +131,8 @@ def run(
     telemetry = Telemetry(service, post.incarnation, config.telemetry)
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()
+    observe(actor, telemetry)
+    actor.on_leave(lock.release)
     shell = build(actor, telemetry)
     freeze()
     garbage = Garbage()

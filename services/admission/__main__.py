@@ -6,6 +6,8 @@ from noria.proto.base import Service
 from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
 from noria.services.admission.database import Database
 from noria.services.admission.door import Door
+from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
+from noria.services.admission.journal import own_journal
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import UsageBook
@@ -31,10 +33,12 @@ def start(config: Config) -> int:
     endpoint = public_mailbox(config.runtime, binding=True)
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
-        usage = UsageBook(Database(database_path(config.runtime), (SCHEMA,)))
+        database = Database(database_path(config.runtime), (SCHEMA, *JOURNAL_SCHEMA))
+        usage = UsageBook(database)
+        journal = own_journal(database, kept=config.runtime.journal)
         door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
-        shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage)
+        shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage, journal)
 
         def reread() -> None:
             reload(Service.ADMISSION, config, lambda changed: shell.change_policy(admission_policy(changed)))

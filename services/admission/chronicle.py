@@ -3,11 +3,27 @@
 from typing import Final, assert_never
 
 from noria.proto.base import Service
-from noria.services.admission.core.events import AcceptedNote, AttachedNote, EndedNote, Note, RefusedNote
+from noria.services.admission.core.events import (
+    AcceptedNote,
+    AttachedNote,
+    EndedNote,
+    Note,
+    RecoveredNote,
+    RefusedNote,
+)
 from noria.services.admission.tokenizing import Result
-from noria.shared.instruments import ATTRIBUTE_INPUT_TOKENS, ATTRIBUTE_REQUEST, SPAN_ADMIT, SPAN_TOKENIZE
 from noria.shared.log import logger
+from noria.shared.spans import (
+    ATTRIBUTE_CLASS,
+    ATTRIBUTE_DECISION,
+    ATTRIBUTE_INPUT_TOKENS,
+    ATTRIBUTE_REQUEST,
+    ATTRIBUTE_TENANT,
+    SPAN_ADMIT,
+    SPAN_TOKENIZE,
+)
 from noria.shared.telemetry import Span, Telemetry
+from noria.shared.tracing import NOTHING, trace_id
 
 _ID_CHARACTERS_SHOWN: Final = 128
 
@@ -20,25 +36,27 @@ class Chronicle:
         self._log = logger(Service.ADMISSION.value)
         self._spans: dict[tuple[str, str], Span] = {}
 
-    def received(self, client: str, request_id: str, traceparent: str) -> str:
-        """A `Generate` came: begin its span. Returns the trace context for everything that follows from it."""
+    def received(self, client: str, request_id: str, traceparent: str) -> tuple[str, str]:
+        """A `Generate` came: begin its span. Returns the trace contexts of what follows from it, and of what is done in it.
+
+        What follows hangs under the caller's span, which lasts until it has the end; without one, under this.
+        """
         key = (client, request_id[:_ID_CHARACTERS_SHOWN])
         if not self._telemetry.enabled or key in self._spans:
-            return traceparent
+            return traceparent, traceparent
         span = self._spans[key] = self._telemetry.span(SPAN_ADMIT, traceparent)
-        return span.traceparent
+        return traceparent or span.traceparent, span.traceparent
 
     def turned_away(self, client: str, request_id: str) -> None:
         """A `Generate` was not even looked at: end its span."""
-        self._end_span(client, request_id).end(error="too many clients")
+        self._end_span(client, request_id).end({ATTRIBUTE_DECISION: "too many clients"}, error="too many clients")
 
     def tokenized(self, result: Result) -> None:
         """A job is done: record its span afterwards."""
         if self._telemetry.enabled:
             span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
             span.end(
-                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)},
-                error=result.code.value if result.problem else "",
+                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)}, error=result.problem
             )
 
     def write(self, note: Note) -> None:
@@ -54,10 +72,19 @@ class Chronicle:
                     choices=note.choices,
                     tenant=note.tenant,
                     traffic_class=note.traffic_class,
+                    **_trace(note.traceparent),
                 )
-                attributes = {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens}
-                self._end_span(note.client, note.id).end(attributes)
+                self._end_span(note.client, note.id).end(
+                    {
+                        ATTRIBUTE_REQUEST: note.number,
+                        ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens,
+                        ATTRIBUTE_DECISION: "accepted",
+                        ATTRIBUTE_TENANT: note.tenant,
+                        ATTRIBUTE_CLASS: note.traffic_class,
+                    }
+                )
             case RefusedNote():
+                span = self._end_span(note.client, note.id)
                 self._log.info(
                     "request refused",
                     id=note.id[:_ID_CHARACTERS_SHOWN],
@@ -66,12 +93,20 @@ class Chronicle:
                     parameter=note.parameter,
                     tenant=note.tenant,
                     traffic_class=note.traffic_class,
+                    **_trace(span.traceparent),
                 )
-                self._end_span(note.client, note.id).end(error=note.code.value)
+                refused = {
+                    ATTRIBUTE_DECISION: note.code.value,
+                    ATTRIBUTE_TENANT: note.tenant,
+                    ATTRIBUTE_CLASS: note.traffic_class,
+                }
+                span.end(refused, error=note.code.value)
             case AttachedNote():
                 self._log.info("request attached", request=note.number, id=note.id, client=note.client)
                 if not note.awaited:
-                    self._end_span(note.client, note.id).end({ATTRIBUTE_REQUEST: note.number})
+                    self._end_span(note.client, note.id).end(
+                        {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_DECISION: "attached"}
+                    )
             case EndedNote():
                 self._log.info(
                     "stream ended",
@@ -83,11 +118,20 @@ class Chronicle:
                     output_tokens=note.output_tokens,
                     total_ms=round(note.total_ns / 1e6, 1),
                     detail=note.detail,
+                    **_trace(note.traceparent),
                 )
-                self._end_span(note.client, note.id).end(error=note.end.label)
+                self._end_span(note.client, note.id).end({ATTRIBUTE_DECISION: note.end.label}, error=note.end.label)
+            case RecoveredNote():
+                self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
             case _:
                 assert_never(note)
 
     def _end_span(self, client: str, request_id: str) -> Span:
         # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.
-        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), Span(None, ""))
+        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), NOTHING)
+
+
+def _trace(traceparent: str) -> dict[str, str]:
+    """The field of a log line that names the trace."""
+    found = trace_id(traceparent)
+    return {"trace": found} if found else {}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from noria.services.admission.core.events import AcceptedNote, Note, RefusedNote
+from noria.services.admission.core.events import AcceptedNote, Note, RecoveredNote, RefusedNote
 
 NAMES_KEPT: Final = 8192
 _MARKED: Final = re.compile(r"(.+)~[0-9a-f]{16}", re.DOTALL)
@@ -24,7 +24,7 @@ class Names:
     def write(self, note: Note) -> None:
         """Hear what admission did."""
         match note:
-            case AcceptedNote():
+            case AcceptedNote() | RecoveredNote():
                 for name in _names(note.id):
                     _keep(self._numbers, name, note.number)
                     self._refused.pop(name, None)

@@ -36,8 +36,10 @@ from noria.services.admission.core.events import (
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.door import Door, Outcome
+from noria.services.admission.journal import Journal
 from noria.services.admission.metrics import TrafficMetrics
 from noria.services.admission.names import Names
+from noria.services.admission.records import Clock
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import UsageBook
 from noria.shared.actor import Actor
@@ -53,7 +55,11 @@ def first_number() -> int:
 
 
 class AdmissionService:
-    """The shell of one admission process. Closes the door and the pool when the actor stops."""
+    """The shell of one admission process. Closes the door and the pool when the actor stops.
+
+    With a journal it begins with what that holds, and what a turn decides is on record before any of it leaves.
+    Raises UserError when the journal cannot be read.
+    """
 
     def __init__(
         self,
@@ -64,18 +70,24 @@ class AdmissionService:
         rules: Rules,
         policy: Policy,
         usage: UsageBook,
+        journal: Journal | None = None,
     ) -> None:
         self._actor = actor
         self._door = door
         self._pool = pool
         self._core = Admission(rules, first_number(), policy)
         self._usage = usage
-        self._metrics = TrafficMetrics(telemetry, self._core.books)
+        self._journal = journal
+        if journal is not None:
+            now_ns = time.monotonic_ns()
+            self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
+        self._metrics = TrafficMetrics(self._core.books, telemetry.settings.tenants_max)
+        telemetry.add(self._metrics)
         self._chronicle = Chronicle(telemetry)
         self._names = Names()
         actor.on_question(self._names.answer)
         self._digests = msgspec.msgpack.Encoder()
-        self._draining = False
+        self._draining = self._handed_over = False
         self._congested = 0
         self._taken = 0
         actor.watch(door.socket, self._open_door)
@@ -103,27 +115,27 @@ class AdmissionService:
         self._congested += 1
 
     def advance(self, now_ns: int) -> int | None:
-        """One turn: results, time, peers, tokenizer, log, clients."""
+        """One turn: results, time, journal, log, peers, tokenizer, clients."""
         for result in self._pool.collect():
             self._chronicle.tokenized(result)
             self._core.apply(
                 Tokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
             )
         self._core.apply(Tick(now_ns))
+        used_ns = self._put_on_record(now_ns)
         turn = self._core.take(now_ns)
+        for note in turn.notes:
+            self._chronicle.write(note)
+            self._names.write(note)
         self._tell_peers(turn)
-        self._usage.add(turn.usage)
-        self._metrics.advance(now_ns)
+        self._metrics.count(turn.timings)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:
             self._pool.submit(job)
-        for note in turn.notes:
-            self._chronicle.write(note)
-            self._names.write(note)
         for client in self._core.delivery.due(now_ns):
             self._serve(client, now_ns)
-        wanted = (self._core.wanted_ns(), self._usage.advance(now_ns))
+        wanted = (self._core.wanted_ns(), used_ns)
         return min((each for each in wanted if each is not None), default=None)
 
     def change_policy(self, policy: Policy) -> None:
@@ -155,14 +167,22 @@ class AdmissionService:
         self._core.apply(Draining(time.monotonic_ns() + timeout_ms * 1_000_000))
 
     def close(self) -> None:
-        """Tell the clients that nothing more will come, and release the socket and the threads."""
+        """Release the socket and the threads.
+
+        Clients are told that nothing more will come, unless a next life will go on at once: with a journal and without
+        a drain they hear nothing and ask again. What the journal holds stays there in either case.
+        """
         try:
-            self.drain(0)
-            self.advance(time.monotonic_ns())
+            if self._journal is not None:
+                self._put_on_record(time.monotonic_ns())
+                self._core.hand_over()
+                self._handed_over = True
+            if self._journal is None or self._draining:
+                self.drain(0)
+                self.advance(time.monotonic_ns())
         finally:
             self._door.close()
             self._pool.close()
-            self._metrics.close()
             self._usage.close()
 
     def _open_door(self) -> None:
@@ -178,16 +198,34 @@ class AdmissionService:
         traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
         if not isinstance(body, Generate):
             return Arrival(name, header.incarnation, body, now_ns, traceparent=traceparent)
-        traceparent = self._chronicle.received(name, body.id, traceparent)
-        return Arrival(
-            name, header.incarnation, body, now_ns, self._digest(body), secrets.randbits(63), traceparent=traceparent
-        )
+        traceparent, within = self._chronicle.received(name, body.id, traceparent)
+        seed = secrets.randbits(63)
+        return Arrival(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
 
     def _digest(self, body: Generate) -> bytes:
         # Credentials may be renewed between two tries of one request, and must not end up anywhere; a gateway may be
         # started again with another patience.
         same = msgspec.structs.replace(body, credential="", grace_ms=None)
         return blake2b(self._digests.encode(same), digest_size=16).digest()
+
+    def _put_on_record(self, now_ns: int) -> int | None:
+        """Write what must be on disk before anything of this turn leaves; returns when to try usage again."""
+        used = self._core.used()
+        if self._handed_over:
+            return None  # the next life will say what was used
+        self._usage.add(used)
+        if self._journal is None:
+            return self._usage.advance(now_ns)
+        page = self._core.page(now_ns)
+        if page is None:
+            # What a stream cost comes after its end and can wait, but not before a page that says that it has ended.
+            return None if self._core.stuck else self._usage.advance(now_ns)
+        if self._journal.write(page, Clock.read(), self._usage.writes()):
+            self._core.written(page)
+            self._usage.written()
+        else:
+            self._core.unwritten(now_ns)
+        return None
 
     def _tell_peers(self, turn: Turn) -> None:
         scheduler = self._send(Service.SCHEDULER, turn.scheduler)

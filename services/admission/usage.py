@@ -1,4 +1,4 @@
-"""Hands what tenants used to the database: gathered by tenant, class and hour, at most once a second."""
+"""What tenants used, on its way to the database: gathered by tenant, class and hour."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 
 
 class UsageBook:
-    """What waits to be written. What the database does not take now waits on."""
+    """What waits to be written: with the journal's pages, or by itself at most once a second."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,6 +28,15 @@ class UsageBook:
         for account, used in usage.items():
             self._waiting.setdefault((account, hour), Usage()).add(used)
 
+    def writes(self) -> list[Write]:
+        """What waits, as part of a transaction; when that is committed, `written` must be called."""
+        rows = [(*account, hour, *astuple(used)) for (account, hour), used in self._waiting.items()]
+        return [Write(ADD, rows)] if rows else []
+
+    def written(self) -> None:
+        """What waited is on disk."""
+        self._waiting.clear()
+
     def advance(self, now_ns: int) -> int | None:
         """Write when it is time; returns when that is next, or None when nothing waits."""
         if self._waiting and now_ns >= self._next_ns:
@@ -36,10 +45,9 @@ class UsageBook:
         return self._next_ns if self._waiting else None
 
     def flush(self) -> None:
-        """Write now."""
-        rows = [(*account, hour, *astuple(used)) for (account, hour), used in self._waiting.items()]
-        if rows and self._database.write(Write(ADD, rows)):
-            self._waiting.clear()
+        """Write now; what the database does not take waits on."""
+        if self._waiting and self._database.commit(self.writes()):
+            self.written()
 
     def close(self) -> None:
         """Write what waits and close the database."""

@@ -11,9 +11,10 @@ from noria.proto.lifecycle import State
 from noria.proto.output import Open, Progress, Resend, Texts, Tokens, Unknown
 from noria.services.detokenizer.core.detokenizer import AdmissionJoined, Detokenizer, News, SchedulerJoined
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
+from noria.services.detokenizer.metrics import TextMetrics
 from noria.shared import tokenizer as tokenizers
 from noria.shared.actor import Actor
-from noria.shared.instruments import (
+from noria.shared.spans import (
     ATTRIBUTE_CHOICE,
     ATTRIBUTE_END,
     ATTRIBUTE_OUTPUT_TOKENS,
@@ -53,6 +54,7 @@ class DetokenizerService:
         self._actor = actor
         self._telemetry = telemetry
         self._core = Detokenizer(vocabulary)
+        telemetry.add(TextMetrics(self._core))
         self._spans: dict[Stream, Span] = {}
         self._congested = 0
 

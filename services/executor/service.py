@@ -7,7 +7,7 @@ computes. What it holds outlives the scheduler: to the next one it tells that, a
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, NamedTuple, Protocol, assert_never
 
 import msgspec
 
@@ -18,14 +18,24 @@ from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.engine import Loaded
 from noria.services.executor.inventory import inventory
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
+from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
+from noria.services.executor.spans import StepSpans
 from noria.shared.actor import Shell
 from noria.shared.garbage import freeze
-from noria.shared.instruments import ATTRIBUTE_QUERY_TOKENS, ATTRIBUTE_STEP, SPAN_STEP
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
 QUEUED_PLANS_MAX: Final = 8
+
+
+class _Posted(NamedTuple):
+    """A batch on the lane: the trace it is shown in, and with what it is linked there; links: None when it is not shown."""
+
+    batch: Batch
+    traceparent: str
+    prepare_us: int
+    links: tuple[str, ...] | None
 
 
 class Post(Protocol):
@@ -48,11 +58,13 @@ class ExecutorShell:
         self.failed = ""
         self.computing = True
         self._post = post
-        self._telemetry = telemetry
+        self._spans = StepSpans(telemetry)
+        self._metrics = DeviceMetrics()
+        telemetry.add(self._metrics)
         self._loaded: Loaded | None = None
         self._slots: Slots | None = None
         self._plans: deque[tuple[StepPlan, str]] = deque()
-        self._prepared: deque[tuple[Batch, str, int]] = deque()
+        self._prepared: deque[_Posted] = deque()
         self._steps = 0
         # An inventory was announced to the scheduler and is not sent yet.
         self._owed = False
@@ -148,6 +160,7 @@ class ExecutorShell:
 
     def _begin(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        self._metrics.loaded(loaded)
         self._slots = Slots(loaded.shape)
         geometry, memory = loaded.geometry, loaded.memory
         self._log.info(
@@ -206,25 +219,26 @@ class ExecutorShell:
             self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=str(error))
             self._fail(plan.epoch, plan.number, Failure.INVALID, str(error))
             return
-        self._prepared.append((batch, traceparent, (time.monotonic_ns() - began_ns) // 1000))
+        self._spans.follow(plan)
+        prepare_us = (time.monotonic_ns() - began_ns) // 1000
+        self._prepared.append(_Posted(batch, traceparent, prepare_us, self._spans.links(plan, traceparent)))
         self._lane.post(batch)
 
     def _done(self, computed: Computed) -> None:
         self._steps += 1
         batch = computed.batch
-        prepared = self._of(batch)
-        if prepared is None or self._slots is None or not self._current(batch):
+        posted = self._of(batch)
+        if posted is None or self._slots is None or not self._current(batch):
             return
-        traceparent, prepare_us = prepared
         sampled = results(self._slots, batch, computed.drawn)
+        tokens = len(batch.token_ids)
+        self._metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us)
         if self._owed:
             return  # of a scheduler that is gone: the next one is told by the inventory
-        done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, prepare_us, computed.idle_us)
-        self._post.send(self, Service.SCHEDULER, done, traceparent)
-        if self._telemetry.enabled and traceparent:
-            attributes = {ATTRIBUTE_STEP: batch.number, ATTRIBUTE_QUERY_TOKENS: len(batch.token_ids)}
-            ago_s = computed.compute_us / 1e6
-            self._telemetry.span(SPAN_STEP, traceparent, attributes, start_ago_s=ago_s).end()
+        done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, posted.prepare_us, computed.idle_us)
+        self._post.send(self, Service.SCHEDULER, done, posted.traceparent)
+        if posted.links is not None:
+            self._spans.done(batch.number, tokens, computed.compute_us, posted.traceparent, posted.links)
 
     def _broken(self, broken: Broken) -> None:
         batch = broken.batch
@@ -235,11 +249,10 @@ class ExecutorShell:
             else:
                 self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
 
-    def _of(self, batch: Batch) -> tuple[str, int] | None:
+    def _of(self, batch: Batch) -> _Posted | None:
         """What was noted when a batch was posted; None when everything has been forgotten since."""
-        if self._prepared and self._prepared[0][0] is batch:
-            _, traceparent, prepare_us = self._prepared.popleft()
-            return traceparent, prepare_us
+        if self._prepared and self._prepared[0].batch is batch:
+            return self._prepared.popleft()
         return None
 
     def _current(self, batch: Batch) -> bool:

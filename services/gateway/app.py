@@ -1,7 +1,6 @@
 """The HTTP routes. Each generation endpoint is an ASGI application of its own, which sees its connection close."""
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -12,35 +11,36 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.client import AsyncClient, ClientError, Code, Description, Generation, Refused
 from noria.proto.base import Service
-from noria.services.gateway import positions
+from noria.services.gateway import observing, positions
 from noria.services.gateway.answers import preview_body
 from noria.services.gateway.background import PATH, Background
 from noria.services.gateway.bodies import chat_body, completion_body, read_body
-from noria.services.gateway.caller import bearer
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError, from_client
+from noria.services.gateway.metrics import HttpMetrics, Measured, RouteNames
+from noria.services.gateway.operators import Operators
+from noria.services.gateway.scraping import Scraping
 from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
 from noria.services.gateway.work import Work, chat_work, completion_work
-from noria.shared import instruments
 from noria.shared.inspect import explain, inspect_all_async
 from noria.shared.log import logger
-from noria.shared.telemetry import Attribute, Span, Telemetry
+from noria.shared.telemetry import Span, Telemetry
 
 _DESCRIBE_S: Final = 2.0
 _INSPECT_S: Final = 1.0
-ADMIN: Final = "admin"
 Understand = Callable[[bytes, Headers, int], Work]
 
 
 class Traffic(msgspec.Struct):
-    """Counts of generation requests, for the snapshot."""
+    """Counts of generation requests, for the snapshot, and whether no more are wanted."""
 
     open: int = 0
     served: int = 0
+    draining: bool = False
 
 
 class Generations:
@@ -67,55 +67,54 @@ class Generations:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, within its span."""
         request = Request(scope, receive)
-        attributes: dict[str, Attribute] = {
-            instruments.ATTRIBUTE_OPERATION: self._operation,
-            instruments.ATTRIBUTE_PROVIDER: "noria",
-        }
-        name = f"{request.method} {request.url.path}"
         parent = request.headers.get("traceparent", "")
-        span = self._telemetry.span(name, parent, attributes, server=True)
+        span = observing.begin(self._telemetry, self._operation, request.method, request.url.path, parent)
         outcome = Outcome()
         self._traffic.open += 1
         try:
             await self._answer(request, receive, send, span, outcome)
         except HttpError as error:
-            outcome.error = str(error)
+            outcome.error, outcome.status = str(error), error.status
+            outcome.error_type = error.body.code or str(error.status)
             raise
         except (Disconnected, ClientDisconnect, OSError):
-            outcome.error = "the connection was closed"
+            outcome.error, outcome.error_type = "the connection was closed", "disconnected"
         except asyncio.CancelledError:
             # The server stops and has waited long enough: leaving has cancelled the generations.
-            outcome.error = "the server was stopped"
+            outcome.error, outcome.error_type = "the server was stopped", "stopped"
         finally:
             self._traffic.open -= 1
             self._traffic.served += 1
-            span.end(_attributes(outcome), error=outcome.error)
+            observing.end(span, outcome)
 
     async def _answer(self, request: Request, receive: Receive, send: Send, span: Span, outcome: Outcome) -> None:
-        data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
+        data = await read_body(request, self._config.body_bytes_max)
         work = self._understand(data, request.headers, self._config.request_id_characters_max)
+        observing.understood(span, work)
         try:
             generations = work.start(self._client, span.traceparent, self._config.grace_ms)
         except ClientError as error:
             raise from_client(error) from error
         if work.caller.background and not work.stream:
-            await self._leave_behind(work, generations, request, receive, send)
+            outcome.status = await self._leave_behind(work, generations, request, receive, send)
             return
         if not work.stream:
             body = await while_connected(receive, whole(work.form, generations, outcome))
+            outcome.status = 200
             response = Response(body, 200, {"x-request-id": work.request_id}, "application/json")
             await response(request.scope, receive, send)
             return
         accepted = await while_connected(receive, accepted_by_all(generations))
         outcome.model = accepted[0].model
         outcome.input_tokens = sum(each.prompt_tokens for each in accepted)
+        outcome.status = 200
         have = positions.read(work.caller.last_event, len(generations) * work.choices)
         stream = EventStream(work.form, generations, outcome.model, have, outcome)
         await while_connected(receive, stream.run(send))
 
     async def _leave_behind(
         self, work: Work, generations: list[Generation], request: Request, receive: Receive, send: Send
-    ) -> None:
+    ) -> int:
         try:
             await while_connected(receive, accepted_by_all(generations))
         except Disconnected:
@@ -126,14 +125,17 @@ class Generations:
             generation.leave()
         response = await self._background.accepted(work)
         await response(request.scope, receive, send)
+        return response.status_code
 
 
 class Pages:
     """The small endpoints."""
 
-    def __init__(self, client: AsyncClient, config: GatewayConfig) -> None:
+    def __init__(self, client: AsyncClient, config: GatewayConfig, operators: Operators, traffic: Traffic) -> None:
         self._client = client
         self._config = config
+        self._operators = operators
+        self._traffic = traffic
 
     async def index(self, request: Request) -> Response:
         """What there is."""
@@ -155,6 +157,8 @@ class Pages:
         del request
         description = await self._describe()
         waiting_for = (Service.ADMISSION.value,) if description is None else description.waiting_for
+        if self._traffic.draining:
+            waiting_for = (Service.GATEWAY.value,)
         return _json({"ready": not waiting_for, "waiting_for": waiting_for}, 503 if waiting_for else 200)
 
     async def models(self, request: Request) -> Response:
@@ -174,7 +178,7 @@ class Pages:
 
     async def state(self, request: Request) -> Response:
         """What every process holds; null for those that do not answer. For operators only, where there are tenants."""
-        await self._administrator(request)
+        await self._operators.admit(request)
         found = await inspect_all_async(self._config.runtime, timeout_s=_INSPECT_S)
         state: dict[str, object] = {}
         for service in Service:
@@ -188,7 +192,7 @@ class Pages:
 
     async def why(self, request: Request) -> Response:
         """What a request waited for, in plain words, by its id or number. For operators only, where there are tenants."""
-        await self._administrator(request)
+        await self._operators.admit(request)
         name = str(request.path_params["name"])
         lines = await asyncio.to_thread(explain, self._config.runtime, name, _INSPECT_S)
         if not lines:
@@ -197,7 +201,7 @@ class Pages:
 
     async def preview(self, request: Request) -> Response:
         """What would become of a chat or completion request now."""
-        data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
+        data = await read_body(request, self._config.body_bytes_max)
         understand = _understand_chat if _is_chat(data) else _understand_completion
         work = understand(data, request.headers, self._config.request_id_characters_max)
         try:
@@ -217,18 +221,10 @@ class Pages:
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
             Route("/ready", self.ready),
+            Route("/health/ready", self.ready),
             Route("/debug/state", self.state),
             Route("/debug/why/{name:path}", self.why),
         ]
-
-    async def _administrator(self, request: Request) -> None:
-        """Let only those in who may use the class of operators. Raises HttpError 401 and 403."""
-        try:
-            known = await self._client.identify(bearer(request.headers), _DESCRIBE_S)
-        except ClientError as error:
-            raise from_client(error) from error
-        if ADMIN not in known.classes:
-            raise HttpError(403, f"this needs an API key that may use the class {ADMIN}", code="forbidden")
 
     async def _describe(self) -> Description | None:
         try:
@@ -246,9 +242,12 @@ class Pages:
 _GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 
 
-def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> Starlette:
+def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> ASGIApp:
     """Make the application around a client that lives in the same event loop."""
     background = Background(client)
+    operators = Operators(client)
+    metrics = HttpMetrics(lambda: traffic.open)
+    telemetry.add(metrics)
     chat = Generations("chat", _understand_chat, client, config, telemetry, traffic, background)
     text = Generations("text_completion", _understand_completion, client, config, telemetry, traffic, background)
     routes = [
@@ -256,10 +255,12 @@ def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traf
         Route(_GENERATION_PATHS[1], text, methods=["POST"]),
         Route(PATH, background, methods=["GET", "DELETE"]),
         Route(f"{PATH}/cancel", background, methods=["POST"]),
-        *Pages(client, config).routes(),
+        *Pages(client, config, operators, traffic).routes(),
+        *Scraping(client, config, operators).routes(),
     ]
     handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return Measured(app, metrics, RouteNames(each.path for each in routes).of)
 
 
 def _understand_chat(data: bytes, headers: Headers, id_characters_max: int) -> Work:
@@ -300,23 +301,8 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    # The error's own text may quote what was sent.
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    logger(Service.GATEWAY.value).error(
-        "request failed", path=request.url.path, error=type(error).__name__, at=f"{place.filename}:{place.lineno}"
-    )
+    logger(Service.GATEWAY.value).error("request failed", path=request.url.path, error=repr(error))
     return HttpError(500, "the gateway failed at this request; its log says why", kind="server_error").response()
-
-
-def _attributes(outcome: Outcome) -> dict[str, Attribute]:
-    if not outcome.model:
-        return {}
-    return {
-        instruments.ATTRIBUTE_RESPONSE_MODEL: outcome.model,
-        instruments.ATTRIBUTE_INPUT_TOKENS: outcome.input_tokens,
-        instruments.ATTRIBUTE_OUTPUT_TOKENS: outcome.output_tokens,
-        instruments.ATTRIBUTE_FINISH_REASONS: outcome.finish_reasons,
-    }
 
 
 def _model(name: str, description: Description) -> dict[str, object]:

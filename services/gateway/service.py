@@ -1,8 +1,6 @@
 """The gateway's shell: HTTP in a thread of its own, the mailbox for supervisor and inspectors in the main one."""
 
 import asyncio
-import logging
-import socket
 import threading
 from typing import Any, Final
 
@@ -17,25 +15,12 @@ from noria.services.gateway.app import Traffic, build
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.protocol import BoundedHttp
 from noria.shared.actor import Actor
-from noria.shared.errors import UserError
+from noria.shared.listener import listen
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
-_BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30
-
-
-def listen(config: GatewayConfig) -> socket.socket:
-    """Bind the HTTP address. Raises UserError naming it and what to do."""
-    try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server((str(address[0]), config.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise UserError(
-            f"cannot serve HTTP on {config.host}:{config.port}: {error.strerror or error}; "
-            "choose another address with --http HOST:PORT"
-        ) from error
+_LAST_WORDS_S: Final = 1
 
 
 class GatewayShell:
@@ -46,9 +31,10 @@ class GatewayShell:
         self._config = config
         self._telemetry = telemetry
         self._traffic = Traffic()
-        self._listener = listen(config)
+        self._listener = listen(config.host, config.port)
         self._server: uvicorn.Server | None = None
         self._draining = False
+        self._leaving = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
@@ -90,15 +76,21 @@ class GatewayShell:
         return {"http": self._config.url, "open_responses": self._traffic.open, "served": self._traffic.served}
 
     def drain(self, timeout_ms: int) -> None:
-        """Stop listening and let open responses finish."""
-        del timeout_ms  # the HTTP server counts its own
-        self._draining = True
-        if self._server is not None:
-            self._server.should_exit = True
+        """Say that this gateway is not ready any more. New requests are refused by admission, which drains too."""
+        del timeout_ms  # open responses end as their requests do
+        self._draining = self._traffic.draining = True
 
     def close(self) -> None:
-        """Drain, wait for the HTTP thread, and pass its failure on."""
-        self.drain(0)
+        """Take no more connections, let open responses finish, and pass the HTTP thread's failure on.
+
+        After a drain they have had their time. Without one, somebody else may take this gateway's place meanwhile.
+        """
+        self._leaving = True
+        if self._server is not None:
+            if self._draining:
+                self._server.config.timeout_graceful_shutdown = _LAST_WORDS_S
+            self._server.should_exit = True
+        self._actor.leave()
         self._thread.join()
         self._listener.close()
         if self._failure is not None:
@@ -110,7 +102,7 @@ class GatewayShell:
                 runner.run(self._serve())
         except BaseException as error:  # the edge of the thread: `close` raises it in the main one
             self._failure = error
-        if not self._draining:
+        if not self._leaving:
             self._actor.stop()
 
     async def _serve(self) -> None:
@@ -129,13 +121,11 @@ class GatewayShell:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=self._config.connections_max,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(self._config.drain_timeout_s)),
             )
-            logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line for each request that is none
             self._server = uvicorn.Server(settings)
-            if self._draining:
+            if self._leaving:
                 return
             logger(Service.GATEWAY.value).info("http listens", url=self._config.url)
             await self._server.serve(sockets=[self._listener])

@@ -36,13 +36,15 @@ class Source(Protocol):
 
 
 class Outcome(msgspec.Struct):
-    """What became of a request, for its span."""
+    """What became of a request, for its span. status: of HTTP, 0 when nothing was answered."""
 
     model: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
     error: str = ""
+    error_type: str = ""
+    status: int = 0
 
 
 class Disconnected(Exception):  # noqa: N818  # not an error: nobody reads any more
@@ -134,7 +136,7 @@ class EventStream:
         except* HttpError as errors:
             first = errors.exceptions[0]
             assert isinstance(first, HttpError)
-            self._outcome.error = first.body.message
+            self._outcome.error, self._outcome.error_type = first.body.message, first.body.code or first.body.type
             await send(_event(first.encode(), last=False))
             await send(_event(b"[DONE]", last=True))
         else:

@@ -19,7 +19,15 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.scheduler import records
-from noria.services.scheduler.core.events import AdmissionJoined, Body, ExecutorLost, PolicyChanged, TimePassed
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    Body,
+    ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
+    PolicyChanged,
+    TimePassed,
+)
 from noria.services.scheduler.core.lane import Lane
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
@@ -107,7 +115,7 @@ class EventLog:
                 return records.Asked(now_ns, body)
             case PolicyChanged():
                 return records.Changed(now_ns, body.policy, body.rules)
-            case AdmissionJoined() | ExecutorLost() | TimePassed():
+            case AdmissionJoined() | ExecutorLost() | ExecutorSilent() | ExecutorReturned() | TimePassed():
                 return records.Happened(now_ns, type(body).__name__)
             case _:
                 return self._of_executor(now_ns, body)

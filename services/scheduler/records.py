@@ -127,7 +127,7 @@ class Failed(Record, frozen=True):
 
 
 class Happened(Record, frozen=True):
-    """One of the facts without content: `AdmissionJoined`, `ExecutorLost`, `TimePassed`, by name."""
+    """One of the facts without content, by its name: `AdmissionJoined`, `TimePassed`, and those about the executor."""
 
     name: str
 

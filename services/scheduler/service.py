@@ -19,6 +19,8 @@ from noria.services.scheduler.core.events import (
     Body,
     Event,
     ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
     Moved,
     PolicyChanged,
     TimePassed,
@@ -27,6 +29,7 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.core.stories import Stories
 from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.live import Live
 from noria.services.scheduler.metrics import BoardMetrics
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
@@ -52,8 +55,12 @@ class SchedulerService:
         self._event_log = event_log(self._core.board) if event_log is not None else None
         self._stories = Stories(self._core.board)
         actor.on_question(self._stories.answer)
-        self._spans = StageSpans(telemetry)
-        self._metrics = BoardMetrics(telemetry, self._core.board)
+        self._live = Live(self._core.board, self._stories)
+        actor.on_topic("live", lambda about: self._live.answer(about, time.monotonic_ns()))
+        actor.on_topic("story", self._stories.answer_moves)
+        self._spans = StageSpans(telemetry, self._core.board)
+        self._metrics = BoardMetrics(self._core, telemetry.settings.tenants_max)
+        telemetry.add(self._metrics)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
         self._runs: list[TokenRun] = []
@@ -63,6 +70,7 @@ class SchedulerService:
         self._told: Capacity | None = None
         self._applied = False
         self._adopted = 0
+        self._executor = 0
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
@@ -73,7 +81,9 @@ class SchedulerService:
         elif isinstance(body, StepFailed):
             self._log.warning("step failed", number=body.number, failure=body.failure.value, detail=body.detail)
         self._apply(body)
-        if isinstance(body, Geometry):
+        if isinstance(body, StepDone):
+            self._metrics.step(body)
+        elif isinstance(body, Geometry):
             self._warn_of_cramped()
         counters = self._core.board.counters
         if counters.adopted != self._adopted:
@@ -87,7 +97,10 @@ class SchedulerService:
                 self._told = None
                 self._apply(AdmissionJoined())
             case Service.EXECUTOR:
-                self._apply(ExecutorLost())
+                # The same life, when mail was lost, or it was silent for long: it has not died of what it computed.
+                life = self._actor.mailbox.links[peer].incarnation
+                returned, self._executor = life == self._executor, life
+                self._apply(ExecutorReturned() if returned else ExecutorLost())
             case Service.DETOKENIZER:
                 # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
@@ -100,7 +113,7 @@ class SchedulerService:
     def lost(self, peer: Service) -> None:
         """Without an executor nothing is planned; for the others, work goes on and is kept."""
         if peer is Service.EXECUTOR:
-            self._apply(ExecutorLost())
+            self._apply(ExecutorSilent())
 
     def congested(self, peer: Service) -> None:
         """Tokens are owed and sent later, capacity with the next step; two plans always fit into an outbox."""
@@ -111,7 +124,6 @@ class SchedulerService:
 
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
-        self._metrics.advance(now_ns)
         due_ns = self._core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
@@ -119,6 +131,8 @@ class SchedulerService:
             self._event_log.planned(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
+            self._spans.planned()
+            self._live.planned(plan, now_ns)
             self._applied = True
         if not self._applied and not self._owed:
             return self._core.due_ns
@@ -178,9 +192,8 @@ class SchedulerService:
         self._state = State.DRAINING
 
     def close(self) -> None:
-        """End open spans, and publish the last counts."""
+        """End open spans."""
         self._spans.close()
-        self._metrics.close()
         if self._event_log is not None:
             self._event_log.close()
 
@@ -200,6 +213,7 @@ class SchedulerService:
                 case Moved():
                     self._spans.move(reply, now_ns)
                     self._stories.moved(reply)
+                    self._live.moved(reply)
                 case _:
                     assert_never(reply)
 

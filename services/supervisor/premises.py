@@ -4,6 +4,7 @@ Services of an earlier supervisor may live in it. They can be taken over if they
 """
 
 import os
+import socket
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,10 @@ from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core.course import START_ORDER
 from noria.shared.config import Config
 from noria.shared.config_sources import dump, write
-from noria.shared.endpoints import prepare_runtime_dir
+from noria.shared.endpoints import prepare_runtime_dir, split_address
 from noria.shared.errors import UserError
 from noria.shared.last_words import last_words
+from noria.shared.listener import listen
 from noria.shared.locks import Holder, Lock, living_holder
 
 CONFIG_NAME: Final = "effective.json"
@@ -60,6 +62,13 @@ def take(config: SupervisorConfig) -> Lock:
             f"{names}; start with theirs to take them over, or stop them with `noria down`"
         )
     return lock
+
+
+def open_door(config: SupervisorConfig) -> socket.socket | None:
+    """Bind the HTTP address, to be kept for all gateways; None while one of an earlier start has it. Raises UserError."""
+    if living_holder(config.folder, Service.GATEWAY.value) is not None:
+        return None
+    return listen(*split_address(config.http))
 
 
 def clear(config: SupervisorConfig) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -10,28 +11,24 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
-import zmq
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, State
-from noria.services.supervisor import premises, report
-from noria.services.supervisor.config import (
-    SupervisorConfig,
-    child_command,
-    supervisor_config,
-)
+from noria.services.supervisor import report
+from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core import events, stack
 from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
+from noria.services.supervisor.metrics import StackMetrics
 from noria.services.supervisor.processes import Processes
 from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.config_sources import write
-from noria.shared.endpoints import mailbox
+from noria.shared.endpoints import split_address
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder
+from noria.shared.listener import INHERITED, listen
 from noria.shared.log import logger
-from noria.shared.mailbox import Mailbox
 from noria.shared.process import reload
+from noria.shared.telemetry import Telemetry
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
 
@@ -39,7 +36,7 @@ _LOG: Final = logger(Service.SUPERVISOR.value)
 class Supervisor:
     """Runs the services of one runtime folder until a signal, or a service that cannot be kept alive, ends them all.
 
-    adopted: whether services of an earlier supervisor may live, to be taken over.
+    command: what runs a service's module with the configuration file. listener: the door that gateways serve at.
     """
 
     def __init__(
@@ -49,7 +46,10 @@ class Supervisor:
         actor: Actor,
         command: Callable[[str, Path], list[str]],
         original: Config,
+        telemetry: Telemetry,
+        listener: socket.socket | None = None,
     ) -> None:
+        self._listener = listener
         self._config = config
         self._original = original
         self._config_path = config_path
@@ -62,6 +62,8 @@ class Supervisor:
         self._to_reload: set[Service] = set()
         actor.on_hang_up(self._reload)
         self._started_ns = time.monotonic_ns()
+        self._metrics = StackMetrics(self._ready)
+        telemetry.add(self._metrics)
         self.outcome = events.Over(EXIT_FAILED, "the supervisor stopped by itself")
 
     def listen_to_signals(self) -> None:
@@ -152,6 +154,8 @@ class Supervisor:
         if self._stack.course is Course.OVER:
             self._processes.kill_all()
         self._processes.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def _begin(self, now_ns: int) -> None:
         for service in START_ORDER:
@@ -178,6 +182,9 @@ class Supervisor:
                 case events.Kill():
                     _LOG.warning("killing service", child=reply.service.value, why=reply.why)
                     self._processes.of[reply.service].send(signal.SIGKILL)
+                case events.Relieve():
+                    _LOG.info("service relieved", child=reply.service.value, pid=self._processes.of[reply.service].pid)
+                    self._processes.relieve(reply.service)
                 case events.Quiesce():
                     self._quiesce(reply.timeout_ms)
                 case events.Served():
@@ -189,16 +196,30 @@ class Supervisor:
                     assert_never(never)
 
     def _spawn(self, service: Service) -> None:
-        pid = self._processes.spawn(service, {})
+        pid = self._processes.spawn(service, *self._door_of(service))
         self._heard.pop(service, None)
         self._to_reload.discard(service)
+        self._metrics.started(service)
         _LOG.info("service spawned", child=service.value, pid=pid)
         self._apply(events.Spawned(service, pid, time.monotonic_ns()))
+
+    def _door_of(self, service: Service) -> tuple[dict[str, str], tuple[int, ...]]:
+        """The gateway gets the socket that this supervisor keeps open for it and its successors."""
+        if service is not Service.GATEWAY:
+            return {}, ()
+        if self._listener is None:
+            # It was in the hands of a gateway that was taken over, and is free now.
+            with contextlib.suppress(UserError):
+                self._listener = listen(*split_address(self._config.http))
+        if self._listener is None:
+            return {}, ()  # it will say what is wrong
+        return {INHERITED: str(self._listener.fileno())}, (self._listener.fileno(),)
 
     def _quiesce(self, timeout_ms: int) -> None:
         _LOG.info("draining", timeout_s=timeout_ms / 1000)
         # The others have nothing of their own to finish: they go on until admission has nothing for them any more.
-        self._actor.send(self, Service.ADMISSION, Drain(timeout_ms))
+        for service in (Service.GATEWAY, Service.ADMISSION):
+            self._actor.send(self, service, Drain(timeout_ms))
 
     def _collect(self, now_ns: int) -> None:
         for ending in self._processes.collect():
@@ -223,6 +244,10 @@ class Supervisor:
     def _watch(self, descriptor: int) -> None:
         # Its end is seen by `collect` in the turn that this begins.
         self._actor.watch(descriptor, lambda: None)
+
+    def _ready(self) -> dict[Service, bool]:
+        links = self._actor.mailbox.links
+        return {each: links[each].joined and links[each].state is State.READY for each in self._stack.children}
 
     def _pids(self) -> dict[Service, int]:
         return {Service.SUPERVISOR: os.getpid()} | {
@@ -257,43 +282,3 @@ class Supervisor:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         self.ask_to_stop()
-
-
-def start(config: Config, command: Callable[[str, Path], list[str]] = child_command) -> int:
-    """Run the whole stack in the foreground; returns the exit status.
-
-    command: what runs a service's module with a configuration file.
-    Raises UserError when the model is missing, the runtime folder is taken, or the mailbox cannot be bound.
-    """
-    own = supervisor_config(config)
-    runtime = own.children.runtime
-    lock = premises.take(own)
-    try:
-        path = premises.furnish(own)
-        endpoint = mailbox(runtime, Service.SUPERVISOR, binding=True)
-        try:
-            post = Mailbox(
-                Service.SUPERVISOR,
-                endpoint,
-                {service: mailbox(runtime, service) for service in START_ORDER},
-                runtime,
-            )
-        except zmq.ZMQError as error:
-            raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
-        lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
-        actor = Actor(post, runtime)
-        shell = Supervisor(own, path, actor, command, config)
-        shell.listen_to_signals()
-        try:
-            actor.run(shell)
-        except BaseException:
-            sys.stderr.write(
-                "noria: the supervisor failed; services live on: `noria up` takes them over, `noria down` stops them\n"
-            )
-            raise
-        premises.clear(own)
-    finally:
-        lock.release()
-    if shell.outcome.cause:
-        sys.stderr.write(f"noria: {shell.outcome.cause}\n")
-    return shell.outcome.exit_status

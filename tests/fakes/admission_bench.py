@@ -3,19 +3,25 @@
 import hashlib
 from collections.abc import Sequence
 
+from fakes.memory_database import MemoryDatabase
+
 from noria.proto.base import Sampling, Service, Stream
 from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected, Updates
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
+from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import ToClient
 from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
+from noria.services.admission.journal import Journal
+from noria.services.admission.records import Clock
 
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"
 FIRST_NUMBER = 100
+CLOCK = Clock(1_700_000_000 * SECOND)
 _ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background", "grace_ms")
 CLASSES = {
     "interactive": ClassRule("interactive", rank=2),
@@ -80,11 +86,18 @@ class Bench:
         self,
         *,
         ready: bool = True,
+        journal: bool = False,
         policy: Policy | None = None,
         **changes: int | bool | tuple[int, ...] | tuple[str, ...],
     ) -> None:
-        self.core = Admission(rules(**changes), FIRST_NUMBER, policy)
+        self._begin = lambda: Admission(rules(**changes), FIRST_NUMBER, policy)
+        self.core = self._begin()
         self.now_ns = 1_000 * SECOND
+        self.used: dict[Account, Usage] = {}
+        self.database = MemoryDatabase()
+        self.journal = Journal(self.database) if journal else None
+        if self.journal is not None:
+            self._recover(self.journal)
         self.turn = Turn([], [], [], [], [])
         self.incarnations: dict[str, int] = {}
         self.inbox: dict[str, list[ToClient]] = {}
@@ -97,6 +110,28 @@ class Bench:
         self.apply(Joined(Service.DETOKENIZER))
         self.capacity()
         self.step()
+
+    def die(self, seconds: float = 0.0) -> None:
+        """End without a word and, some time later, begin again from the journal; clients lose what was not read."""
+        assert self.journal is not None
+        self.now_ns += int(seconds * SECOND)
+        self.core = self._begin()
+        self.inbox.clear()
+        self._recover(self.journal)
+
+    def _recover(self, journal: Journal) -> None:
+        self.core.recover(journal.read(self.now_ns, CLOCK), self.now_ns)
+        self.core.check()
+
+    def _put_on_record(self) -> None:
+        page = self.core.page(self.now_ns)
+        if self.journal is None or page is None:
+            return
+        if self.journal.write(page, CLOCK):
+            self.core.written(page)
+        else:
+            self.core.unwritten(self.now_ns)
+        self.core.check()
 
     def capacity(self, *, submitted: int = 0, requests: int = 100, tokens: int = 10_000, largest: int = 64) -> None:
         self.news(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
@@ -122,6 +157,8 @@ class Bench:
     def step(self) -> Turn:
         """One turn, as the shell makes it."""
         self.apply(Tick(self.now_ns))
+        self.used = self.core.used()
+        self._put_on_record()
         self.turn = self.core.take(self.now_ns)
         self.core.check()
         for client in self.core.delivery.due(self.now_ns):

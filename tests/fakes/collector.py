@@ -1,31 +1,64 @@
 """An OTLP receiver in memory: what processes export over HTTP, decoded."""
 
 import threading
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-Attributes = frozenset[tuple[str, str | int]]
+Scalar = str | int | float | bool
+Attributes = frozenset[tuple[str, Scalar]]
+
+
+class Spanned(NamedTuple):
+    """A span as it arrived. Times are nanoseconds; events are (name, attributes), links are (trace, span)."""
+
+    service: str
+    name: str
+    trace: str
+    span: str
+    parent: str
+    start: int
+    end: int
+    server: bool
+    error: str
+    attributes: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]]
+    links: list[tuple[str, str]]
 
 
 def attributes_of(pairs: list[KeyValue]) -> Attributes:
     return frozenset((each.key, getattr(each.value, each.value.WhichOneof("value"))) for each in pairs)
 
 
-class Collector:
-    """Keeps spans as (service, name, trace id, span id, parent id, start, end), and the latest of each metric.
+def mapping_of(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    return {each.key: _plain(each.value) for each in pairs}
 
-    metrics: by name, without its numbers. points: the latest numbers, by name and attributes. reporters: who sent any.
+
+def _plain(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return tuple(_plain(each) for each in value.array_value.values)
+    return getattr(value, kind) if kind else None
+
+
+class Collector:
+    """Keeps spans, and the latest of each metric.
+
+    metrics: by name, without its numbers. points: the latest numbers, by name and attributes; of histograms the count.
+    reporters: who sent any.
     """
 
     def __init__(self) -> None:
-        self.spans: list[tuple[str, str, str, str, str, int, int]] = []
+        self.spans: list[Spanned] = []
         self.metrics: dict[str, Metric] = {}
-        self.points: dict[tuple[str, Attributes], int] = {}
+        self.points: dict[tuple[str, Attributes], float] = {}
         self.reporters: set[str] = set()
         collector = self
 
@@ -41,7 +74,7 @@ class Collector:
                 del arguments
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> "Collector":
@@ -69,19 +102,35 @@ class Collector:
             service = str(dict(attributes_of(list(resource.resource.attributes)))["service.name"])
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-                    self.spans.append((service, span.name, *ids, span.start_time_unix_nano, span.end_time_unix_nano))
+                    self.spans.append(
+                        Spanned(
+                            service,
+                            span.name,
+                            span.trace_id.hex(),
+                            span.span_id.hex(),
+                            span.parent_span_id.hex(),
+                            span.start_time_unix_nano,
+                            span.end_time_unix_nano,
+                            span.kind == Span.SPAN_KIND_SERVER,
+                            span.status.message if span.status.code == Status.STATUS_CODE_ERROR else "",
+                            mapping_of(span.attributes),
+                            [(each.name, mapping_of(each.attributes)) for each in span.events],
+                            [(each.trace_id.hex(), each.span_id.hex()) for each in span.links],
+                        )
+                    )
 
     def take_metrics(self, request: ExportMetricsServiceRequest) -> None:
         for resource in request.resource_metrics:
             self.reporters.add(str(dict(attributes_of(list(resource.resource.attributes)))["service.name"]))
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
-                    data = metric.sum if metric.HasField("sum") else metric.gauge
                     self.metrics[metric.name] = metric
-                    for point in data.data_points:
-                        self.points[metric.name, attributes_of(list(point.attributes))] = point.as_int
+                    for histogram in metric.histogram.data_points:
+                        self.points[metric.name, attributes_of(list(histogram.attributes))] = histogram.count
+                    for point in (*metric.sum.data_points, *metric.gauge.data_points):
+                        number = point.as_int if point.HasField("as_int") else point.as_double
+                        self.points[metric.name, attributes_of(list(point.attributes))] = number
 
-    def latest(self, name: str, **attributes: str | int) -> int:
+    def latest(self, name: str, **attributes: str | int) -> float:
         """The latest number of a metric with these attributes, written without `noria.`."""
         return self.points[name, frozenset((f"noria.{key}", value) for key, value in attributes.items())]

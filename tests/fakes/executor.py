@@ -190,11 +190,16 @@ class FakeExecutor:
         _, block, offset = self._at(group, table, position)
         return block, offset
 
-    def touched(self, plan: StepPlan) -> list[Stream]:
-        """The streams that the oldest queued plan computes."""
-        filled = {each.slot: each.stream for each in plan.fill}
-        kept = {number: each.fill.stream for number, each in self._slots.items() if number not in plan.release}
-        return [(kept | filled)[each.slot] for each in plan.slices]
+    def touched(self, *plans: StepPlan) -> list[Stream]:
+        """The streams that the oldest queued plans compute."""
+        occupants = {number: each.fill.stream for number, each in self._slots.items()}
+        found: list[Stream] = []
+        for plan in plans:
+            for slot in plan.release:
+                occupants.pop(slot, None)
+            occupants |= {each.slot: each.stream for each in plan.fill}
+            found += [occupants[each.slot] for each in plan.slices]
+        return list(dict.fromkeys(found))
 
     def send(self, plan: StepPlan) -> None:
         """Queue a plan. Raises ProtocolError when it breaks the protocol."""

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from noria.proto.base import Service
-from noria.services.supervisor import service
+from noria.services.supervisor.start import start
 from noria.shared.process import main
 
 
@@ -14,4 +14,4 @@ def command(module: str, config_path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(Service.SUPERVISOR, functools.partial(service.start, command=command))
+    main(Service.SUPERVISOR, functools.partial(start, command=command))

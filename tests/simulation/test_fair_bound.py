@@ -20,7 +20,6 @@ from fakes.crowd import Arrival, Crowd, Party
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from noria.services.scheduler.core.accounts import HEAD_START
 from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
 from noria.services.scheduler.core.settings import Settings
 
@@ -95,7 +94,11 @@ CLASSES = (("interactive", "one"), ("batch", "one"), ("batch", "other"))
 def test_two_classes_that_contend_are_served_alike_within_the_bound(
     arrivals: list[Arrival], machine: dict[str, int], weight: float, itl_target_ms: float | None
 ) -> None:
-    classes = (TrafficClass("interactive", weight=weight, itl_target_ms=itl_target_ms), TrafficClass("batch"))
+    lead = 100.0  # a few requests' worth here
+    classes = (
+        TrafficClass("interactive", weight=weight, itl_target_ms=itl_target_ms, head_start=lead),
+        TrafficClass("batch"),
+    )
     crowd = Crowd(Settings(policy="fair", rules=Rules(classes=classes), **machine))
     crowd.run(arrivals)
     for served, contending in zip(crowd.served, crowd.contending, strict=True):
@@ -106,7 +109,7 @@ def test_two_classes_that_contend_are_served_alike_within_the_bound(
     allowed = bound(
         machine["max_requests_per_batch"], machine["max_batch_tokens"], machine["steps_in_flight"], Prices(), weights
     )
-    allowed += HEAD_START / weight if itl_target_ms is not None else 0.0
+    allowed += lead / weight if itl_target_ms is not None else 0.0
     assert crowd.spread(("interactive", "one"), ("", "batch"), weights) <= allowed
 
 

@@ -10,7 +10,7 @@ from fakes.simulated.universe import Universe
 SEEDS = 300
 _BLOCK = 20
 _SEEDS_FOR_A_FAULT = 200
-_SEEDS_FOR_ALL_KINDS = 150
+_SEEDS_FOR_ALL_KINDS = 100
 
 
 @pytest.mark.parametrize("block", range(SEEDS // _BLOCK))

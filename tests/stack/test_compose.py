@@ -66,6 +66,23 @@ def test_every_command_and_health_check_is_one_that_the_command_line_has(name: s
         command.make_context(command.name, arguments, resilient_parsing=False)
 
 
+def test_a_dead_container_is_started_again_and_one_that_was_told_to_stop_is_not() -> None:
+    assert {COMPOSE["services"][service.value]["restart"] for service in SERVICES} == {"on-failure"}
+
+
+def test_containers_stop_from_the_doors_inwards_and_the_gateway_has_time_to_finish() -> None:
+    def needs(name: str) -> set[str]:
+        direct = set(COMPOSE["services"][name]["depends_on"])
+        return direct.union(*map(needs, direct))
+
+    order = ("gateway", "admission", "scheduler", "executor")
+    for position, name in enumerate(order):
+        assert set(order[position + 1 :]) <= needs(name)
+        assert name == "executor" or "detokenizer" in needs(name)
+    gateway = COMPOSE["services"]["gateway"]
+    assert int(gateway["stop_grace_period"].rstrip("s")) >= effective("gateway", tcp=False).http.drain_timeout_s + 5
+
+
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("tcp", [False, True])
 def test_every_containers_variables_are_options(service: Service, tcp: bool) -> None:

@@ -58,11 +58,12 @@ class Traffic:
 
 
 class Accounts:
-    """All accounts. `unwritten` is what was used since it was last taken."""
+    """All accounts. unwritten: what was used since it was last taken. moved: whose counts of streams have changed since."""
 
     def __init__(self) -> None:
         self.traffic: dict[Account, Traffic] = {}
         self.unwritten: dict[Account, Usage] = {}
+        self.moved: set[Account] = set()
         self._awaited: dict[Stream, tuple[Account, int]] = {}
 
     @property
@@ -80,7 +81,9 @@ class Accounts:
 
     def accept(self, request: Request) -> None:
         """Streams were accepted."""
-        self.at(self.of(request)).accepted += len(request.choices)
+        account = self.of(request)
+        self.at(account).accepted += len(request.choices)
+        self.moved.add(account)
 
     def refuse(self, account: Account, code: Code) -> None:
         """A request was refused."""
@@ -91,6 +94,7 @@ class Accounts:
         """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
         account = self.of(request)
         self.at(account).ended[end] += 1
+        self.moved.add(account)
         if submitted:
             self._awaited[stream] = (account, 0)
 
@@ -127,14 +131,16 @@ class Accounts:
         self._use(account, usage)
         return account.tenant, begun_tokens
 
-    def reclaimed(self, entry: Reclaimed) -> None:
-        """The last block of a stream that was running when it ended is back."""
+    def reclaimed(self, entry: Reclaimed) -> Account | None:
+        """The last block of a stream that was running when it ended is back; returns whose it was, if that is known."""
         known = self._awaited.get(entry.stream)
-        if known is not None:
-            traffic = self.at(known[0])
-            traffic.reclaims += 1
-            traffic.reclaim_us_sum += entry.delay_us
-            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+        if known is None:
+            return None
+        traffic = self.at(known[0])
+        traffic.reclaims += 1
+        traffic.reclaim_us_sum += entry.delay_us
+        traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+        return known[0]
 
     def scheduler_left(self) -> None:
         """What the last scheduler knew of ended streams is lost with it."""

@@ -24,7 +24,8 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent
-from noria.services.admission.core import checks, composing, intake, showing
+from noria.services.admission.core import checks, composing, intake, recovery, showing
+from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.delivery import Delivery
@@ -43,8 +44,12 @@ from noria.services.admission.core.events import (
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.patience import Patience
+from noria.services.admission.core.record import Page
+from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
+
+_UNRECORDED = "what is accepted could not be written down, perhaps because the disk is full; try again"
 
 
 class Admission:
@@ -59,6 +64,11 @@ class Admission:
     def delivery(self) -> Delivery:
         """What clients are owed."""
         return self.books.delivery
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last page could not be written."""
+        return self.books.record.stuck
 
     @property
     def busy(self) -> bool:
@@ -103,13 +113,17 @@ class Admission:
             list(books.jobs.values()),
             books.abandoned[:],
             books.notes[:],
-            books.accounts.take(),
+            books.timings.take(),
         )
         books.working.update(books.jobs)
         books.jobs.clear()
         books.abandoned.clear()
         books.notes.clear()
         return turn
+
+    def used(self) -> dict[Account, Usage]:
+        """What was used since the last call, to be written down."""
+        return self.books.accounts.take()
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
@@ -119,9 +133,42 @@ class Admission:
         for to_detokenizer in reversed(detokenizer):
             self.books.detokenizer.restore(to_detokenizer, pairs)
 
+    def recover(self, recovered: Recovered, now_ns: int) -> None:
+        """Begin with what an earlier life had on record, and put everything on record from now on.
+
+        To be called before anything else. Whoever is not finished goes on; its client has a while to come for it.
+        """
+        for request in recovery.recover(self.books, recovered, now_ns):
+            self._patience.watch(request)
+
+    def page(self, now_ns: int) -> Page | None:
+        """What has to be on record before anything leaves that this turn has decided; None when nothing has.
+
+        Then `written` or `unwritten` must be called with it, before any other event.
+        """
+        return self.books.page(now_ns)
+
+    def written(self, page: Page) -> None:
+        """The page is on record."""
+        self.books.written(page)
+
+    def unwritten(self, now_ns: int) -> None:
+        """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.
+
+        What was accepted before goes on; what it emits is told, and put on record as soon as that can be.
+        """
+        for request in self.books.record.unwritten(now_ns):
+            self.books.end_all(request, End.SHED, now_ns, _UNRECORDED)
+
+    def hand_over(self) -> None:
+        """What happens from here on is told and not put on record: a next life begins with what is there now."""
+        self.books.record.on = False
+
     def wanted_ns(self) -> int | None:
         """When time alone will change something."""
-        return self._patience.wanted_ns()
+        recording_ns = self.books.record.wanted_ns(live=bool(self.books.ledger.live))
+        wanted = (self._patience.wanted_ns(), recording_ns)
+        return min((each for each in wanted if each is not None), default=None)
 
     def snapshot(self) -> dict[str, object]:
         """Counts for people and tests; the first four are zero when nothing is under way."""
@@ -286,7 +333,9 @@ class Admission:
             case Reclaims() as reclaims:
                 self.books.reclaims.add(reclaims)
                 for entry in reclaims.entries:
-                    self.books.accounts.reclaimed(entry)
+                    account = self.books.accounts.reclaimed(entry)
+                    if account is not None:
+                        self.books.timings.reclaimed(account, entry.delay_us)
             case Expenses() as expenses:
                 for spent in expenses.entries:
                     self._spent(spent, news.now_ns)
@@ -318,17 +367,24 @@ class Admission:
             return
         if run.attempt > choice.attempt:
             self.books.ledger.truncate(choice, run.attempt, run.start, run.characters)
+            self.books.record.truncated(choice)
             self.delivery.truncate(request, choice)
         self._emit(request, choice, run, now_ns)
 
     def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
+        account, first = self.books.accounts.of(request), choice.first_token_ns is None
+        self.books.timings.emitted(account, choice, len(ids), now_ns)
         self.books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
-        if choice.first_token_ns is not None:
-            self.books.queues.remove(request)
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
+        if choice.first_token_ns is not None:
+            self.books.queues.remove(request)
+            if first:
+                self.books.timings.began(account, request, choice, now_ns)
+        if ids or text:
+            self.books.record.touched(choice)
         if run.end:
             end = End(run.end)
             self.books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)

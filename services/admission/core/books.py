@@ -4,7 +4,7 @@ An end is entered in the ledger first; the scheduler, the detokenizer and the cl
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast, Rejected
@@ -16,10 +16,12 @@ from noria.services.admission.core.events import EndedNote, Job, Note, RefusedNo
 from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
 from noria.services.admission.core.queues import Queues
+from noria.services.admission.core.record import Page, Record
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy
 from noria.services.admission.core.tenants import Tenants
+from noria.services.admission.core.timings import Timings
 from noria.services.admission.core.validation import Refusal
 
 NOBODY = Account("", "")
@@ -33,7 +35,7 @@ class Books:
     """All state of admission.
 
     policy: classes and tenants as last read. tenants: what each has under way. accounts: what each used.
-    queues: requests without a token yet.
+    queues: requests without a token yet. record: what the journal knows.
     orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
     background that nobody reads just now.
     jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
@@ -50,8 +52,10 @@ class Books:
     tenants: Tenants = field(default_factory=Tenants)
     accounts: Accounts = field(default_factory=Accounts)
     queues: Queues = field(default_factory=Queues)
+    record: Record = field(default_factory=Record)
     totals: Totals = field(default_factory=Totals)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
+    timings: Timings = field(default_factory=Timings)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -157,6 +161,7 @@ class Books:
         """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
+        self.record.accepted(request)
         self.queues.add(request)
         self.accounts.accept(request)
         self.totals.accepted += len(choices)
@@ -179,9 +184,11 @@ class Books:
     ) -> None:
         """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
         self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
+        self.record.touched(choice)
         self.totals.end(end, len(choice.ids))
         submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
         self.accounts.end(request, choice.stream, end, submitted=submitted)
+        self.timings.ended(self.accounts.of(request), request, choice, now_ns)
         tenant = self.tenants.named(request.key.tenant)
         tenant.streams -= 1
         tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
@@ -198,6 +205,7 @@ class Books:
                 len(choice.ids),
                 now_ns - request.accepted_ns,
                 detail,
+                request.traceparent,
             )
         )
         if request.unfinished == 0:
@@ -234,6 +242,23 @@ class Books:
         self.delivery.detach(request)
         self.found(request)
         self.ledger.forget(request)
+        self.record.forgotten(request)
+
+    def page(self, now_ns: int) -> Page | None:
+        """What is to be put on record now, with the counts that have changed."""
+        page = self.record.page(now_ns, live=bool(self.ledger.live))
+        moved = self.accounts.moved
+        if page is None or not (moved or page.fold or not page.parts):
+            return page
+        traffic = tuple((account, self.accounts.at(account)) for account in moved)
+        return replace(page, totals=self.totals, traffic=traffic, levels=self.tenants.levels(now_ns))
+
+    def written(self, page: Page) -> None:
+        """A page is on record."""
+        self.record.written(page)
+        if page.totals is not None:
+            self.accounts.moved.clear()
+            self.tenants.recorded()
 
     def unfinished(self) -> Iterator[Pair]:
         """Every stream that has not ended, oldest first."""
@@ -244,6 +269,7 @@ class Books:
         self.ledger.check()
         self.delivery.check()
         self.credit.check()
+        self.record.check(each for each in self.ledger.requests.values() if each.choices)
         assert self.totals.accepted == sum(self.totals.ended.values()) + self.ledger.streams
         tokenizing = self.ledger.tokenizing
         assert self.credit.reserved == sum(each.claims for each in tokenizing.values())

@@ -24,6 +24,11 @@ class TokenBucket:
         self.per_minute, self.capacity = per_minute, capacity
         self._level = capacity - used
 
+    def refill(self, level: float, since_ns: int) -> None:
+        """So much was in it at a time that is over, perhaps before this one was made."""
+        self._level = min(self.capacity, level)
+        self._filled_ns = since_ns
+
     def level(self, now_ns: int) -> float:
         """Tokens in it; below zero when more was used than was there."""
         if now_ns > self._filled_ns:

@@ -13,7 +13,8 @@ from noria.services.admission.core.tenancy import ClassRule, TenantRule
 from noria.services.admission.core.tenants import Tenant
 from noria.services.admission.core.validation import Refusal, characters
 
-NOT_READY_RETRY_MS: Final = 1_000
+NOT_READY_RETRY_MS: Final = 500
+_DRAINING_RETRY_MS: Final = 30_000
 _CHARACTERS_PER_TOKEN: Final = 4
 # What isolated classes may have beyond the bounds that all share.
 _ISOLATED_REQUESTS: Final = 64
@@ -36,8 +37,11 @@ def unready(books: Books) -> Refusal | None:
     """Refuse while draining, and until everybody is there."""
     if books.drain_ns is not None:
         return Refusal(
-            Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", NOT_READY_RETRY_MS
+            Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", _DRAINING_RETRY_MS
         )
+    if books.record.stuck:
+        reason = "what is accepted cannot be written down just now, perhaps because the disk is full; try again later"
+        return Refusal(Code.OVERLOADED, reason, "", NOT_READY_RETRY_MS)
     waiting = books.waiting_for()
     if not waiting:
         return None

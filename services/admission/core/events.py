@@ -18,16 +18,19 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims
-from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.tenancy import Policy
+from noria.services.admission.core.timings import Timings
 
 FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify | Inquire
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A client's message. For a `Generate`: digest is of its encoded body, seed is for a request that gives none."""
+    """A client's message. For a `Generate`: digest is of its encoded body, seed is for a request that gives none.
+
+    traceparent: in whose trace it is; within: the context of what is done before it is answered.
+    """
 
     client: str
     incarnation: int
@@ -36,6 +39,7 @@ class Arrival:
     digest: bytes = b""
     seed: int = 0
     traceparent: str = ""
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class AcceptedNote:
     choices: int
     tenant: str = ""
     traffic_class: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +165,28 @@ class EndedNote:
     output_tokens: int
     total_ns: int
     detail: str
+    traceparent: str = ""
 
 
-Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote
+@dataclass(frozen=True, slots=True)
+class RecoveredNote:
+    """For the log: a request came back from the journal with so many streams that have not ended."""
+
+    id: str
+    number: int
+    unfinished: int
+
+
+Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote | RecoveredNote
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything a turn has others do, except what clients are sent (see `Delivery`). usage: to be written down."""
+    """Everything a turn has others do, except what clients are sent (see `Delivery`). timings: to be counted."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]
     jobs: list[Job]
     abandoned: list[int]
     notes: list[Note]
-    usage: dict[Account, Usage] = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)

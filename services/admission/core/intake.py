@@ -136,7 +136,7 @@ def _begin(
     else:
         owner = f"{key.tenant} {traffic_class} {client.id}"
         books.jobs[request.number] = Job(
-            request.number, owner, request.characters, body.prompt, body.messages, arrival.traceparent
+            request.number, owner, request.characters, body.prompt, body.messages, arrival.within or arrival.traceparent
         )
     return request
 
@@ -196,6 +196,7 @@ def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: 
             request.n,
             request.key.tenant,
             request.traffic_class,
+            request.traceparent,
         )
     )
 

@@ -1,7 +1,7 @@
 """The ledger: every request admission answers for, what each of its choices has emitted, and how it ended.
 
-State changes only by facts, each recorded once and in order: reserved, accepted, emitted, truncated, ended, forgotten.
-A journal can be written from them and read back through them. The ledger knows nothing of clients, sockets or load.
+State changes only by facts, each entered once and in order: reserved, accepted, emitted, truncated, ended, forgotten.
+What a journal must be told of them is known to `record`. The ledger knows nothing of clients, sockets or load.
 """
 
 from array import array
@@ -90,6 +90,7 @@ class Choice:
     cached_tokens: int = 0
     queue_us: int = 0
     first_token_ns: int | None = None
+    last_token_ns: int = 0
     ended_ns: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
 
@@ -177,6 +178,20 @@ class Ledger:
         request.unfinished = len(choices)
         self.live[request.number] = request
         self.streams += len(choices)
+
+    def readmit(self, request: Request) -> None:
+        """A request that an earlier life accepted, with all its choices; it may have ended."""
+        assert request.key not in self.keys and request.choices
+        self.requests[request.number] = self.keys[request.key] = request
+        self._next = max(self._next, request.number + 1)
+        request.unfinished = sum(choice.end is None for choice in request.choices)
+        if request.unfinished:
+            request.stage = Stage.LIVE
+            self.live[request.number] = request
+            self.streams += request.unfinished
+        else:
+            request.stage = Stage.ENDED
+            request.prompt = array("i")
 
     def emit(
         self, choice: Choice, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()

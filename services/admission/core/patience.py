@@ -30,7 +30,7 @@ class Patience:
         books = self._books
         heard_ns = books.delivery.oldest_heard_ns()
         wanted = (
-            books.drain_ns if books.ledger.live else None,
+            books.drain_ns if books.ledger.live and not books.record.on else None,
             self._timers[0][0] if self._timers else None,
             books.ledger.retained[0][0] if books.ledger.retained else None,
             min(books.orphans.values(), default=None),
@@ -51,7 +51,7 @@ class Patience:
         overdue = [number for number, until_ns in self._books.orphans.items() if until_ns <= now_ns]
         for number in overdue:
             self._desert(self._books.ledger.requests[number], now_ns, "the client did not come back")
-        if self._books.drain_ns is not None and now_ns >= self._books.drain_ns:
+        if self._books.drain_ns is not None and now_ns >= self._books.drain_ns and not self._books.record.on:
             for request in list(self._books.ledger.live.values()):
                 self._books.end_all(request, End.SHED, now_ns, "the server is shutting down; try again")
         self._forget_retained(now_ns)

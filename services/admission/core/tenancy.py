@@ -66,11 +66,16 @@ class Policy:
     classes: Mapping[str, ClassRule] = field(default_factory=_built_in)
     tenants: tuple[TenantRule, ...] = ()
 
+    def named(self, name: str) -> TenantRule:
+        """The rule of a tenant; one that is gone meanwhile has no limits and no credentials."""
+        if not self.tenants:
+            return self._open()
+        return next((each for each in self.tenants if each.name == name), TenantRule(name, (), ""))
+
     def identify(self, credential: str) -> TenantRule | None:
         """Whose a credential is; None for nobody's."""
         if not self.tenants:
-            names = tuple(self.classes)
-            return TenantRule(OPEN_TENANT, names, STANDARD if STANDARD in self.classes else names[0])
+            return self._open()
         given = hashlib.sha256(credential.encode("utf-8", "surrogatepass")).digest()
         found = None
         # Every key is compared to its end whichever matches, so that the time taken tells nothing of any of them.
@@ -79,3 +84,7 @@ class Policy:
                 if hmac.compare_digest(key, given):
                     found = tenant
         return found
+
+    def _open(self) -> TenantRule:
+        names = tuple(self.classes)
+        return TenantRule(OPEN_TENANT, names, STANDARD if STANDARD in self.classes else names[0])

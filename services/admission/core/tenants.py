@@ -25,13 +25,17 @@ _RETRY_MS_USUAL: Final = 1_000
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens."""
+    """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
+
+    moved: its bucket has been drawn from since it was last put on record.
+    """
 
     rule: TenantRule
     bucket: TokenBucket | None = None
     streams: int = 0
     outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_OUTPUTS_KEPT))
     stream_ms: float = 0.0
+    moved: bool = False
 
     def busy(self, n: int, likely: int, now_ns: int) -> Refusal | None:
         """Refuse what need not even be tokenized: too many streams at one time, or a bucket that is empty.
@@ -76,6 +80,7 @@ class Tenant:
         refusal = self.affords(tokens, now_ns)
         if refusal is None:
             self.bucket.take(tokens, now_ns)
+            self.moved = True
         return refusal
 
     def affords(self, tokens: int, now_ns: int) -> Refusal | None:
@@ -96,6 +101,7 @@ class Tenant:
         """A request is over: give back what it did not use, or take what it used beyond."""
         if self.bucket is not None:
             self.bucket.take(used - reserved, now_ns)
+            self.moved = True
 
     def ended(self, output_tokens: int, duration_ms: float, *, whole: bool) -> None:
         """A stream is over; `whole`: it came to its own end, so that its length says something of the next."""
@@ -151,6 +157,21 @@ class Tenants:
             if name in rules:
                 tenant.rule = rules[name]
                 self._equip(tenant, now_ns)
+
+    def levels(self, now_ns: int) -> tuple[tuple[str, float], ...]:
+        """What is in the buckets that were drawn from since this was last put on record."""
+        return tuple((each.rule.name, each.bucket.level(now_ns)) for each in self if each.moved and each.bucket)
+
+    def recorded(self) -> None:
+        """The levels are on record."""
+        for tenant in self:
+            tenant.moved = False
+
+    def refill(self, rule: TenantRule, level: float, since_ns: int, now_ns: int) -> None:
+        """What an earlier life left in a tenant's bucket; it has filled meanwhile."""
+        bucket = self.get(rule, now_ns).bucket
+        if bucket is not None:
+            bucket.refill(level, since_ns)
 
     def check(self) -> None:
         """Assert that nobody has less than nothing under way."""

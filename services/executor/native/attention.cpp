@@ -145,18 +145,19 @@ void find_places(const Step& step, int64_t slice, int64_t span, int64_t low, int
     const int64_t entry = step.pages.ring ? page % step.pages.ring : page, base = table[entry] * cache.page_bytes;
     for (int64_t key = greater(low, page * size); key < lesser(high, (page + 1) * size); ++key) {
       places.numbers[key - span * SPAN] = base + (key - page * size) * token_bytes;
-      places.scales[key - span * SPAN] = base + size * token_bytes + (key - page * size) * cache.kv_heads * 2;
+      if (cache.type == NORIA_INT8)
+        places.scales[key - span * SPAN] = base + size * token_bytes + (key - page * size) * cache.kv_heads * 2;
     }
   }
 }
 
 template <class Numbers>
-INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, bool more, const Packed& to) {
+INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, const Places& next, int64_t next_head,
+                 const Packed& to) {
   auto both = [&](auto number) __attribute__((always_inline)) {
     using T = decltype(number);
-    const int64_t ahead = more ? cache.head_dim * int64_t(sizeof(T)) : 0;
-    pack_keys<Numbers, T>(cache, places, head, ahead, to);
-    pack_values<Numbers, T>(cache, places, head, 0, to);
+    pack_keys<Numbers, T>(cache, places, head, next, next_head, to);
+    pack_values<Numbers, T>(cache, places, head, to);
   };
   if (cache.type == NORIA_FLOAT32) both(float());
   else if (cache.type == NORIA_BFLOAT16) both(bf16());
@@ -206,24 +207,44 @@ struct Attention {
     if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, rest...);
   }
 
-  void stretch(const Task& task, int64_t number, const Workspace& space, const States& states) const {
-    const int64_t rows = task.tokens * step.group(), width = step.width(), head_dim = step.cache.head_dim;
+  // The places of a span as a task's tokens see it; false where they see nothing of it.
+  bool find(const Task& task, int64_t span, Places& places) const {
     const int64_t position = step.slices.starts[task.slice] + task.token, last = position + task.tokens;
+    const int64_t low = greater(step.first_seen(position), span * SPAN), high = lesser(last, (span + 1) * SPAN);
+    places.low = places.high = 0;
+    if (low < high) find_places(step, task.slice, span, low, high, places);
+    return low < high;
+  }
+
+  int64_t first_span(const Task& task) const {
+    return greater(task.stretch * STRETCH, step.first_seen(step.slices.starts[task.slice] + task.token) / SPAN);
+  }
+
+  // following: the task that this thread computes next, most likely, or null.
+  void stretch(const Task& task, int64_t number, const Task* following, const Workspace& space,
+               const States& states) const {
+    const int64_t rows = task.tokens * step.group(), width = step.width(), head_dim = step.cache.head_dim;
+    const int64_t position = step.slices.starts[task.slice] + task.token;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     memset(states.weight, 0, task.heads * rows * sizeof(float));
-    Places places;
+    Places found[2], *places = found, *next = found + 1;
+    bool known = false;
     for (int64_t span = number * STRETCH; span < (number + 1) * STRETCH; ++span) {
-      const int64_t low = greater(step.first_seen(position), span * SPAN), high = lesser(last, (span + 1) * SPAN);
-      if (low >= high) continue;
-      find_places(step, task.slice, span, low, high, places);
+      if (!known && !find(task, span, *places)) continue;
+      known = span + 1 < task.end * STRETCH && find(task, span + 1, *next);
+      const bool over = !known && following;
+      if (over) find(*following, first_span(*following), *next);
       for (int64_t i = 0; i < task.heads; ++i) {
-        pack<Numbers>(step.cache, places, task.head + i, i + 1 < task.heads, space.packed);
+        const int64_t next_head = over ? following->head + lesser(i, following->heads - 1) : task.head + i;
+        pack<Numbers>(step.cache, *places, task.head + i, *next, next_head, space.packed);
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
           tile_of<TILE_ROWS>(count, space, (const Number*)space.queries + (i * rows + row) * head_dim, row, position,
-                             span, places, states.from(i * rows + row, width));
+                             span, *places, states.from(i * rows + row, width));
         }
       }
+      Places* const last = places;
+      places = next, next = last;
     }
   }
 
@@ -246,7 +267,8 @@ struct Attention {
     }
   }
 
-  void run(const Task& task, const Workspace& space, const States& parts, const Number* queries, Number* output) const {
+  void run(const Task& task, const Task* following, const Workspace& space, const States& parts, const Number* queries,
+           Number* output) const {
     const int64_t group = step.group(), rows = task.tokens * group, width = step.width(), head_dim = step.cache.head_dim;
     for (int64_t i = 0; i < task.heads; ++i)
       for (int64_t token = 0; token < task.tokens; ++token) {
@@ -254,10 +276,10 @@ struct Attention {
         memcpy((Number*)space.queries + (i * rows + token * group) * head_dim,
                queries + (from * step.heads.heads + (task.head + i) * group) * head_dim, group * head_dim * sizeof(Number));
       }
-    if (task.part >= 0) return stretch(task, task.stretch, space, parts.from(task.part, width));
-    stretch(task, task.stretch, space, space.total);
+    if (task.part >= 0) return stretch(task, task.stretch, following, space, parts.from(task.part, width));
+    stretch(task, task.stretch, following, space, space.total);
     for (int64_t number = task.stretch + 1; number < task.end; ++number) {
-      stretch(task, number, space, space.stretch);
+      stretch(task, number, following, space, space.stretch);
       add(task, space.stretch, space.total);
     }
     finish(task, space.total, output);
@@ -290,7 +312,8 @@ struct Attention {
     const int64_t space_bytes = int64_t(measure.at);
     parallel(int32_t(threads), sizes.tasks, [=](int64_t i) {
       Carver own = {spaces + omp_get_thread_num() * space_bytes};
-      run(tasks[i], Workspace::take(own, step), parts, (const Number*)queries, (Number*)output);
+      const Task* following = i + 1 < sizes.tasks ? tasks + i + 1 : nullptr;
+      run(tasks[i], following, Workspace::take(own, step), parts, (const Number*)queries, (Number*)output);
     });
     if (!sizes.joins) return;
     int64_t part = 0;

@@ -86,7 +86,7 @@ struct Tile {
   Y* y;
 
   template <int ROWS>
-  __attribute__((noinline)) void run(int64_t row, int64_t output) const {
+  __attribute__((noinline)) void run(int64_t row, int64_t output, Ahead ahead) const {
     const int64_t groups = ceiling(linear.inputs, GROUP), lane = output % PANEL;
     const Kind* block = (const Kind*)linear.weights + output / PANEL * groups;
     const uint8_t* a = x.bytes + row * groups * GROUP;
@@ -97,6 +97,9 @@ struct Tile {
 #pragma GCC unroll 2
       for (int j = 0; j < WIDTH; ++j) total[m][j] = splat(0.f);
     for (int64_t group = 0; group < groups; ++group, ++block, ++ranges) {
+      constexpr int LINES = sizeof(Kind) / LINE;
+#pragma GCC unroll 20
+      for (int line = 0; line < LINES; ++line) ahead.line(group * LINES + line);
       Ints c[ROWS][WIDTH];
 #pragma GCC unroll 6
       for (int m = 0; m < ROWS; ++m)
@@ -141,10 +144,13 @@ template <class Kind, class Number>
 void product(const NoriaLinear& linear, const Number* x, void* y, int64_t y_type, int64_t rows, void* scratch,
              int32_t threads) {
   const Quantised quantised = quantise_rows<Kind>(x, rows, linear.inputs, scratch, threads);
+  const int64_t panel_bytes = ceiling(linear.inputs, GROUP) * int64_t(sizeof(Kind));
   if (y_type == NORIA_FLOAT32)
-    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<Kind, float>{linear, quantised, (float*)y});
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+                         Tile<Kind, float>{linear, quantised, (float*)y});
   else
-    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, Tile<Kind, bf16>{linear, quantised, (bf16*)y});
+    tiles<ROWS_MAX_INT8>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+                         Tile<Kind, bf16>{linear, quantised, (bf16*)y});
 }
 
 template <class Kind>

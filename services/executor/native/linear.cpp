@@ -48,7 +48,7 @@ struct Tile {
   }
 
   template <int ROWS>
-  __attribute__((noinline)) void run(int64_t row, int64_t output) const {
+  __attribute__((noinline)) void run(int64_t row, int64_t output, Ahead ahead) const {
     const int64_t inputs = linear.inputs, whole = inputs / Kind::INPUTS, steps = ceiling(inputs, Kind::INPUTS);
     const char* w = (const char*)linear.weights + output / PANEL * steps * STEP_BYTES + output % PANEL * 4;
     const Number* a = x + row * inputs;
@@ -60,7 +60,10 @@ struct Tile {
 #pragma GCC unroll 2
         for (int j = 0; j < WIDTH; ++j) c[m][j] = splat(0.f);
       const int64_t end = least(whole, start + PART_STEPS);
-      for (int64_t k = start; k < end; ++k, a += Kind::INPUTS, w += STEP_BYTES) step<ROWS>(c, a, inputs, w);
+      for (int64_t k = start; k < end; ++k, a += Kind::INPUTS, w += STEP_BYTES) {
+        for (int line = 0; line < STEP_BYTES / LINE; ++line) ahead.line(k * (STEP_BYTES / LINE) + line);
+        step<ROWS>(c, a, inputs, w);
+      }
       if (whole < steps && start + PART_STEPS >= steps) {  // the last number has no partner
         Number last[ROWS][Kind::INPUTS] = {};
         for (int m = 0; m < ROWS; ++m) last[m][0] = a[m * inputs];
@@ -80,10 +83,13 @@ template <class Kind>
 void product(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, int32_t threads) {
   using Number = typename Kind::Number;
   const Number* numbers = (const Number*)x;
+  const int64_t panel_bytes = ceiling(linear.inputs, Kind::INPUTS) * STEP_BYTES;
   if (y_type == NORIA_FLOAT32)
-    tiles<ROWS_MAX>(rows, linear.outputs, threads, Tile<Kind, float>{linear, numbers, (float*)y});
+    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+                    Tile<Kind, float>{linear, numbers, (float*)y});
   else
-    tiles<ROWS_MAX>(rows, linear.outputs, threads, Tile<Kind, bf16>{linear, numbers, (bf16*)y});
+    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+                    Tile<Kind, bf16>{linear, numbers, (bf16*)y});
 }
 
 INLINE void put(float* place, float number) { *place = number; }

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int PANEL = 32;        // outputs in a panel
 constexpr int STEP_BYTES = 128;  // of a panel for one step along the inputs
+constexpr int ROWS_APART = 12;   // rows at least that a thread has of its own rather than sharing them
+constexpr int LINE = 64;         // bytes that memory gives at once
 constexpr int GROUP = 32;        // inputs that share an int8 scale
 constexpr int ROW_CHUNK = 96;    // rows that pass a panel before the next one: they stay in the second-level cache
 
@@ -35,27 +37,50 @@ constexpr int PARTS_OF_PANEL = PANEL / (WIDTH * LANES);
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// y = x @ w.T by tiles: tile(rows as a constant, first row, first output).
+// Weights that are wanted next, brought into the second-level cache while a tile is computed: `bytes` of them for each of
+// its lines of weights; nothing where 0.
+struct Ahead {
+  const char* at;
+  int64_t bytes;
+  void line(int64_t number) const {
+    if (bytes) __builtin_prefetch(at + number * bytes, 0, 2);
+  }
+};
+
+// y = x @ w.T by tiles: tile(rows as a constant, first row, first output, what comes next).
 template <int ROWS, class Tile>
-INLINE void with_rows(int64_t rows, const Tile& tile, int64_t row, int64_t output) {
-  if (rows == ROWS) return tile.template run<ROWS>(row, output);
-  if constexpr (ROWS > 1) with_rows<ROWS - 1>(rows, tile, row, output);
+INLINE void with_rows(int64_t rows, const Tile& tile, int64_t row, int64_t output, Ahead ahead) {
+  if (rows == ROWS) return tile.template run<ROWS>(row, output, ahead);
+  if constexpr (ROWS > 1) with_rows<ROWS - 1>(rows, tile, row, output, ahead);
 }
 
+// Where there are rows enough, each thread has its own, as it has in what comes between products.
+INLINE int64_t row_chunks(int64_t rows, int64_t threads) {
+  const int64_t chunks = ceiling(rows, ROW_CHUNK), apart = least(threads, rows / ROWS_APART);
+  return apart > 1 ? ceiling(chunks, apart) * apart : chunks;
+}
+
+// panel_bytes: of the weights of a panel, all of which lie one after the other from `weights` on.
 template <int MOST, class Tile>
-INLINE void tiles(int64_t rows, int64_t outputs, int32_t threads, const Tile& tile) {
-  const int64_t chunks = ceiling(rows, ROW_CHUNK), panels = ceiling(outputs, PANEL);
+INLINE void tiles(int64_t rows, int64_t outputs, int32_t threads, const void* weights, int64_t panel_bytes,
+                  const Tile& tile) {
+  const int64_t chunks = row_chunks(rows, threads), panels = ceiling(outputs, PANEL);
   const int64_t at_once = panels < 32 ? 1 : least(8, panels / 16), groups = ceiling(panels, at_once);
   parallel(threads, chunks * groups, [=, &tile](int64_t task) __attribute__((always_inline)) {
     const int64_t chunk = task / groups, first = rows * chunk / chunks, end = rows * (chunk + 1) / chunks;
     const int64_t blocks = ceiling(end - first, MOST), panel_end = least(panels, (task % groups + 1) * at_once);
-    for (int64_t panel = task % groups * at_once; panel < panel_end; ++panel)
+    // With one block, weights are read in one stream, which the processor sees by itself; with more it stops at each panel.
+    const int64_t passes = blocks * PARTS_OF_PANEL, share = ceiling(panel_bytes, passes);
+    const int64_t line_share = blocks > 1 ? ceiling(LINE, passes) : 0;
+    for (int64_t panel = task % groups * at_once; panel < panel_end; ++panel) {
+      Ahead ahead = {(const char*)weights + (panel + 1) % panels * panel_bytes, line_share};
       for (int part = 0; part < PARTS_OF_PANEL; ++part)
-        for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t block = 0; block < blocks; ++block, ahead.at += share) {
           const int64_t row = first + (end - first) * block / blocks;
           const int64_t count = first + (end - first) * (block + 1) / blocks - row;
-          with_rows<MOST>(count, tile, row, panel * PANEL + part * WIDTH * LANES);
+          with_rows<MOST>(count, tile, row, panel * PANEL + part * WIDTH * LANES, ahead);
         }
+    }
   });
 }
 

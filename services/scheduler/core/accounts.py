@@ -12,9 +12,6 @@ from typing import Final
 
 from noria.services.scheduler.core.rules import Rules, TrafficClass
 
-# Service that a class with an inter-token target may be ahead of others: some prompts' worth.
-HEAD_START: Final = 512.0
-
 
 class Account:
     """One tenant in one class. virtual: service by weight, with lifts. charged: service so far, without.
@@ -70,7 +67,7 @@ class ClassShare:
     @property
     def head_start(self) -> float:
         """By how much more it may have been served, by weight, and still go first."""
-        return HEAD_START / self.weight if self.terms.itl_target_ms is not None else 0.0
+        return self.terms.head_start / self.weight if self.terms.itl_target_ms is not None else 0.0
 
     @property
     def contends(self) -> bool:

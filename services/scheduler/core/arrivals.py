@@ -52,7 +52,8 @@ class Arrivals:
         board, memory = self._board, self._board.memory
         assert memory is not None
         found = memory.found(request)
-        if request.stored is None and memory.twins.follow(request, len(found)):
+        # A suspect waits for nobody: it must be seen to compute for itself.
+        if request.stored is None and not request.suspected and memory.twins.follow(request, len(found)):
             board.waiting.pass_over(request)
             draft.pass_over(request, Reason.TWIN)
             return Reason.TWIN
@@ -80,6 +81,12 @@ class Arrivals:
         if not within:
             needed += int(self._margin * cache.size)
         return needed - (cache.available - cache.promised) - board.lane.soon_free
+
+    def admit_only(self, draft: Draft, request: Request) -> None:
+        """Admit this waiting request, whatever the policy's order, if there is room for it."""
+        reason = self._hindrance(draft) or self.unready(request) or self.offer(draft, request)
+        if reason is not None:
+            draft.hold_up(request, reason)
 
     def _hindrance(self, draft: Draft) -> Reason | None:
         """What keeps everybody out."""

@@ -21,6 +21,7 @@ from noria.services.scheduler.core.policy import Policy
 from noria.services.scheduler.core.request import Request, State
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.core.slots import Slots
+from noria.services.scheduler.core.suspects import Suspects
 from noria.services.scheduler.core.waiting import WaitingQueue
 
 
@@ -47,6 +48,7 @@ class Board:
         self.adopted: dict[Request, None] = {}
         self.counters = Counters()
         self.deadlines = Deadlines()
+        self.suspects = Suspects()
         self.decisions = Decisions()
         self.news: list[Reply] = []
         self.now_ns = 0
@@ -106,6 +108,8 @@ class Board:
         request.state = State.WAITING
         request.decoding_shown = False
         self.waiting.add(request)
+        if request.suspected:
+            self.waiting.pass_over(request)
         self.moved(request, Stage.QUEUED, now_ns, decision)
 
     def admit(self, request: Request, pages: int, now_ns: int) -> None:
@@ -163,6 +167,22 @@ class Board:
         self.counters.adopted_tokens += length
         return True
 
+    def suspect(self, requests: list[Request], *, alone: bool) -> list[Request]:
+        """Let these waiting requests run apart from now on; returns those that are condemned instead.
+
+        alone: nobody else was in what failed.
+        """
+        fresh = [request for request in requests if not request.suspected]
+        condemned = self.suspects.blame(requests, alone=alone)
+        for request in fresh:
+            self.waiting.pass_over(request)
+        return condemned
+
+    def clear(self, request: Request) -> None:
+        """It has made a token: it is one of all again."""
+        self.suspects.clear(request)
+        self.waiting.wake(request)
+
     def decode(self, request: Request) -> None:
         """All known ids are planned: from now on it continues token by token."""
         del self.prefilling[request]
@@ -200,6 +220,7 @@ class Board:
     def finish(self, request: Request, end: End, now_ns: int, detail: str = "") -> None:
         """Propose its end; it holds nothing any more except its ids."""
         self._withdraw_from_state(request)
+        self.suspects.drop(request)
         request.state = State.FINISHED
         request.end = end
         request.detail = detail
@@ -214,6 +235,7 @@ class Board:
         else:
             self.moved(request, Stage.ENDED, now_ns, decision)
         self._withdraw_from_state(request)
+        self.suspects.drop(request)
         request.state = State.GONE
         self.policy.ended(request)
         del self.requests[request.stream]

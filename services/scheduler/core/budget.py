@@ -11,8 +11,6 @@ from noria.proto.scheduling import StepTime
 
 # Prefill always goes on: a target that cannot be kept even by decodes alone must not stop everybody else for good.
 PREFILL_TOKENS_MIN: Final = 16
-# Steps scatter around their prediction; aiming a little below the target keeps most of them within it.
-_AIM: Final = 0.95
 # A device that needs long for the decodes alone is given as long again for prompts, whatever the target.
 _DECODES_MOST: Final = 0.5
 
@@ -50,12 +48,15 @@ class Pacing:
         return self.fit.request_us + self.fit.cache_token_us * start
 
 
-def pacing(fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens: int) -> Pacing | None:
+def pacing(
+    fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens: int, stretch: float = 1.0
+) -> Pacing | None:
     """How long the chunks of a step may take; None where nothing bounds them.
 
     fit: the step-time model; without a cost per query token there is nothing to adapt.
     target_ms: the least inter-token latency asked for by a request that it can matter to, None for none.
     decodes, cache_tokens: the running sequences that continue in the step, and the cached tokens that they read.
+    stretch: how many times their prediction nearly all steps take at most: these are to keep the target.
     """
     if target_ms is None or fit.query_token_us <= 0:
         return None
@@ -65,7 +66,7 @@ def pacing(fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens
         + fit.cache_token_us * (cache_tokens + decodes)
         + fit.request_us * decodes
     )
-    wanted_us = max(target_ms * 1000 * _AIM, decodes_us / _DECODES_MOST)
+    wanted_us = max(target_ms * 1000 / stretch, decodes_us / _DECODES_MOST)
     return Pacing(fit, wanted_us - decodes_us)
 
 

@@ -12,7 +12,7 @@ from noria.services.scheduler.core.decisions import Reason
 from noria.services.scheduler.core.lane import Step
 from noria.services.scheduler.core.pace import Pace
 from noria.services.scheduler.core.request import Request
-from noria.services.scheduler.core.step_time import StepTimeModel
+from noria.services.scheduler.core.step_times import StepTimes
 
 ALL: Final = ""
 _STEPS_KEPT: Final = 1.0 - 1.0 / 64
@@ -24,7 +24,7 @@ class Credit:
     def __init__(self, board: Board) -> None:
         self._board = board
         self.submitted = 0
-        self.model = StepTimeModel()
+        self.times = StepTimes()
         self._paces: dict[str, Pace] = {ALL: Pace()}
         self._last_plan_ns = 0
         self._waited: list[str] = []
@@ -32,7 +32,7 @@ class Credit:
 
     def done(self, step: Step, compute_us: int) -> None:
         """A step took so long."""
-        self.model.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
+        self.times.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
         if step.tokens and compute_us:
             old = self._step_us
             self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)
@@ -63,11 +63,11 @@ class Credit:
         step = board.decisions.steps[-1] if board.decisions.steps else None
         prefill_tokens = max(1, step.tokens_max - step.decodes if step is not None else settings.max_batch_tokens)
         cache_tokens, running = (step.cache_tokens, step.running) if step is not None else (0, 0)
-        prefill_us = self.model.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
+        prefill_us = self.times.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
         return Capacity(
             submitted=self.submitted,
             classes=tuple(self._offer(name, requests, tokens, prefill_us / prefill_tokens) for name in self._paces),
-            step_time=self.model.coefficients(),
+            step_time=self.times.all.coefficients(),
             largest_tokens=memory.cache.largest_tokens if memory is not None else 0,
             ready=geometry is not None,
             step_ms=round(self._step_us / 1000, 3),

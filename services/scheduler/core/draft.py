@@ -154,6 +154,7 @@ class Draft:
             end_ids=submission.end_ids,
             blocks=tuple(map(tuple, request.held.tables)),
             cached=request.length if begun is None else self.slices[begun].start,
+            traceparent=submission.traceparent,
         )
 
     def _add(self, request: Request, start: int, take: int) -> None:

@@ -37,6 +37,14 @@ class ExecutorLost(NamedTuple):
     """The executor is gone, or began a new life: nothing is computed until its `Geometry` comes."""
 
 
+class ExecutorSilent(NamedTuple):
+    """Nothing is heard of the executor, dead or alive: nothing is computed until its `Geometry` comes."""
+
+
+class ExecutorReturned(NamedTuple):
+    """The executor lives, but what was on its way to or from it was lost: as before, until its `Geometry` comes."""
+
+
 Body = (
     Submit
     | Withdraw
@@ -52,6 +60,8 @@ Body = (
     | TimePassed
     | PolicyChanged
     | ExecutorLost
+    | ExecutorSilent
+    | ExecutorReturned
 )
 
 

@@ -159,7 +159,7 @@ class FairOrder:
 
     def placed(self, request: Request) -> None:
         """A request is about to be given a slot."""
-        self._lines[account_of(request)].placed(request)
+        self._lines.setdefault(account_of(request), TenantLine()).placed(request)
 
     def check(self, requests: set[Request]) -> None:
         """It holds exactly these requests, and counts them right."""

@@ -16,6 +16,7 @@ def check(board: Board) -> None:
     for entry in chain.from_iterable(step.entries for step in board.lane.steps):
         in_flight[entry.request] = in_flight.get(entry.request, 0) + 1
     _check_requests(board, in_flight)
+    board.suspects.check(board.requests.values())
     board.deadlines.check(list(board.requests.values()), board.now_ns)
     board.slots.check([request.slot for request in running])
     assert len(board.lane.steps) <= board.settings.steps_in_flight

@@ -4,11 +4,9 @@ Two budgets are spent while it is built, query tokens and cached tokens read; sl
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from noria.proto.execution import StepPlan
-from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.decisions import Decision, Reason
@@ -17,7 +15,7 @@ from noria.services.scheduler.core.lane import Step
 from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.policies import composition_for
 from noria.services.scheduler.core.preemption import Preemption
-from noria.services.scheduler.core.step_time import predict_us
+from noria.services.scheduler.core.step_times import StepTimes
 
 _UNLIMITED = 1 << 62
 # A long step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that
@@ -32,10 +30,10 @@ class Planner:
     due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
     """
 
-    def __init__(self, board: Board, fit: Callable[[], StepTime]) -> None:
+    def __init__(self, board: Board, times: StepTimes) -> None:
         self._board = board
-        self._fit = fit
-        self._composition = composition_for(board, fit)
+        self._times = times
+        self._composition = composition_for(board, times)
         self._preemption = Preemption(board)
         self.token_limit = board.settings.max_batch_tokens
         self.due_ns: int | None = None
@@ -49,7 +47,7 @@ class Planner:
 
     def change_policy(self) -> None:
         """The board has another policy: steps are composed as it says from now on."""
-        self._composition = composition_for(self._board, self._fit)
+        self._composition = composition_for(self._board, self._times)
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Return the next step's plan, or None when no step can or need be sent now."""
@@ -58,25 +56,39 @@ class Planner:
         if memory is None:
             board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
             return None
-        if len(board.lane.steps) >= board.settings.steps_in_flight:
+        # While there are suspects, steps are of them or of all others, one after the other: so nobody starves, and what
+        # dies or fails says whose fault it was.
+        in_flight_max = 1 if len(board.suspects) else board.settings.steps_in_flight
+        if len(board.lane.steps) >= in_flight_max:
             return None
         self.due_ns = self._early(now_ns)
         if self.due_ns is not None:
             return None
         self._composition.prepare(now_ns)
-        untold = board.slots.begin()
-        draft = self._draft(now_ns, memory.cache)
-        while not draft.slices and not board.lane.steps and draft.stalled:
-            # Nothing in flight can free a block: somebody gives way now, unless all wait for the detokenizer.
-            if not self._preemption.give_way(draft) and not self._preemption.gather(draft):
-                break
-            untold = board.slots.begin()
-            draft = self._draft(now_ns, memory.cache)
+        board.suspects.trial = not board.suspects.trial and len(board.suspects) > 0
+        draft, untold = self._composed(now_ns, memory.cache)
+        if not draft.slices and len(board.suspects):
+            board.suspects.trial = not board.suspects.trial
+            draft, more = self._composed(now_ns, memory.cache)
+            untold = untold or more
         board.decisions.held_up(now_ns, draft.gates)
         # An executor without work must still learn which slots are empty.
         if not draft.slices and (board.lane.steps or not untold):
             return None
         return self._send(draft, memory)
+
+    def _composed(self, now_ns: int, cache: Cache) -> tuple[Draft, bool]:
+        """The next step's draft, after others gave way where nobody could go on, and whether slots are to be told of."""
+        board = self._board
+        untold = board.slots.begin()
+        draft = self._draft(now_ns, cache)
+        while not draft.slices and not board.lane.steps and draft.stalled:
+            # Nothing in flight can free a block: somebody gives way now, unless all wait for the detokenizer.
+            if not self._preemption.give_way(draft) and not self._preemption.gather(draft):
+                break
+            untold = board.slots.begin()
+            draft = self._draft(now_ns, cache)
+        return draft, untold
 
     def _early(self, now_ns: int) -> int | None:
         """When to plan the next step, if it is too early for that."""
@@ -90,7 +102,10 @@ class Planner:
         cache_left = board.settings.max_cache_tokens or _UNLIMITED
         tokens_left = self._composition.tokens(min(self.tokens_max, self.token_limit))
         draft = Draft(board.lane.number + 1, now_ns, cache, tokens_left, cache_left, tokens_max=tokens_left)
-        self._composition.compose(draft)
+        if board.suspects.trial:
+            self._composition.compose_only(draft, board.suspects.group)
+        else:
+            self._composition.compose(draft)
         return draft
 
     def _send(self, draft: Draft, memory: Memory) -> StepPlan:
@@ -98,7 +113,7 @@ class Planner:
         tokens = draft.tokens_max - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         self._record(draft, tokens, cache_tokens)
-        predicted_us = predict_us(self._fit(), tokens, cache_tokens, len(draft.entries), draft.pairs)
+        predicted_us = self._times.predict_us(tokens, cache_tokens, len(draft.entries), draft.pairs)
         step = Step(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
         board.lane.send(step, draft.now_ns)
         if board.adopted:

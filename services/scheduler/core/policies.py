@@ -1,15 +1,15 @@
 """Policies by name, and how each composes a step."""
 
-from collections.abc import Callable
 from typing import Final, Protocol
 
-from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.draft import Draft
 from noria.services.scheduler.core.fair import Fair
 from noria.services.scheduler.core.policy import Fifo, Policy, PrefillFirst
+from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.rules import Rules
 from noria.services.scheduler.core.shares import Shares
+from noria.services.scheduler.core.step_times import StepTimes
 from noria.services.scheduler.core.turns import DECODES_FIRST, PREFILLS_FIRST, Turns
 
 _KNOWN: Final = ", ".join(each.name for each in (Fifo, PrefillFirst, Fair))
@@ -31,6 +31,9 @@ class Composition(Protocol):
     def compose(self, draft: Draft) -> None:
         """Spend the draft's budgets."""
 
+    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+        """Spend them on these requests alone, who are suspected; `compose` leaves suspects out."""
+
 
 def policy_named(name: str, rules: Rules) -> Policy:
     """Make the policy of this name. Raises ValueError naming the known ones."""
@@ -45,11 +48,11 @@ def policy_named(name: str, rules: Rules) -> Policy:
             raise ValueError(f"unknown scheduling policy {name!r}; known: {_KNOWN}")
 
 
-def composition_for(board: Board, fit: Callable[[], StepTime]) -> Composition:
-    """How the board's policy composes steps. fit: the step-time model's present coefficients."""
+def composition_for(board: Board, times: StepTimes) -> Composition:
+    """How the board's policy composes steps. times: of steps."""
     policy = board.policy
     chosen = board.settings.safety_margin
     margin = policy.margin if chosen is None else chosen
     if isinstance(policy, Fair):
-        return Shares(board, policy, margin, fit)
+        return Shares(board, policy, margin, times)
     return Turns(board, PREFILLS_FIRST if isinstance(policy, PrefillFirst) else DECODES_FIRST, margin)

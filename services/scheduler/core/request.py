@@ -40,8 +40,9 @@ class Request:
     cache when it was first admitted.
     in_flight: steps in flight with a slice of it, `last_step` the newest of them.
     seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
-    failures: failed steps it was in since its last token. deadline_first_ns, deadline_ns: until when its first token, and
-    its end, must be there. foreseen_ns: the wait for its start as predicted at receipt.
+    suspected: it was in what failed, and has made no token since; failures_alone: how often nobody else was.
+    deadline_first_ns, deadline_ns: until when its first token, and its end, must be there. foreseen_ns: the wait for its
+    start as predicted at receipt.
     withdrawn_ns: when it was withdrawn while steps held it.
     spent, wasted: query tokens computed for it, and for nothing after its end. held_ns, held_blocks: since when it holds
     cache, and how much it held then; block_us: blocks times microseconds of earlier holdings.
@@ -81,7 +82,8 @@ class Request:
     in_flight: int = 0
     last_step: int = 0
     preempted_at: int = -1
-    failures: int = 0
+    suspected: bool = False
+    failures_alone: int = 0
     started_ns: int | None = None
     foreseen_ns: int = 0
     decoding_shown: bool = False

@@ -1,7 +1,8 @@
 """What the executor says: steps done and failed, and who it is.
 
-A request that was in two failed steps without a token in between is ended with an error; so is one that, alone and with
-a single token, runs out of memory. All others are computed again in a new epoch. (Isolating by halves comes later.)
+Whoever was in a step that failed, or in flight when the executor died, is suspected (see `suspects`) and computed again in
+a new epoch. A step without enough memory is nobody's fault: it is tried again with half the tokens, and only who does not
+even fit alone with a single one is ended with an error.
 """
 
 from typing import Final, assert_never
@@ -11,13 +12,18 @@ from noria.proto.output import TokenRun
 from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import ExecutorLost, IllegalEventError, Stage
+from noria.services.scheduler.core.events import (
+    ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
+    IllegalEventError,
+    Stage,
+)
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.lane import Entry, Step
 from noria.services.scheduler.core.planner import Planner
 from noria.services.scheduler.core.request import Request, State, natural_end
 
-FAILURES_MAX: Final = 2
 _RECOVER_AFTER_STEPS: Final = 32
 
 
@@ -31,8 +37,10 @@ class Results:
         self._intake = intake
         self._credit = credit
         self._steps_since_failure = 0
+        # Who was in flight when the executor fell silent, and whether anybody else was.
+        self._doubted: list[Request] = []
 
-    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | ExecutorLost | Copied | Inventory) -> None:
+    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | Copied | Inventory) -> None:
         """Take one message from the executor, or what is known of it."""
         match body:
             case StepDone():
@@ -41,8 +49,6 @@ class Results:
                 self.failed(now_ns, body)
             case Geometry():
                 self.executor_joined(now_ns, body)
-            case ExecutorLost():
-                self.executor_lost(now_ns)
             case Inventory():
                 self._adoption.told(body)
             case Copied():
@@ -81,17 +87,16 @@ class Results:
         self._measure_all(now_ns)
         self._board.counters.failed_steps += 1
         self._steps_since_failure = 0
-        suspects = [entry.request for entry in step.entries if entry.request.state is State.WAITING]
+        present = [entry.request for entry in step.entries]
+        detail = f"the executor could not compute it: {body.detail}"
         match body.failure:
             case Failure.MEMORY:
                 if step.tokens <= 1:
-                    self._condemn(suspects, now_ns, body.detail)
+                    self._condemn([each for each in present if each.state is State.WAITING], now_ns, detail)
                 else:
                     self._planner.token_limit = max(1, step.tokens // 2)
             case Failure.INVALID | Failure.ERROR:
-                for request in suspects:
-                    request.failures += 1
-                self._condemn([each for each in suspects if each.failures >= FAILURES_MAX], now_ns, body.detail)
+                self._blame(present, now_ns, detail)
             case _:
                 assert_never(body.failure)
 
@@ -105,16 +110,35 @@ class Results:
         self._begin(now_ns, geometry)
         self._adoption.executor_joined(now_ns, geometry)
 
-    def executor_lost(self, now_ns: int) -> None:
-        """Nobody computes: whoever was active waits."""
-        self._begin(now_ns, None)
+    def executor_lost(self, now_ns: int, body: ExecutorLost | ExecutorSilent | ExecutorReturned) -> None:
+        """Nobody computes: whoever was active waits. Those in flight are suspected once it is known that it died."""
+        lost = self._begin(now_ns, None)
+        self._doubted = self._doubted or [entry.request for step in lost for entry in step.entries]
         self._adoption.executor_lost()
+        match body:
+            case ExecutorLost():
+                self._blame(self._doubted, now_ns, "the executor died whenever it computed this request alone")
+                self._doubted = []
+            case ExecutorReturned():
+                self._doubted = []
+            case ExecutorSilent():
+                pass
+            case _:
+                assert_never(body)
 
-    def _begin(self, now_ns: int, geometry: Geometry | None) -> None:
-        self._board.reopen(now_ns)
+    def _begin(self, now_ns: int, geometry: Geometry | None) -> list[Step]:
+        lost = self._board.reopen(now_ns)
         self._board.install(geometry)
         self._planner.token_limit = self._planner.tokens_max
         self._measure_all(now_ns)
+        return lost
+
+    def _blame(self, present: list[Request], now_ns: int, detail: str) -> None:
+        """These were in what failed; those that have ended can't be suspected, but were there."""
+        there = dict.fromkeys(present)
+        accused = [each for each in there if each.state is State.WAITING]
+        condemned = self._board.suspect(accused, alone=len(there) == 1)
+        self._condemn(condemned, now_ns, detail)
 
     def _measure_all(self, now_ns: int) -> None:
         for request in self._board.waiting:
@@ -135,7 +159,7 @@ class Results:
 
     def _condemn(self, requests: list[Request], now_ns: int, detail: str) -> None:
         for request in requests:
-            self._intake.fail(request, now_ns, f"the executor could not compute it: {detail}")
+            self._intake.fail(request, now_ns, detail)
 
     def _collect(self, step: Step, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
@@ -163,10 +187,11 @@ class Results:
             if got.likelihoods:
                 request.likelihoods += got.likelihoods
             useful += 1
-            request.failures = 0
             if state is waiting:
                 board.waiting.learned()
-            if not request.decoding_shown:
+            if request.suspected:
+                board.clear(request)
+            if not request.decoding_shown and state is not waiting:
                 request.decoding_shown = True
                 board.moved(request, Stage.DECODING, now_ns)
             reason = natural_end(request)

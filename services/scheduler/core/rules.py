@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 STANDARD: Final = "standard"
+# The longest prompt that the built-in class for people takes.
+HEAD_START: Final = 4096.0
 # Of the cache, what one request of an isolated class may take from everybody else.
 _WHOLE_PART_MAX: Final = 0.25
 
@@ -16,7 +18,8 @@ class TrafficClass:
     isolated: what it reserves is nobody else's, even unused, and it has no other slots. request_tokens: the most that one
     request may have, prompt and output together; None without a limit.
     quantum_tokens: output after which a request lets others go first that wait for a slot. itl_target_ms: time between
-    tokens that steps are sized to keep. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
+    tokens that steps are sized to keep. head_start: service that a class with such a target may have had more than its
+    share, and still go first. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
     """
 
     name: str
@@ -29,6 +32,7 @@ class TrafficClass:
     request_tokens: int | None = None
     quantum_tokens: int | None = None
     itl_target_ms: float | None = None
+    head_start: float = HEAD_START
     queue_requests_max: int | None = None
     queue_tokens_max: int | None = None
 

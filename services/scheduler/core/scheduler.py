@@ -17,6 +17,8 @@ from noria.services.scheduler.core.events import (
     AdmissionJoined,
     Event,
     ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
     PolicyChanged,
     Reply,
     TimePassed,
@@ -39,7 +41,7 @@ class Scheduler:
     def __init__(self, settings: Settings) -> None:
         self.board = Board(settings, policy_named(settings.policy, settings.rules))
         self._credit = Credit(self.board)
-        self._planner = Planner(self.board, self._credit.model.coefficients)
+        self._planner = Planner(self.board, self._credit.times)
         self._intake = Intake(self.board)
         self._adoption = Adoption(self.board, self._intake)
         self._results = Results(self.board, self._planner, self._intake, self._credit, self._adoption)
@@ -64,8 +66,10 @@ class Scheduler:
                 self._intake.ended(now_ns, body)
             case Resend():
                 self._intake.resend(body)
-            case StepDone() | StepFailed() | Geometry() | ExecutorLost() | Copied() | Inventory():
+            case StepDone() | StepFailed() | Geometry() | Copied() | Inventory():
                 self._results.apply(now_ns, body)
+            case ExecutorLost() | ExecutorSilent() | ExecutorReturned():
+                self._results.executor_lost(now_ns, body)
             case AdmissionJoined():
                 self._credit.submitted = 0
                 self._intake.admission_joined()

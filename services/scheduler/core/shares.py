@@ -6,10 +6,9 @@ while others of its rank or a higher one want some. Only when tokens do not even
 contend, too. What nobody else can use goes to whoever can, so that no token is left while there is work for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
-from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.accounts import Account, ClassShare
 from noria.services.scheduler.core.arrivals import Arrivals
 from noria.services.scheduler.core.board import Board
@@ -22,6 +21,7 @@ from noria.services.scheduler.core.decisions import Reason
 from noria.services.scheduler.core.draft import Draft
 from noria.services.scheduler.core.fair import Fair, account_of, share_of
 from noria.services.scheduler.core.request import Request, State
+from noria.services.scheduler.core.step_times import StepTimes
 
 # Of a step, what one request of an isolated pool may take before all others.
 _ISOLATED_PART: Final = 4
@@ -30,12 +30,12 @@ _REMEMBERED_NS: Final = 10_000_000_000
 
 
 class Shares:
-    """Composes steps for `fair`. fit: the step-time model's present coefficients. margin: what arrivals leave free."""
+    """Composes steps for `fair`. times: of steps. margin: what arrivals leave free."""
 
-    def __init__(self, board: Board, fair: Fair, margin: float, fit: Callable[[], StepTime]) -> None:
+    def __init__(self, board: Board, fair: Fair, margin: float, times: StepTimes) -> None:
         self._board = board
         self._fair = fair
-        self._fit = fit
+        self._times = times
         self._lookahead = board.settings.stop_lookahead
         self._arrivals = Arrivals(board, margin)
         self._claims = Claims(board, fair, self._arrivals)
@@ -60,7 +60,13 @@ class Shares:
             self._census = take_census(self._board, self._fair)
         self._fresh = False
         census = self._census
-        self._pacing = pacing(self._fit(), self._target_ms(), decodes=census.decodes, cache_tokens=census.cache_tokens)
+        self._pacing = pacing(
+            self._times.with_prompts(),
+            self._target_ms(),
+            decodes=census.decodes,
+            cache_tokens=census.cache_tokens,
+            stretch=self._times.stretch,
+        )
         return step_tokens(self._pacing, decodes=census.decodes, tokens_max=most)
 
     def _target_ms(self) -> float | None:
@@ -88,7 +94,7 @@ class Shares:
             self._decode(draft, decoding)
             draft.withhold(board.prompt_tokens(beside=bool(draft.slices)))
         contest = Contest(self._fair.accounts)
-        contest.enter([request for request in board.prefilling if request not in isolated])
+        contest.enter([each for each in board.prefilling if each not in isolated and not each.suspected])
         if short:
             contest.enter(decoding)
         half = max(1, -(-draft.tokens_left // 2))
@@ -96,6 +102,18 @@ class Shares:
         self._contend(draft, contest, half)
         contest.close()
         self._explain(draft)
+        self._count_prompts(draft)
+
+    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+        """Spend them on these requests alone."""
+        draft.spared = max(0, draft.cache.kept_pages - self._census.isolated_pages)
+        for request in requests:
+            if request.state is State.PREFILLING:
+                self._chunk(draft, request, None)
+            elif request.state is State.WAITING and draft.tokens_left:
+                reason = self._admit(draft, request, None)
+                if reason is not None:
+                    draft.hold_up(request, reason, share_of(request).terms.name)
         self._count_prompts(draft)
 
     def _isolated(self, draft: Draft) -> dict[Request, None]:
@@ -107,7 +125,7 @@ class Shares:
             return running
         most = max(1, draft.tokens_left // _ISOLATED_PART)
         for request in (*board.decoding, *board.prefilling):
-            if share_of(request).terms.isolated:
+            if share_of(request).terms.isolated and not request.suspected:
                 running[request] = None
         self._decode(draft, [request for request in running if request.state is State.DECODING])
         for request in running:

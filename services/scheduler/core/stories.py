@@ -64,6 +64,31 @@ class Stories:
         found = [story for stream, story in self._stories.items() if stream.request == number]
         return {"why": [line for story in found for line in self.tell(story, self._board.now_ns)]}
 
+    def answer_moves(self, about: str) -> list[dict[str, object]]:
+        """The moves of all streams of a request, named by its number, in milliseconds since its first."""
+        number = int(about) if about.isdecimal() else -1
+        return [
+            {
+                "choice": stream.choice,
+                "class": story.traffic_class,
+                "tenant": story.tenant,
+                "prompt_tokens": story.prompt_tokens,
+                "cached_tokens": story.cached_tokens,
+                "age_ms": (self._board.now_ns - story.moves[0].at_ns) / 1e6,
+                "moves": [
+                    {
+                        "stage": move.stage.name.lower(),
+                        "at_ms": (move.at_ns - story.moves[0].at_ns) / 1e6,
+                        "output_tokens": move.output_tokens,
+                        "why": move.decision,
+                    }
+                    for move in story.moves
+                ],
+            }
+            for stream, story in self._stories.items()
+            if stream.request == number and story.moves
+        ]
+
     def about(self, stream: Stream) -> Story | None:
         """One stream's story."""
         return self._stories.get(stream)

@@ -10,6 +10,7 @@ from noria.services.scheduler.core.arrivals import Arrivals
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.continuing import continue_each
 from noria.services.scheduler.core.draft import Draft
+from noria.services.scheduler.core.request import Request, State
 
 
 class Turn(IntEnum):
@@ -55,6 +56,15 @@ class Turns:
                         draft.withhold(self._board.prompt_tokens(beside=bool(draft.slices)))
                 case Turn.PREFILLS:
                     for request in tuple(self._board.prefilling):
-                        draft.chunk(request, ahead=self._arrivals.ahead(request))
+                        if not request.suspected:
+                            draft.chunk(request, ahead=self._arrivals.ahead(request))
                 case Turn.ARRIVALS:
                     self._arrivals.admit(draft)
+
+    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+        """Spend them on these requests alone."""
+        for request in requests:
+            if request.state is State.WAITING:
+                self._arrivals.admit_only(draft, request)
+            elif request.state is State.PREFILLING:
+                draft.chunk(request, ahead=self._arrivals.ahead(request))

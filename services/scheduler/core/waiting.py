@@ -18,7 +18,7 @@ class Queue:
 class WaitingQueue:
     """Requests in state WAITING.
 
-    Who is passed over, because it waits for another's prefix, has no place in the order until it is woken.
+    Who is passed over, because it waits for another's prefix or is suspected, has no place in the order until it is woken.
     """
 
     def __init__(self, order: Order) -> None:
@@ -62,8 +62,8 @@ class WaitingQueue:
         self._passed[request] = None
 
     def wake(self, request: Request) -> None:
-        """Its turn again, if it is still here and passed over."""
-        if request in self._passed:
+        """Its turn again, if it is still here and passed over, and nobody suspects it: a suspect's turn is not in the order."""
+        if request in self._passed and not request.suspected:
             del self._passed[request]
             self._order.rejoin(request)
 

@@ -12,7 +12,16 @@ from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Sampled, StepDone, StepPlan
 from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
 from noria.services.scheduler import records
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, TimePassed
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    Body,
+    Event,
+    ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
+    PolicyChanged,
+    TimePassed,
+)
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.step_time import StepTimeModel
 from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
@@ -23,6 +32,8 @@ _NEVER: Final = 0
 _FACTS: Final[dict[str, Body]] = {
     "AdmissionJoined": AdmissionJoined(),
     "ExecutorLost": ExecutorLost(),
+    "ExecutorSilent": ExecutorSilent(),
+    "ExecutorReturned": ExecutorReturned(),
     "TimePassed": TimePassed(),
 }
 

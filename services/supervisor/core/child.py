@@ -38,7 +38,7 @@ class Child:
     spawned_ns, ready_ns, heard_ns, advanced_ns: when its present life began, became ready, was last heard of, and last
     made progress or had nothing to do. deadline_ns: when it is killed while stopping. due_ns: when a pause is over.
     ready: as it last said; the phase says whether it has been ready in this life, proven whether in any. deaths: in a row.
-    hang: why it was killed.
+    asked: to end, because it had begun to. hang: why it was killed.
     """
 
     service: Service
@@ -57,6 +57,7 @@ class Child:
     deadline_ns: int | None = None
     due_ns: int | None = None
     killed: bool = False
+    asked: bool = False
     hang: str = ""
 
     @property
@@ -69,7 +70,7 @@ class Child:
         self.phase, self.pid, self.spawned_ns, self.advanced_ns = Phase.STARTING, pid, now_ns, now_ns
         self.lives += 1
         self.heard_ns, self.progress, self.expected_ns, self.ready = None, 0, 0, False
-        self.killed, self.hang, self.due_ns = False, "", None
+        self.killed, self.asked, self.hang, self.due_ns = False, False, "", None
 
     def hear(self, news: Heard) -> bool:
         """Take a sign of life; says whether work has advanced since the last one."""

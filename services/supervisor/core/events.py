@@ -52,13 +52,6 @@ class Exited(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-class Relieved(msgspec.Struct, frozen=True):
-    """A child has given up its place, and lives on only to finish what it has begun: it needs a successor."""
-
-    service: Service
-    now_ns: int
-
-
 class StopAsked(msgspec.Struct, frozen=True):
     """Someone wants the stack to end; asked again, at once."""
 
@@ -71,7 +64,7 @@ class Ticked(msgspec.Struct, frozen=True):
     now_ns: int
 
 
-Event = Begun | Spawned | Adopted | Heard | Exited | Relieved | StopAsked | Ticked
+Event = Begun | Spawned | Adopted | Heard | Exited | StopAsked | Ticked
 
 
 class Spawn(msgspec.Struct, frozen=True):
@@ -93,8 +86,14 @@ class Kill(msgspec.Struct, frozen=True):
     why: str
 
 
+class Relieve(msgspec.Struct, frozen=True):
+    """A child has given up its place and only finishes what it has begun: keep it apart from its successor."""
+
+    service: Service
+
+
 class Quiesce(msgspec.Struct, frozen=True):
-    """Have admission take nothing new and finish what runs, for so long."""
+    """Have the doors take nothing new, and what runs be finished, for so long."""
 
     timeout_ms: int
 
@@ -112,4 +111,4 @@ class Over(msgspec.Struct, frozen=True):
     cause: str
 
 
-Reply = Spawn | Terminate | Kill | Quiesce | Served | Over
+Reply = Spawn | Terminate | Kill | Relieve | Quiesce | Served | Over

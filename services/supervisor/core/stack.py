@@ -28,7 +28,7 @@ from noria.services.supervisor.core.events import (
     Kill,
     Over,
     Quiesce,
-    Relieved,
+    Relieve,
     Reply,
     Served,
     Spawn,
@@ -69,8 +69,6 @@ class Stack:
                 return self._heard(event)
             case Exited():
                 return self._exited(event)
-            case Relieved():
-                return self._relieved(event)
             case StopAsked():
                 return self._stop_asked(event)
             case Ticked():
@@ -142,6 +140,18 @@ class Stack:
                 return self._stop_next(event.now_ns)
             if child.ready and not was_ready:  # a new life that has not been told
                 return [self._quiesce(event.now_ns)]
+        if self.course in (Course.STARTING, Course.SERVING):
+            return self._unasked(child, event)
+        return []
+
+    def _unasked(self, child: Child, event: Heard) -> list[Reply]:
+        """A child may stop without this supervisor's will: by a signal from outside, or as its last supervisor wanted."""
+        if child.service is Service.GATEWAY and event.state is State.STOPPED:
+            child.die(event.now_ns, self._limits, wished=True)
+            return [Relieve(child.service), *self._start_due(event.now_ns)]
+        if event.state in (State.DRAINING, State.STOPPED) and not child.asked:
+            child.asked = True
+            return [Terminate(child.service)]
         return []
 
     def _exited(self, event: Exited) -> list[Reply]:
@@ -169,19 +179,11 @@ class Stack:
             return self._stop_next(event.now_ns)
         return self._start_due(event.now_ns)
 
-    def _relieved(self, event: Relieved) -> list[Reply]:
-        child = self.children[event.service]
-        self._require(child.alive, event)
-        if not self._running:
-            return []
-        child.die(event.now_ns, self._limits, wished=True)
-        return self._start_due(event.now_ns)
-
     def _stop_asked(self, event: StopAsked) -> list[Reply]:
         match self.course:
             case Course.OVER:
                 return []
-            case Course.SERVING if self._limits.drain_ns and self.children[Service.ADMISSION].alive:
+            case Course.SERVING if self.children[Service.ADMISSION].alive:
                 self.course = Course.DRAINING
                 self._drained_ns = event.now_ns + self._limits.drain_ns + _DRAIN_MARGIN_NS
                 return [self._quiesce(event.now_ns)]

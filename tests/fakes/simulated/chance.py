@@ -6,6 +6,8 @@ from typing import Final
 
 from fakes.simulated.clock import MICROSECOND, MILLISECOND
 
+from noria.proto.base import Stream
+
 _CALM: Final = 0.0
 
 
@@ -16,7 +18,8 @@ class Chance:
     delay_ns: usual time on a link. stall: a message, and all that follow on its connection, take up to stall_ns longer.
     duplicate: it arrives twice. cut: its connection breaks after it. haunt: what a dead process had not read reaches its
     successor. deaths: how many times processes die, in how many sends after the one before. hang: a process, or a step,
-    stands still. memory, error: a step fails. high_water_mark: messages on a connection.
+    stands still. memory, error: a step fails. poison: some streams kill the executor that computes them.
+    high_water_mark: messages on a connection.
     """
 
     draw: random.Random
@@ -46,6 +49,7 @@ class Chance:
     queue_tokens_max: int
     changes: int
     rebirths: int
+    poison: bool
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -78,6 +82,7 @@ class Chance:
             queue_tokens_max=draw.choice([4_000_000, 4_000_000, 120]),
             changes=draw.choice([0, 0, 1, 2]),
             rebirths=draw.choice([0, 0, 1, 3]),
+            poison=draw.random() < 0.15,
         )
 
     def still(self) -> None:
@@ -85,10 +90,15 @@ class Chance:
         self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
         self.slow_readers = _CALM
         self.deaths = self.pauses = self.changes = 0
+        self.poison = False
 
     def happens(self, rate: float) -> bool:
         """Whether something of this rate happens now."""
         return rate > 0.0 and self.draw.random() < rate
+
+    def poisons(self, stream: Stream) -> bool:
+        """Whether a stream kills the executor that computes it."""
+        return self.poison and (stream.request + stream.choice) % 5 == 0
 
     def between(self, least_ns: int, most_ns: int) -> int:
         """A duration."""

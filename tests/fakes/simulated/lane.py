@@ -70,6 +70,7 @@ class SimulatedLane:
         wake: Callable[[], None],
         failed: Callable[[list[Stream], Failure], None],
         hung: Callable[[], None],
+        killed: Callable[[], None],
     ) -> None:
         self.fake = FakeExecutor(geometry)
         self.plan: StepPlan | None = None
@@ -79,6 +80,7 @@ class SimulatedLane:
         self._wake = wake
         self._failed = failed
         self._hung = hung
+        self._killed = killed
         self._jobs: deque[_Job] = deque()
         self._outcomes: list[Outcome] = []
         self._held = 0
@@ -135,6 +137,10 @@ class SimulatedLane:
         if self._closed:
             return
         job = self._jobs.popleft()
+        begun = self.fake.queued and self.fake.queued[0] is job.plan
+        if begun and any(map(self._chance.poisons, self.fake.touched(job.plan))):
+            self._killed()
+            return
         self._report(self._outcome(job))
         self._next()
 
@@ -197,3 +203,7 @@ class SimulatedExecutor(ExecutorShell):
     def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
         assert failure is not Failure.INVALID, f"plan {number} of epoch {epoch} is illegal: {detail}"
         super()._fail(epoch, number, failure, detail)
+
+    def under_way(self) -> list[Stream]:
+        """The streams of the steps that it has and has not finished."""
+        return self._simulated.fake.touched(*self._simulated.fake.queued)

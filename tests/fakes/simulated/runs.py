@@ -13,6 +13,7 @@ KINDS: Final = (
     "death of executor",
     "death of scheduler",
     "hang",
+    "poison",
     "pause",
     "joined again",
     "step failed: error",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fakes.executor import EOS, VOCABULARY
+from fakes.memory_database import MemoryDatabase
 from fakes.simulated import oracle
 from fakes.simulated.clock import MILLISECOND, SECOND
 from fakes.simulated.life import Life
@@ -18,8 +19,10 @@ from noria.services.admission.core.events import Job
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.door import Door
+from noria.services.admission.journal import Journal
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import Result
+from noria.services.admission.usage import UsageBook
 from noria.services.detokenizer.service import DetokenizerService
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.service import SchedulerService
@@ -27,7 +30,7 @@ from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
 
 DOOR: Final = "sim://door"
-NO_TELEMETRY: Final = TelemetrySettings()
+NO_TELEMETRY: Final = TelemetrySettings(spans_kept=0)
 PEERS: Final = {
     Service.ADMISSION: (Service.SCHEDULER, Service.DETOKENIZER),
     Service.SCHEDULER: (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER),
@@ -97,31 +100,20 @@ class SimulatedPool:
         self._life.wake()
 
 
-class SimulatedUsage:
-    """A usage book that nobody reads."""
-
-    def add(self, usage: object) -> None:
-        del usage
-
-    def advance(self, now_ns: int) -> int | None:
-        del now_ns
-        return None
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def admission(life: Life, after: Callable[[int, Callable[[], None]], None], policy: Policy) -> AdmissionService:
-    """Admission with a front door of its own."""
+def admission(
+    life: Life,
+    after: Callable[[int, Callable[[], None]], None],
+    policy: Policy,
+    database: MemoryDatabase | None = None,
+) -> AdmissionService:
+    """Admission with a front door of its own. database: that of all its lives, if it keeps a journal."""
     door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(life, after)
     telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
-    usage = SimulatedUsage()
+    usage = UsageBook(database or MemoryDatabase())
+    journal = Journal(database) if database is not None else None
     chosen = rules(life.network.chance.requests_max)
-    return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage)  # type: ignore[arg-type]  # stand-ins
+    return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage, journal)  # type: ignore[arg-type]  # the pool's stand-in
 
 
 def scheduler(life: Life, settings: Settings) -> SchedulerService:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from fakes.memory_database import MemoryDatabase
 from fakes.simulated import stack, verdict
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock, simulated_time
@@ -63,6 +64,7 @@ class Universe:
         shared = self.random.random() < 0.4
         self.traffic = draw_traffic(self.random) if shared else Traffic()
         self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
+        self.database = MemoryDatabase() if journal else None
         self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens)
         self.runtime = RuntimeSettings(
             heartbeat_s=0.15,
@@ -142,7 +144,7 @@ class Universe:
     def _build(self, life: Life) -> Shell:
         match life.service:
             case Service.ADMISSION:
-                return stack.admission(life, self.agenda.after, self.traffic.policy)
+                return stack.admission(life, self.agenda.after, self.traffic.policy, self.database)
             case Service.SCHEDULER:
                 return stack.scheduler(life, self.settings)
             case Service.DETOKENIZER:
@@ -152,7 +154,13 @@ class Universe:
 
     def _executor(self, life: Life) -> SimulatedExecutor:
         lane = SimulatedLane(
-            self.geometry, self.agenda, self.chance, life.wake, self._step_failed, lambda: self._hung(life)
+            self.geometry,
+            self.agenda,
+            self.chance,
+            life.wake,
+            self._step_failed,
+            lambda: self._hung(life),
+            lambda: self._poisoned(life),
         )
         return SimulatedExecutor(
             life.actor, Telemetry(Service.EXECUTOR, life.mailbox.incarnation, stack.NO_TELEMETRY), lane
@@ -169,8 +177,14 @@ class Universe:
         self.trace.tell(life.service.value, "dies")
         self._count_board(life)
         if isinstance(life.shell, SimulatedExecutor):
+            self.record.failed.update(life.shell.under_way())
             life.shell.close()
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
+
+    def _poisoned(self, life: Life) -> None:
+        self.counts["poison"] += 1
+        self.trace.tell(life.service.value, "is poisoned")
+        life.die()
 
     def _hung(self, life: Life) -> None:
         """A step never ends; whoever watches progress kills the process after a while."""

@@ -13,7 +13,7 @@ from noria.proto.base import End, Stream
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 
-_FAILURES_MAX = 2
+_FAILURES_MAX = 3
 
 
 class Violation(AssertionError):  # noqa: N818  # a state of affairs
@@ -24,8 +24,8 @@ class Violation(AssertionError):  # noqa: N818  # a state of affairs
 class Record:
     """What admission's book says became of requests, and what happened to their streams.
 
-    failed: how often a stream was in a step that failed. taken: tokens taken from each tenant's bucket in admission's
-    present life. rejoined: whether a process has joined that another had known before.
+    failed: how often a stream was in a step that failed, or under way when the executor died. taken: tokens taken from
+    each tenant's bucket in admission's present life. rejoined: whether a process has joined that another had known before.
     """
 
     traffic: Traffic
@@ -124,7 +124,7 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
         End.CANCELLED.label: wish.cancelled,
         End.DEADLINE.label: whole_ms is not None or (first_ms is not None and nothing),
         End.SHED.label: record.traffic.may_be_shed(wish.request) and nothing,
-        # Two failed steps without a token between condemn a request, as long as suspects are not told apart.
+        # Who was suspected, and then failed alone twice.
         End.ERROR.label: record.failures(wish.request.id, index) >= _FAILURES_MAX,
     }
     if not reasons.get(end, False):

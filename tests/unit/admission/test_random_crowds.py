@@ -44,7 +44,7 @@ class Crowd:
         for client in (ALICE, BOB):
             self.bench.hear(client, Ping())
         self.bench.pass_time(self.draw.choice([0.0, 0.01, 1.0]))
-        for account, usage in self.bench.turn.usage.items():
+        for account, usage in self.bench.used.items():
             self.used.setdefault(account, Usage()).add(usage)
         self.schedule()
         if self.draw.random() < 0.6:
@@ -128,7 +128,7 @@ def test_accounts_add_up_and_the_scheduler_is_never_given_more_than_it_offered(s
         bench.tokenized(number, problem="over")
     for _ in range(2):
         bench.pass_time(0.0)
-        for account, usage in bench.turn.usage.items():
+        for account, usage in bench.used.items():
             crowd.used.setdefault(account, Usage()).add(usage)
         crowd.schedule()
     totals = books.totals

@@ -248,15 +248,17 @@ def test_a_class_gives_its_time_to_live_to_requests_that_name_none() -> None:
 def test_usage_is_written_down_once_at_the_end_and_the_cost_when_the_scheduler_has_done() -> None:
     it = bench()
     number = run(it, tokens=3, output=4)
-    used = it.turn.usage[ACME]
+    used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.output_tokens, used.computed_tokens) == (1, 3, 4, 0)
     it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),)))
-    used = it.step().usage[ACME]
+    it.step()
+    used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.computed_tokens, used.wasted_tokens, used.block_us) == (
         0, 0, 8, 2, 700,
     )  # fmt: skip
     it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),)))
-    assert it.step().usage == {}
+    it.step()
+    assert it.used == {}
     assert it.core.books.accounts.awaited == 0
 
 
@@ -267,7 +269,8 @@ def test_of_a_prompt_that_came_to_nothing_what_was_computed_is_charged() -> None
     it.hear(ALICE, Cancel("a"))
     it.step()
     it.news(Expenses((Spent(Stream(number, 0), 16, 0, 5),)))
-    used = it.step().usage[ACME]
+    it.step()
+    used = it.used[ACME]
     assert (used.prompt_tokens, used.computed_tokens) == (16, 16)
     tenants = it.core.snapshot()["tenants"]
     assert isinstance(tenants, dict) and tenants["acme"]["tokens"] == 34
@@ -304,7 +307,7 @@ def test_an_idempotent_request_is_answered_again_after_its_end_and_used_once() -
     again = it.accepted(BOB)
     assert again.request == number
     it.hear(BOB, Acknowledge(("once",)))
-    assert not it.submissions() and not it.turn.usage
+    assert not it.submissions() and not it.used
     it.generate(token_request("once", tokens=4, credential="acme", keep=True), BOB)
     assert it.rejection(BOB).code is Code.CONFLICT
     it.pass_time(61)
@@ -375,7 +378,7 @@ def test_a_change_of_tenants_leaves_what_is_under_way_and_binds_what_comes() -> 
     it.text(number, 0, (5,), 0, "x", end=End.STOP)
     it.step()
     assert [each.end for each in finishes(it.read())] == [End.STOP]
-    assert it.turn.usage[ACME].output_tokens == 1
+    assert it.used[ACME].output_tokens == 1
     it.generate(token_request("d", credential="beta"))
     it.accepted()
 

@@ -437,6 +437,25 @@ def test_a_request_that_the_new_server_does_not_know_is_made_again_when_nothing_
     run(door, story)
 
 
+def test_a_server_that_says_when_it_will_be_ready_is_waited_for_unless_that_is_too_long(door: FrontDoor) -> None:
+    async def story(client: AsyncClient) -> None:
+        waits = [100, 100]
+
+        def restarting(door: FrontDoor, mail: Mail) -> None:
+            if isinstance(mail.body, Generate) and waits:
+                door.send(mail.client, Rejected(mail.body.id, Code.NOT_READY, "wait", retry_after_ms=waits.pop()))
+            elif isinstance(mail.body, Generate):
+                words("at last")(door, mail)
+
+        door.script = restarting
+        assert (await client.complete("hi")).text == "at last"
+        waits.append(60_000)
+        with pytest.raises(Refused):
+            await client.complete("hi")
+
+    run(door, story)
+
+
 def test_an_answer_that_the_new_server_does_not_know_is_interrupted(door: FrontDoor) -> None:
     async def story(client: AsyncClient) -> None:
         generation = client.generate("hi", request_id="r")

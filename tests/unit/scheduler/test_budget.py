@@ -27,9 +27,15 @@ def test_a_step_filled_with_a_chunk_is_predicted_within_the_target_and_one_token
     count = within.tokens(start, new=True)
     pairs = count * (start + count / 2)
     spent_us = predict_us(FIT, 8 + count, 4008 + start + count, 9, pairs)
-    assert 28_500 - 2 * (100 + 0.02 * start) < spent_us <= 28_500
+    assert 30_000 - 2 * (100 + 0.02 * start) < spent_us <= 30_000
     within.spend(start, count, new=True)
     assert within.tokens(0, new=True) <= 1
+
+
+def test_steps_that_take_longer_than_foretold_are_made_shorter_by_as_much() -> None:
+    usual, stretched = (pacing(FIT, 30, decodes=8, cache_tokens=4000, stretch=each) for each in (1.0, 1.25))
+    assert usual is not None and stretched is not None
+    assert usual.left_us - stretched.left_us == pytest.approx(6000)
 
 
 def test_the_end_of_a_long_prompt_is_computed_in_smaller_chunks_than_its_beginning() -> None:

@@ -105,27 +105,6 @@ def test_who_runs_out_of_memory_alone_with_one_token_ends_with_an_error() -> Non
     assert "injected" in desk.runs(1)[0].detail
 
 
-@pytest.mark.parametrize("failure", [Failure.INVALID, Failure.ERROR])
-def test_who_is_in_two_failed_steps_without_a_token_in_between_ends_with_an_error(failure: Failure) -> None:
-    desk = running()
-    desk.tell(desk.executor.fail(failure))
-    assert desk.end(1) is None
-    desk.planned()
-    desk.tell(desk.executor.fail(failure))
-    assert [desk.end(number) for number in (1, 2, 3)] == [End.ERROR] * 3
-
-
-def test_a_token_clears_a_request_of_an_earlier_failure() -> None:
-    desk = running(requests=1)
-    desk.tell(desk.executor.fail(Failure.ERROR))
-    desk.planned()
-    desk.planned()
-    desk.done()
-    desk.tell(desk.executor.fail(Failure.ERROR))
-    desk.run()
-    assert desk.output(1) == generated(submission(1, 5, 6))
-
-
 def test_after_a_failure_that_leaves_nothing_to_do_the_executor_learns_that_its_slots_are_empty() -> None:
     desk = running(requests=1)
     for _ in range(2):
@@ -197,7 +176,7 @@ def test_a_plan_refused_while_an_earlier_step_computes_voids_both_and_no_token_c
     assert all(desk.output(number) == generated(submission(number, 5, 6)) for number in (1, 2, 3))
 
 
-def test_copies_and_inventories_change_nothing_yet() -> None:
+def test_copies_that_are_done_and_an_inventory_that_nobody_waits_for_change_nothing() -> None:
     desk = running()
     assert desk.tell(Copied(1, 1)) == []
     assert desk.tell(Inventory(1, ())) == []

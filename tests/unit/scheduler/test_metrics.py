@@ -1,70 +1,49 @@
-"""The board's counts become metrics at most once a second, and at the end."""
+"""The board's counts as metrics."""
 
-from fakes.collector import Collector
 from fakes.desk import submission
 from msgspec.structs import replace
 
-from noria.proto.base import Service
 from noria.proto.scheduling import Submit
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.metrics import BoardMetrics
-from noria.shared.config import TelemetrySettings
-from noria.shared.telemetry import Telemetry
-
-SECOND_NS = 1_000_000_000
+from noria.shared.instruments import METRICS, SCHEDULER_METRICS, label
 
 
-def exported(*, advance_again_ns: int | None, closing: bool) -> Collector:
-    """Publish one eviction at 0, then count four more and advance or close; what the collector has got."""
-    with Collector() as collector:
-        telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=collector.url))
-        board = Scheduler(Settings()).board
-        metrics = BoardMetrics(telemetry, board)
-        board.counters.evictions = 1
-        metrics.advance(0)
-        board.counters.evictions = 5
-        if advance_again_ns is not None:
-            metrics.advance(advance_again_ns)
-        if closing:
-            metrics.close()
-        telemetry.close()
-    return collector
-
-
-def test_counts_are_not_published_again_within_a_second() -> None:
-    collector = exported(advance_again_ns=SECOND_NS - 1, closing=False)
-    assert collector.latest("noria.cache.evictions") == 1
-
-
-def test_counts_are_published_again_after_a_second() -> None:
-    collector = exported(advance_again_ns=SECOND_NS, closing=False)
-    assert collector.latest("noria.cache.evictions") == 5
-
-
-def test_the_last_counts_are_published_at_the_end() -> None:
-    collector = exported(advance_again_ns=None, closing=True)
-    assert collector.latest("noria.cache.evictions") == 5
+def standing(core: Scheduler, tenants_max: int = 50) -> dict[str, float]:
+    """Values by name and labels, as `noria.requests waiting`."""
+    return {
+        " ".join([each.metric.name, *(str(given) for _, given in each.attributes)]): each.number
+        for each in BoardMetrics(core, tenants_max).values()
+    }
 
 
 def test_without_an_executor_no_blocks_are_reported() -> None:
-    collector = exported(advance_again_ns=None, closing=True)
-    assert "noria.cache.blocks" not in collector.metrics
-    assert collector.latest("noria.requests", state="waiting") == 0
+    told = standing(Scheduler(Settings()))
+    assert not [name for name in told if name.startswith("noria.cache.blocks")]
+    assert told["noria.requests waiting"] == 0
 
 
-def test_shares_are_published_by_class_and_tenant() -> None:
-    with Collector() as collector:
-        telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=collector.url))
-        core = Scheduler(Settings(policy="fair"))
-        metrics = BoardMetrics(telemetry, core.board)
-        core.apply(
-            Event(0, Submit((replace(submission(1), tenant="someone"), replace(submission(2), tenant="someone"))))
-        )
-        metrics.advance(0)
-        metrics.close()
-        telemetry.close()
-    of = {"class": "standard", "tenant": "someone"}
-    assert collector.latest("noria.share.waiting", **of) == 2
-    assert collector.latest("noria.share.service", **of) == 0
+def test_every_value_is_of_a_metric_of_the_scheduler_with_its_attributes() -> None:
+    core = Scheduler(Settings(policy="fair"))
+    core.apply(Event(0, Submit((submission(1),))))
+    for value in BoardMetrics(core, 50).values():
+        assert value.metric in SCHEDULER_METRICS
+        assert METRICS[value.metric.name] is value.metric
+        assert tuple(name for name, _ in value.attributes) == value.metric.attributes
+        assert [label(name) for name, _ in value.attributes] == [
+            each.removeprefix("noria.") for each in value.metric.attributes
+        ]
+
+
+def test_shares_are_told_by_class_and_tenant_and_the_oldest_in_the_queue_by_its_age() -> None:
+    core = Scheduler(Settings(policy="fair"))
+    core.apply(Event(0, Submit(tuple(replace(submission(each), tenant="someone") for each in (1, 2)))))
+    core.apply(Event(3_000_000_000, Submit((replace(submission(3), tenant="another"),))))
+    told = standing(core)
+    assert told["noria.share.waiting standard someone"] == 2
+    assert told["noria.share.service standard someone"] == 0
+    assert told["noria.queue.oldest"] == 3.0
+    assert told["noria.requests waiting"] == 3
+    assert standing(core, 1)["noria.share.waiting standard other"] >= 1

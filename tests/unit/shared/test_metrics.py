@@ -1,8 +1,10 @@
-"""Published values reach a collector as the registry describes them."""
+"""Values reach a collector, and whoever asks, as the registry describes them."""
 
 import socket
 import time
+from collections.abc import Iterable
 
+import msgspec
 import pytest
 from fakes.collector import Collector
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -10,60 +12,144 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from noria.proto.base import Service
 from noria.shared import instruments
 from noria.shared.config import TelemetrySettings
-from noria.shared.instruments import SCHEDULER_METRICS, Kind, Metric
-from noria.shared.metrics import Value
-from noria.shared.telemetry import Telemetry
+from noria.shared.instruments import METRICS, Kind, Metric
+from noria.shared.metrics import Histogram, Histograms, Labels, Value, merged, quantile, tell, told
+from noria.shared.spans import ATTRIBUTE_DIRECTION
+from noria.shared.telemetry import Publication, Telemetry
+
+SECOND_NS = 1_000_000_000
+LATENCY = instruments.FIRST_TOKEN_TIME
 
 
-def telemetry_to(endpoint: str) -> Telemetry:
-    telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=endpoint))
-    telemetry.declare(SCHEDULER_METRICS)
+class Fixed(Publication):
+    """Tells what it is given."""
+
+    def __init__(self, *given: Value) -> None:
+        self.given: Iterable[Value] = given
+
+    def values(self) -> Iterable[Value]:
+        return self.given
+
+
+def telemetry_to(endpoint: str, *values: Value, metrics: bool = True) -> Telemetry:
+    settings = TelemetrySettings(otlp_endpoint=endpoint, otlp_metrics=metrics)
+    telemetry = Telemetry(Service.SCHEDULER, 1, settings)
+    telemetry.add(Fixed(*values))
     return telemetry
 
 
-def test_without_an_endpoint_values_go_nowhere() -> None:
-    telemetry = telemetry_to("")
-    telemetry.publish((Value(instruments.CACHE_EVICTIONS, 3),))
-    assert not telemetry.enabled
-    telemetry.close()
+def sample(metric: Metric) -> Value:
+    counts = tuple(range(len(metric.bounds) + 1)) if metric.bounds else ()
+    return Value(metric, 7, (), counts)
 
 
-@pytest.mark.parametrize("metric", SCHEDULER_METRICS, ids=lambda metric: metric.name)
-def test_a_metric_arrives_with_the_name_unit_and_kind_of_the_registry(metric: Metric) -> None:
+def test_metrics_arrive_with_the_name_unit_and_kind_of_the_registry() -> None:
     with Collector() as collector:
-        telemetry = telemetry_to(collector.url)
-        telemetry.publish((Value(metric, 7),))
-        telemetry.close()
-    assert list(collector.metrics) == [metric.name]
-    sent = collector.metrics[metric.name]
-    assert (sent.name, sent.unit, sent.description) == (metric.name, metric.unit, metric.description)
-    assert sent.HasField("sum") == (metric.kind is Kind.COUNTER)
-    assert sent.HasField("gauge") == (metric.kind is Kind.GAUGE)
-    if metric.kind is Kind.COUNTER:
-        assert sent.sum.is_monotonic
-        assert sent.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
-    assert collector.latest(metric.name) == 7
+        telemetry_to(collector.url, *map(sample, METRICS.values())).close()
+    assert set(collector.metrics) == set(METRICS)
+    for metric in METRICS.values():
+        sent = collector.metrics[metric.name]
+        assert (sent.name, sent.unit, sent.description) == (metric.name, metric.unit, metric.description)
+        assert sent.HasField("sum") == (metric.kind is Kind.COUNTER)
+        assert sent.HasField("gauge") == (metric.kind is Kind.GAUGE)
+        assert sent.HasField("histogram") == (metric.kind is Kind.HISTOGRAM)
+        if metric.kind is Kind.COUNTER:
+            assert sent.sum.is_monotonic
+            assert sent.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+        if metric.kind is Kind.HISTOGRAM:
+            (point,) = sent.histogram.data_points
+            assert tuple(point.explicit_bounds) == metric.bounds
+            assert list(point.bucket_counts) == list(range(len(metric.bounds) + 1))
+            assert (point.count, point.sum) == (sum(point.bucket_counts), 7)
+        else:
+            assert collector.latest(metric.name) == 7
 
 
-def test_the_latest_values_are_exported_at_close_each_under_its_attributes() -> None:
+def test_values_are_handed_to_the_exporter_once_a_second_and_at_the_end() -> None:
     with Collector() as collector:
-        telemetry = telemetry_to(collector.url)
-        for out in (1, 5):
-            telemetry.publish(
-                (
-                    Value(instruments.CACHE_SWAPS, out, ((instruments.ATTRIBUTE_DIRECTION, "out"),)),
-                    Value(instruments.CACHE_SWAPS, 2, ((instruments.ATTRIBUTE_DIRECTION, "in"),)),
-                )
-            )
+        telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=collector.url))
+        asked = 0
+
+        class Counting(Publication):
+            def values(self) -> Iterable[Value]:
+                nonlocal asked
+                asked += 1
+                return (Value(instruments.CACHE_EVICTIONS, asked),)
+
+        telemetry.add(Counting())
+        for now_ns in (0, 1, SECOND_NS - 1, SECOND_NS, SECOND_NS + 1):
+            telemetry.advance(now_ns)
+        assert asked == 2
         telemetry.close()
-    assert collector.latest("noria.cache.swaps", direction="out") == 5
-    assert collector.latest("noria.cache.swaps", direction="in") == 2
+    assert collector.latest("noria.cache.evictions") == 3
     assert collector.reporters == {"noria-scheduler"}
 
 
-def test_metric_names_are_declared_once() -> None:
-    names = [each.name for each in SCHEDULER_METRICS]
-    assert len(set(names)) == len(names)
+def test_nobody_counts_for_an_exporter_that_is_not_there() -> None:
+    class Never(Publication):
+        def values(self) -> Iterable[Value]:
+            raise AssertionError
+
+    for telemetry in (telemetry_to("", metrics=True), telemetry_to("http://127.0.0.1:9", metrics=False)):
+        telemetry.add(Never())
+        telemetry.advance(SECOND_NS)
+
+
+def test_values_are_exported_each_under_its_attributes() -> None:
+    swaps = [
+        Value(instruments.CACHE_SWAPS, number, ((ATTRIBUTE_DIRECTION, way),)) for way, number in (("out", 5), ("in", 2))
+    ]
+    with Collector() as collector:
+        telemetry_to(collector.url, *swaps).close()
+    assert collector.latest("noria.cache.swaps", direction="out") == 5
+    assert collector.latest("noria.cache.swaps", direction="in") == 2
+
+
+def test_an_answer_holds_what_was_asked_for_and_unknown_metrics_are_left_out_of_it() -> None:
+    values = [sample(each) for each in METRICS.values()]
+    answer = msgspec.json.encode(tell(values))
+    assert told(answer) == values
+    assert told(msgspec.json.encode([["noria.of.tomorrow", 1.0, [], []]])) == []
+    assert told(msgspec.json.encode([[LATENCY.name, 1.0, [], [1, 2]]])) == [], "of another number of buckets"
+    assert told(b"null") == []
+
+
+def test_a_histogram_counts_into_the_bucket_that_holds_a_number_its_upper_bound_included() -> None:
+    histogram = Histogram(LATENCY)
+    for number in (0.0, LATENCY.bounds[0], LATENCY.bounds[1], LATENCY.bounds[-1] + 1):
+        histogram.observe(number)
+    histogram.observe(LATENCY.bounds[1], 3)
+    counts = histogram.value().counts
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (2, 4, 1, 7)
+    assert histogram.value().number == pytest.approx(LATENCY.bounds[0] + 4 * LATENCY.bounds[1] + LATENCY.bounds[-1] + 1)
+
+
+def test_histograms_are_kept_apart_by_attributes_in_the_metrics_order() -> None:
+    histograms = Histograms(LATENCY)
+    histograms.observe(0.1, ("interactive", "one"))
+    histograms.observe(0.2, ("interactive", "two"), 2)
+    found = {each.attributes: sum(each.counts) for each in histograms.values()}
+    one, two = ((("noria.class", "interactive"), ("noria.tenant", name)) for name in ("one", "two"))
+    assert found == {one: 1, two: 2}
+
+
+def test_tenants_beyond_the_bound_share_a_name_and_nobody_loses_one() -> None:
+    labels = Labels(2)
+    assert [labels.of(each) for each in ("a", "b", "c", "a", "d", "b")] == ["a", "b", "other", "a", "other", "b"]
+
+
+def test_values_of_the_same_metric_and_attributes_are_added() -> None:
+    one = Value(LATENCY, 1.5, (("noria.class", "x"),), (1, 2))
+    other = Value(LATENCY, 1.0, (("noria.class", "y"),), (1, 1))
+    assert merged([one, other, one]) == [Value(LATENCY, 3.0, (("noria.class", "x"),), (2, 4)), other]
+
+
+def test_a_quantile_lies_on_a_line_within_its_bucket() -> None:
+    bounds = (1.0, 2.0, 4.0)
+    assert quantile(bounds, (0, 10, 0, 0), 0.5) == 1.5
+    assert quantile(bounds, (0, 0, 4, 0), 1.0) == 4.0
+    assert quantile(bounds, (0, 0, 0, 4), 0.5) == 4.0, "nothing is known beyond the last bound"
+    assert quantile(bounds, (0, 0, 0, 0), 0.5) is None
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
@@ -72,8 +158,9 @@ def test_a_collector_that_is_away_costs_its_time_once_for_spans_and_metrics(list
         collector.bind(("127.0.0.1", 0))
         if listening:
             collector.listen()
-        telemetry = telemetry_to(f"http://127.0.0.1:{collector.getsockname()[1]}")
-        telemetry.publish((Value(instruments.CACHE_EVICTIONS, 3),))
+        telemetry = telemetry_to(
+            f"http://127.0.0.1:{collector.getsockname()[1]}", Value(instruments.CACHE_EVICTIONS, 3)
+        )
         telemetry.span("queue").end()
         begun = time.monotonic()
         telemetry.close()

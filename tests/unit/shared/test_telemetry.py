@@ -1,26 +1,91 @@
-"""Spans pass their trace on, and a collector that is away holds nobody up."""
+"""Spans pass their trace on, recent ones can be asked for, and a collector that is away holds nobody up."""
 
 import socket
 import time
 
 import pytest
+from fakes.collector import Collector
 
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
+from noria.shared.tracing import parse, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-def test_without_an_endpoint_a_span_only_passes_its_parents_context_on() -> None:
-    telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings())
+def telemetry_of(**settings: object) -> Telemetry:
+    return Telemetry(Service.SCHEDULER, 1, TelemetrySettings(**settings))  # type: ignore[arg-type]  # values of any option
+
+
+def test_where_nothing_is_kept_or_exported_a_span_only_passes_its_parents_context_on() -> None:
+    telemetry = telemetry_of(spans_kept=0)
     span = telemetry.span("queue", PARENT)
     assert not telemetry.enabled
+    assert not span.recorded
     assert span.traceparent == PARENT
     span.event("reset")
     span.end({"noria.end": "stop"}, error="nothing happens")
     telemetry.close()
+
+
+def test_the_spans_of_a_request_are_found_by_its_number_and_by_its_trace_with_those_under_way() -> None:
+    telemetry = telemetry_of()
+    other = telemetry.span("admit", attributes={"noria.request": 8})
+    other.end()
+    first = telemetry.span("queue", PARENT, {"noria.request": 7}, start_ago_s=2)
+    first.event("resumed", {"noria.reason": "swap"})
+    first.end({"noria.decision": "stop"})
+    telemetry.span("decode", PARENT)
+    for name in ("7", TRACE):
+        ended, going = telemetry.answer_spans(name)
+        assert (ended["name"], ended["parent"], ended["attributes"]["noria.decision"]) == (
+            "queue", "b7ad6b7169203331", "stop",
+        )  # fmt: skip
+        assert ended["events"][0][0] == "resumed"
+        assert 2.0 <= (ended["end_ns"] - ended["begin_ns"]) / 1e9 < 3.0
+        assert (going["name"], going["end_ns"]) == ("decode", 0)
+    assert [each["name"] for each in telemetry.answer_spans("8")] == ["admit"]
+    assert telemetry.answer_spans("9") == telemetry.answer_spans("no trace") == telemetry.answer_spans("") == []
+
+
+def test_only_so_many_finished_spans_are_kept_and_none_that_has_ended_twice() -> None:
+    telemetry = telemetry_of(spans_kept=3)
+    for number in range(5):
+        span = telemetry.span("step", PARENT, {"noria.step": number})
+        span.end()
+        span.end()
+    assert [each["attributes"]["noria.step"] for each in telemetry.answer_spans(TRACE)] == [2, 3, 4]
+
+
+def test_a_share_of_new_traces_is_recorded_and_the_callers_decision_stands() -> None:
+    telemetry = telemetry_of(sample_ratio=0.25)
+    recorded = sum(telemetry.span("admit").recorded for _ in range(2000))
+    assert 380 < recorded < 620
+    nothing = telemetry_of(sample_ratio=0.0)
+    assert not any(nothing.span("admit").recorded for _ in range(100))
+    assert nothing.span("admit", PARENT).recorded
+    assert not telemetry_of().span("admit", PARENT.removesuffix("01") + "00").recorded
+
+
+def test_processes_agree_on_a_trace_because_the_flag_says_what_its_beginner_decided() -> None:
+    root = telemetry_of(sample_ratio=0.5)
+    for _ in range(50):
+        span = root.span("admit")
+        child = telemetry_of(sample_ratio=0.5).span("queue", span.traceparent)
+        assert child.recorded is span.recorded
+        assert trace_id(child.traceparent) == trace_id(span.traceparent)
+
+
+@pytest.mark.parametrize(
+    "header", ["", "x", "00-1-2-01", f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-{TRACE}-{'0' * 16}-01"]
+)
+def test_what_is_no_trace_context_begins_a_new_trace(header: str) -> None:
+    assert parse(header) == (0, 0, False)
+    span = telemetry_of().span("admit", header)
+    assert span.recorded
+    assert trace_id(span.traceparent) not in ("", TRACE)
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
@@ -29,8 +94,7 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listenin
         collector.bind(("127.0.0.1", 0))
         if listening:
             collector.listen()
-        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}"
-        telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=endpoint))
+        telemetry = telemetry_of(otlp_endpoint=f"http://127.0.0.1:{collector.getsockname()[1]}")
         span = telemetry.span("queue", PARENT)
         assert span.traceparent.startswith(f"00-{TRACE}-")
         assert span.traceparent != PARENT
@@ -40,12 +104,25 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listenin
         assert time.monotonic() - begun < 5
 
 
-def test_a_trace_that_its_caller_did_not_sample_is_not_recorded_but_passed_on() -> None:
-    telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint="http://127.0.0.1:9"))
-    span = telemetry.span("queue", PARENT.removesuffix("01") + "00")
-    assert span.traceparent.startswith(f"00-{TRACE}-")
-    assert span.traceparent.endswith("-00")
-    span.end()
-    begun = time.monotonic()
-    telemetry.close()
-    assert time.monotonic() - begun < 1, "something was exported"
+def test_a_span_arrives_at_a_collector_whole() -> None:
+    with Collector() as collector:
+        telemetry = telemetry_of(otlp_endpoint=collector.url)
+        span = telemetry.span(
+            "queue", PARENT, {"noria.request": 7}, server=True, links=(PARENT, "", PARENT[:-2] + "00")
+        )
+        span.event("chunk", {"noria.step": 3})
+        span.end({"gen_ai.response.finish_reasons": ("stop", "length")}, error="it broke")
+        unsampled = telemetry.span("queue", PARENT.removesuffix("01") + "00")
+        assert unsampled.traceparent.startswith(f"00-{TRACE}-")
+        assert unsampled.traceparent.endswith("-00")
+        unsampled.end()
+        telemetry.close()
+    (got,) = collector.spans
+    assert (got.service, got.name, got.trace, got.parent) == ("noria-scheduler", "queue", TRACE, "b7ad6b7169203331")
+    assert f"00-{TRACE}-{got.span}-01" == span.traceparent
+    assert got.server
+    assert got.error == "it broke"
+    assert got.attributes == {"noria.request": 7, "gen_ai.response.finish_reasons": ("stop", "length")}
+    assert got.events == [("chunk", {"noria.step": 3})]
+    assert got.links == [(TRACE, "b7ad6b7169203331")]
+    assert 0 < got.start <= got.end

@@ -20,7 +20,7 @@ from noria.services.supervisor.core.events import (
     Kill,
     Over,
     Quiesce,
-    Relieved,
+    Relieve,
     Reply,
     Served,
     Spawn,
@@ -115,9 +115,15 @@ def test_the_stack_serves_when_the_last_child_is_ready_and_not_before() -> None:
     assert stack.course is Course.SERVING
 
 
+def stop(stack: Stack, now_ns: int) -> list[Reply]:
+    """Ask for a stop of a stack that has nothing left to finish."""
+    assert isinstance(apply(stack, StopAsked(now_ns))[0], Quiesce)
+    return apply(stack, heard(Service.ADMISSION, now_ns, state=State.STOPPED))
+
+
 def test_an_orderly_stop_asks_one_child_after_the_other_and_exits_0() -> None:
     stack = serving()
-    assert apply(stack, StopAsked(5 * SECOND)) == [Terminate(STOP_ORDER[0])]
+    assert stop(stack, 5 * SECOND) == [Terminate(STOP_ORDER[0])]
     for service, following in itertools.pairwise(STOP_ORDER):
         assert apply(stack, Exited(service, 0, 6 * SECOND)) == [Terminate(following)]
     assert apply(stack, Exited(STOP_ORDER[-1], 0, 7 * SECOND)) == [Over(0, "")]
@@ -131,7 +137,7 @@ def test_a_child_that_has_not_yet_caught_sigterm_ends_orderly_too() -> None:
 
 def test_a_child_that_does_not_stop_in_time_is_killed_and_named() -> None:
     stack = serving()
-    apply(stack, StopAsked(0))
+    stop(stack, 0)
     assert stack.wanted_ns() == 10 * SECOND
     assert apply(stack, Ticked(10 * SECOND - 1)) == []
     assert apply(stack, Ticked(10 * SECOND)) == [Kill(Service.GATEWAY, "did not stop within 10 s")]
@@ -143,7 +149,8 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_named() -> None:
 
 def test_a_second_request_to_stop_kills_all_that_live() -> None:
     stack = serving()
-    apply(stack, StopAsked(0), Exited(Service.GATEWAY, 0, 0))
+    stop(stack, 0)
+    apply(stack, Exited(Service.GATEWAY, 0, 0))
     killed = apply(stack, StopAsked(1))
     why = "a second signal came"
     assert killed == [Kill(service, why) for service in START_ORDER if service is not Service.GATEWAY]
@@ -346,10 +353,20 @@ def test_a_twin_whose_place_is_taken_gives_way_to_who_has_it() -> None:
     assert apply(stack, *(heard(service, 2 * SECOND) for service in START_ORDER)) == [Served(2000)]
 
 
-def test_one_that_only_finishes_what_it_has_begun_gets_a_successor_at_once() -> None:
+def test_a_gateway_that_gave_up_its_place_finishes_apart_from_its_successor() -> None:
     stack = serving()
-    assert apply(stack, Relieved(Service.GATEWAY, 5 * SECOND)) == [Spawn(Service.GATEWAY)]
+    left = apply(stack, heard(Service.GATEWAY, 5 * SECOND, state=State.STOPPED))
+    assert left == [Relieve(Service.GATEWAY), Spawn(Service.GATEWAY)]
+    apply(stack, Spawned(Service.GATEWAY, 900, 5 * SECOND))
     assert stack.children[Service.GATEWAY].deaths == 0
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.STOPPED])
+def test_one_that_its_last_supervisor_had_drained_is_replaced(state: State) -> None:
+    stack = serving()
+    assert apply(stack, heard(Service.ADMISSION, 5 * SECOND, state=state)) == [Terminate(Service.ADMISSION)]
+    assert apply(stack, heard(Service.ADMISSION, 6 * SECOND, state=state)) == []
+    assert apply(stack, Exited(Service.ADMISSION, 0, 7 * SECOND)) == [Spawn(Service.ADMISSION)]
 
 
 def test_a_stop_first_lets_what_runs_finish() -> None:
@@ -392,7 +409,7 @@ def test_a_stop_during_a_pause_starts_nobody_any_more() -> None:
     die(stack, Service.EXECUTOR, 5 * SECOND)
     apply(stack, Exited(Service.EXECUTOR, -9, 6 * SECOND))
     assert stack.children[Service.EXECUTOR].phase is Phase.PAUSING
-    apply(stack, StopAsked(6 * SECOND))
+    stop(stack, 6 * SECOND)
     assert apply(stack, Ticked(9 * SECOND)) == []
     over = end_all(stack, [service for service in STOP_ORDER if service is not Service.EXECUTOR], 9 * SECOND)[-1]
     assert over == Over(0, "")
@@ -400,7 +417,8 @@ def test_a_stop_during_a_pause_starts_nobody_any_more() -> None:
 
 def test_a_child_that_fails_while_stopping_makes_the_stop_a_failure() -> None:
     stack = serving()
-    apply(stack, StopAsked(0), Exited(Service.GATEWAY, 1, 0))
+    stop(stack, 0)
+    apply(stack, Exited(Service.GATEWAY, 1, 0))
     over = end_all(stack, STOP_ORDER[1:])[-1]
     assert over == Over(1, "gateway ended unexpectedly with exit status 1 while the stack was stopping")
 

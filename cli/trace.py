@@ -1,0 +1,111 @@
+"""`noria trace`: the trace of a request as a tree, from what the running services remember of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+from noria.cli.flags import config_flags, settings
+from noria.proto.base import Service
+from noria.shared.config import RuntimeSettings
+from noria.shared.errors import UserError
+
+_ANSWER_S: Final = 1.0
+_HIDDEN: Final = ("noria.request", "noria.choice")
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A span as a service tells it; end_ns is 0 while it is under way."""
+
+    name: str
+    trace: str
+    span: str
+    parent: str
+    begin_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: dict[str, Any] = {}
+    events: tuple[tuple[str, int, dict[str, Any]], ...] = ()
+    links: int = 0
+
+
+@click.command()
+@click.argument("request")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@config_flags("runtime")
+def trace(request: str, as_json: bool) -> int:
+    """Print the trace of REQUEST, an id, a number or a trace id, as a tree with durations.
+
+    Each process remembers its last `telemetry.spans_kept` spans; what it has forgotten, or what nobody sampled, is missing.
+    """
+    found = gather(settings().runtime, request)
+    if not any(found.values()):
+        raise UserError(f"no process remembers a trace of request {request!r}: it was not sampled, or is too long ago")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    else:
+        click.echo("\n".join(tree(found)))
+    return 0
+
+
+def gather(runtime: RuntimeSettings, request: str) -> dict[Service, list[Seen]]:
+    """The spans of the traces that a request is in, by the service that tells them."""
+    from noria.shared.inspect import numbers_of
+
+    numbers = numbers_of(runtime, request, _ANSWER_S)
+    ids = {each.trace for name in numbers for spans in _ask(runtime, name).values() for each in spans}
+    if len(request) == 32:
+        ids.add(request)
+    found: dict[Service, list[Seen]] = {service: [] for service in Service}
+    for each in sorted(ids):
+        for service, spans in _ask(runtime, each).items():
+            found[service] += spans
+    return {service: spans for service, spans in found.items() if spans}
+
+
+def _ask(runtime: RuntimeSettings, name: str) -> dict[Service, list[Seen]]:
+    from noria.shared.inspect import inspect_all
+
+    services = tuple(each for each in Service if each is not Service.SUPERVISOR)
+    answers = inspect_all(runtime, services, _ANSWER_S, name, "spans")
+    return {
+        service: msgspec.json.decode(answer.json, type=list[Seen] | None) or [] for service, answer in answers.items()
+    }
+
+
+def tree(found: Mapping[Service, Sequence[Seen]]) -> Iterator[str]:
+    """The lines of all traces; times count from the beginning of each."""
+    told = [(service, each) for service, spans in found.items() for each in spans]
+    for name in dict.fromkeys(each.trace for _, each in told):
+        mine = sorted((each for each in told if each[1].trace == name), key=lambda each: each[1].begin_ns)
+        known = {each.span for _, each in mine}
+        yield f"trace {name}"
+        start_ns = mine[0][1].begin_ns
+        for service, each in mine:
+            if each.parent not in known:
+                yield from _branch(service, each, mine, start_ns, 0)
+
+
+def _branch(
+    service: Service, span: Seen, told: Sequence[tuple[Service, Seen]], start_ns: int, depth: int
+) -> Iterator[str]:
+    head = f"{'  ' * depth}{span.name}"
+    took = f"{(span.end_ns - span.begin_ns) / 1e6:10.1f} ms" if span.end_ns else f"{'under way':>13}"
+    shown = [f"{name}={_text(value)}" for name, value in span.attributes.items() if name not in _HIDDEN]
+    if span.links:
+        shown.append(f"linked with {span.links}")
+    if span.error:
+        shown.append(f"failed: {span.error}")
+    at = f"{(span.begin_ns - start_ns) / 1e6:10.1f} ms"
+    yield f"{head:<32}{service.value:<12}{at}{took}  {'  '.join(shown)}".rstrip()
+    for name, at_ns, attributes in span.events:
+        given = "  ".join(f"{key}={_text(value)}" for key, value in attributes.items())
+        yield f"{'  ' * (depth + 1)}· {name:<{max(1, 40 - 2 * depth)}}{(at_ns - start_ns) / 1e6:10.1f} ms  {given}".rstrip()
+    for other, each in told:
+        if each.parent == span.span:
+            yield from _branch(other, each, told, start_ns, depth + 1)
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,74 @@
+"""A new life takes over what an earlier one had on record: ledger, deadlines, what tenants owe, who waits for a reader."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from noria.proto.base import End
+from noria.services.admission.core.accounts import Account, Traffic
+from noria.services.admission.core.books import Books
+from noria.services.admission.core.events import RecoveredNote
+from noria.services.admission.core.ledger import Request, Stage
+from noria.services.admission.core.statistics import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a journal holds, oldest request first; times are on this process's clock.
+
+    levels: what was left in tenants' buckets, and when. asleep_ns: how long nobody was there.
+    """
+
+    requests: Sequence[Request] = ()
+    totals: Totals = field(default_factory=Totals)
+    traffic: Mapping[Account, Traffic] = field(default_factory=dict)
+    levels: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    asleep_ns: int = 0
+
+
+def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
+    """Fill empty books, and begin to keep a record. Returns the requests that go on, whose deadlines are to be watched.
+
+    What nobody can continue ends here: when the stack was away for longer than answers are kept, or serves another
+    model now.
+    """
+    books.record.on = True
+    books.totals = recovered.totals
+    books.accounts.traffic.update(recovered.traffic)
+    for name, (level, at_ns) in recovered.levels.items():
+        books.tenants.refill(books.policy.named(name), level, at_ns, now_ns)
+    for request in recovered.requests:
+        _readmit(books, request, recovered.asleep_ns, now_ns)
+    books.ledger.retained = deque(sorted(books.ledger.retained))
+    for request in list(books.ledger.live.values()):
+        end, detail = _hindrance(books, request, recovered.asleep_ns)
+        if end is not None:
+            books.end_all(request, end, now_ns, detail)
+    return list(books.ledger.live.values())
+
+
+def _readmit(books: Books, request: Request, asleep_ns: int, now_ns: int) -> None:
+    books.ledger.readmit(request)
+    books.record.recovered(request)
+    books.notes.append(RecoveredNote(request.key.id, request.number, request.unfinished))
+    tenant = books.tenants.get(books.policy.named(request.key.tenant), now_ns)
+    tenant.streams += request.unfinished
+    if request.stage is Stage.ENDED:
+        # The time away does not count: its client could not come for it.
+        ended_ns = max(choice.ended_ns for choice in request.choices)
+        kept_ns = max(now_ns - asleep_ns - ended_ns, 0)
+        books.ledger.retain(request, now_ns + max(books.rules.retention_ns - kept_ns, 0))
+        return
+    if all(choice.first_token_ns is None for choice in request.choices):
+        books.queues.add(request)
+    # Whoever reads it has to notice first, and to find the way back.
+    patience_ns = max(request.grace_ns, books.rules.client_timeout_ns) - request.grace_ns
+    books.left(request, now_ns + patience_ns)
+
+
+def _hindrance(books: Books, request: Request, asleep_ns: int) -> tuple[End | None, str]:
+    if asleep_ns > books.rules.retention_ns:
+        return End.CANCELLED, f"the server was away for {asleep_ns // 1_000_000_000} s"
+    if request.model not in books.rules.models or max(request.prompt) >= books.rules.vocabulary:
+        return End.ERROR, "the server was restarted with another model"
+    return None, ""

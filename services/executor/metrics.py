@@ -1,0 +1,43 @@
+"""How much the device computed, how long it was busy, and what its memory is used for."""
+
+from collections.abc import Iterator
+
+from noria.services.executor.engine import Loaded
+from noria.shared import instruments
+from noria.shared.metrics import Value
+from noria.shared.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE
+from noria.shared.telemetry import Publication
+
+
+class DeviceMetrics(Publication):
+    """Counts steps. Nothing is told before the model is loaded."""
+
+    def __init__(self) -> None:
+        self._loaded: Loaded | None = None
+        self._tokens = 0
+        self._busy_us = 0
+        self._idle_us = 0
+        self._prepare_us = 0
+
+    def loaded(self, loaded: Loaded) -> None:
+        """The model is there."""
+        self._loaded = loaded
+
+    def step(self, tokens: int, compute_us: int, idle_us: int, prepare_us: int) -> None:
+        """A step was computed."""
+        self._tokens += tokens
+        self._busy_us += compute_us
+        self._idle_us += idle_us
+        self._prepare_us += prepare_us
+
+    def values(self) -> Iterator[Value]:
+        """What they stand at."""
+        if self._loaded is None:
+            return
+        device = ((ATTRIBUTE_DEVICE, self._loaded.geometry.device),)
+        yield Value(instruments.DEVICE_TOKENS, self._tokens, device)
+        yield Value(instruments.DEVICE_BUSY, self._busy_us / 1e6, device)
+        yield Value(instruments.DEVICE_IDLE, self._idle_us / 1e6, device)
+        yield Value(instruments.DEVICE_PREPARE, self._prepare_us / 1e6, device)
+        for share in self._loaded.memory.shares:
+            yield Value(instruments.DEVICE_MEMORY, share.bytes, (*device, (ATTRIBUTE_PURPOSE, share.name)))

@@ -1,0 +1,44 @@
+"""Kill a real stack's processes under load and see that every answer comes whole: `python -m chaos --help`."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from chaos.plan import SERVICES
+from chaos.run import Wish, run
+from fakes.tiny_model import build_tiny_model
+
+
+def main() -> int:
+    """Run once; 1 when anything was lost."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--blows", type=int, default=100, help="how many times something is killed")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--http", type=int, default=8, help="how many of the streams are read over HTTP")
+    parser.add_argument("--gap", type=float, nargs=2, default=(1.0, 2.0), help="seconds from one blow to the next")
+    parser.add_argument("--victims", nargs="+", choices=SERVICES, default=list(SERVICES))
+    parser.add_argument("--alone", action="store_true", help="one service after the other, nothing else")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(200, 800), help="length of answers")
+    parser.add_argument("--model", default="", help="a model to serve; a tiny random one where absent")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--keep-log", type=Path, help="where to leave the stack's log")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="noria-chaos-") as folder:
+        model = asked.model or str(build_tiny_model(Path(folder) / "tiny"))
+        wish = Wish(
+            model=model, seed=asked.seed, blows=asked.blows, streams=asked.streams, http=asked.http,
+            gap_s=tuple(asked.gap), victims=tuple(asked.victims), alone=asked.alone, tokens=tuple(asked.tokens),
+            log=asked.keep_log,
+        )  # fmt: skip
+        found = asyncio.run(run(wish))
+    print(found.table())
+    if asked.json is not None:
+        asked.json.write_text(found.json() + "\n")
+    return 1 if found.lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Draining, and services that are started anew, while requests go on."""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e.harness import NORIA, Stack, stack
+
+from noria.client import AsyncClient, Code, Refused
+
+_TOKENS = 400
+_SERVICES = ("detokenizer", "executor", "scheduler", "gateway")
+
+
+def command(running: Stack, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    line = [str(NORIA), *arguments, "--runtime-dir", str(running.runtime_dir)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=110, env=running.environment)
+
+
+async def over_zeromq(client: AsyncClient, prompt: str) -> str:
+    answer = await client.complete(prompt, max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
+    assert answer.finish_reason == "length"
+    return answer.text
+
+
+async def over_http(client: httpx.AsyncClient, running: Stack, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": _TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    text, last = "", ""
+    async with client.stream("POST", f"{running.url}/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            last = line or last
+            if line.startswith("data: {"):
+                content = json.loads(line[6:])
+                assert "choices" in content, content
+                text += content["choices"][0]["text"]
+    assert last == "data: [DONE]"
+    return text
+
+
+async def keep_asking(running: Stack, going: "asyncio.Task[object]") -> dict[str, set[str]]:
+    """Ask over both doors until something else is done; returns the answers by prompt."""
+    answers: dict[str, set[str]] = {}
+
+    async def ask(number: int, client: AsyncClient, http: httpx.AsyncClient) -> None:
+        while not going.done():
+            prompt = f"Question {number % 3}"
+            over = over_zeromq(client, prompt) if number % 2 else over_http(http, running, prompt)
+            answers.setdefault(prompt, set()).add(await over)
+
+    async with AsyncClient(running.endpoint) as client, httpx.AsyncClient(timeout=60) as http:
+        await asyncio.gather(*(ask(number, client, http) for number in range(6)))
+    return answers
+
+
+def test_every_service_is_started_anew_under_load_without_a_failed_request(tiny_model: Path) -> None:
+    async def run(running: Stack) -> dict[str, set[str]]:
+        restarts = asyncio.create_task(asyncio.to_thread(command, running, "restart", *_SERVICES))
+        answers = await keep_asking(running, restarts)
+        done = await restarts
+        assert done.returncode == 0, done.stderr
+        assert [line.partition(":")[0] for line in done.stdout.splitlines()] == list(_SERVICES)
+        return answers
+
+    with stack(str(tiny_model), "--dtype", "float32", environment={"OMP_NUM_THREADS": "1"}) as running:
+        before = running.pids()
+        answers = asyncio.run(run(running))
+        assert len(answers) == 3
+        assert {len(texts) for texts in answers.values()} == {1}, "answers differ"
+        after = running.pids()
+        assert after["supervisor"] == before["supervisor"]
+        assert not [name for name in _SERVICES if after[name] == before[name]]
+        assert running.stop() == 0, running.log()[-3000:]
+        assert "times in a row" not in running.log()
+
+
+def test_a_drain_lets_what_was_accepted_finish_and_takes_nothing_new(tiny_model: Path) -> None:
+    async def run(running: Stack) -> str:
+        async with AsyncClient(running.endpoint) as client, httpx.AsyncClient(timeout=30) as http:
+            generation = client.generate("Once", max_tokens=1500, temperature=0.0, ignore_eos=True)
+            await generation.accepted()
+            draining = asyncio.create_task(asyncio.to_thread(command, running, "drain"))
+            while (await http.get(f"{running.url}/health/ready")).status_code == 200:
+                await asyncio.sleep(0.01)
+            with pytest.raises(Refused) as refused:
+                await client.complete("Twice", max_tokens=1)
+            assert refused.value.code is Code.NOT_READY
+            response = await http.post(f"{running.url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) > 0
+            whole = await generation.result()
+            assert whole.choices[0].finish.output_tokens == 1500
+            done = await draining
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+    with stack(str(tiny_model), "--dtype", "float32", environment={"OMP_NUM_THREADS": "1"}) as running:
+        said = asyncio.run(run(running))
+        assert "1 request is unfinished" in said
+        assert running.process.wait(20) == 0, running.log()[-3000:]
+
+
+def test_a_drain_ends_at_its_limit(tiny_model: Path) -> None:
+    async def run(running: Stack) -> None:
+        async with AsyncClient(running.endpoint) as client:
+            generations = [
+                client.generate("Once", max_tokens=1900, temperature=0.0, ignore_eos=True) for _ in range(40)
+            ]
+            await asyncio.gather(*(generation.accepted() for generation in generations))
+            assert (await asyncio.to_thread(command, running, "down")).returncode == 0
+
+    with stack(str(tiny_model), "--dtype", "float32", "--drain-timeout", "0.5") as running:
+        asyncio.run(run(running))
+        assert running.process.wait(20) == 0, running.log()[-3000:]

@@ -1,0 +1,45 @@
+"""A database that outlives the lives of a simulation: the product's own, without a file, and without room when told so."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from noria.services.admission.database import Database, Write
+from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
+from noria.shared.log import logger
+from noria.shared.usage import SCHEMA
+
+
+class MemoryDatabase(Database):
+    """Holds the tables of the journal and of usage. full: nothing is taken. commits: what was taken so far."""
+
+    def __init__(self) -> None:
+        self.path = Path(":memory:")
+        self.failing = False
+        self.full = False
+        self.commits = 0
+        self._log = logger("admission")
+        self._commits = 0
+        self._connection = sqlite3.connect(":memory:", isolation_level=None)
+        for statement in (SCHEMA, *JOURNAL_SCHEMA):
+            self._connection.execute(statement)
+
+    def commit(self, writes: Sequence[Write]) -> bool:
+        if self.full:
+            return False
+        taken = super().commit(writes)
+        assert taken, writes
+        self.commits += 1
+        return True
+
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+        ((count,),) = self.read(f"SELECT count(*) FROM {table}")
+        assert isinstance(count, int)
+        return count
+
+    def close(self) -> None:
+        """It stays for the next life."""
+
+    def look(self) -> None:
+        """There is no log."""
