@@ -21,6 +21,7 @@ from noria.shared.curve import Keys, keys_of
 from noria.shared.gate import Gate
 
 INSPECTOR_PREFIX: Final = "inspector-"
+_MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 _RECONNECT_MS: Final = 50
 _RECONNECT_MS_MAX: Final = 500
 
@@ -37,9 +38,10 @@ class Link:
     present life has written to ours; `missed` whether mail of it was lost on the way.
     """
 
-    def __init__(self, peer: Service, socket: zmq.Socket[bytes], outbox_max: int) -> None:
+    def __init__(self, peer: Service, socket: zmq.Socket[bytes], endpoint: str, outbox_max: int) -> None:
         self.peer = peer
         self.socket = socket
+        self._endpoint = endpoint
         self.incarnation = 0
         self.knows_us = False
         self.missed = False
@@ -94,6 +96,15 @@ class Link:
         """
         self.forget()
         self.buried.clear()
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Begin a new connection: what we write does not arrive.
+
+        A ROUTER that has seen our name on another connection reads ours no more, and neither side is told.
+        """
+        self.socket.disconnect(self._endpoint)
+        self.socket.connect(self._endpoint)
 
     def succeed(self, successor: int) -> None:
         """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
@@ -141,6 +152,7 @@ class Mailbox:
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.router.setsockopt(zmq.RCVHWM, settings.high_water_mark)
+        self.router.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.router.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         if self.gate is not None and keys is not None:
             self.gate.guard(self.router, service.value, keys.insiders())
@@ -161,7 +173,7 @@ class Mailbox:
         if keys is not None:
             keys.toward(peer.value, self.service.value).equip(socket)
         socket.connect(endpoint)
-        return Link(peer, socket, settings.outbox_messages_max)
+        return Link(peer, socket, endpoint, settings.outbox_messages_max)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close every socket; what was just sent has so long to leave."""
@@ -266,6 +278,7 @@ class Mailbox:
             if not forgot:
                 return False
             link.forget()
+            link.reconnect()
         else:
             link.succeed(header.incarnation)
         link.incarnation = header.incarnation

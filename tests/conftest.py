@@ -1,7 +1,15 @@
 import signal
 
+import pytest
+
 # A shell that starts the tests in the background, or under nohup, lets its children ignore these for good.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long random tests go on, and from where."""
+    parser.addoption("--seed", type=int, default=1, help="what wrong input is drawn from")
+    parser.addoption("--rounds", type=int, default=1, help="how many times as much of it")

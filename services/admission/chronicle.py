@@ -56,7 +56,8 @@ class Chronicle:
         if self._telemetry.enabled:
             span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
             span.end(
-                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)}, error=result.problem
+                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)},
+                error=result.code.value if result.problem else "",
             )
 
     def write(self, note: Note) -> None:

@@ -26,6 +26,9 @@ from noria.shared.gate import Gate
 
 # A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
 _MESSAGES_PER_CLIENT_MAX: Final = 64
+# What a client has sent and is not read yet: beyond it, its connection waits.
+_UNREAD_PER_CLIENT_MAX: Final = 16
+_TCP_BEAT_MS, _TCP_SILENCE_MS = 10_000, 30_000
 _LINGER_MS: Final = 200
 _CLIENT: Final = re.compile(r"client-[\x21-\x7e]{1,57}")
 
@@ -61,7 +64,11 @@ class Door:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
         self.socket.setsockopt(zmq.SNDHWM, _MESSAGES_PER_CLIENT_MAX)
-        self.socket.setsockopt(zmq.RCVHWM, _MESSAGES_PER_CLIENT_MAX)
+        self.socket.setsockopt(zmq.RCVHWM, _UNREAD_PER_CLIENT_MAX)
+        if endpoint.startswith("tcp://"):
+            # A machine that vanished leaves connections that would otherwise stay for ever.
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_BEAT_MS)
+            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENCE_MS)
         try:
             if gate is not None:
                 gate.guard(self.socket, PUBLIC, gate.keys.clients())

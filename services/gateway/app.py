@@ -1,6 +1,7 @@
 """The HTTP routes. Each generation endpoint is an ASGI application of its own, which sees its connection close."""
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -88,7 +89,7 @@ class Generations:
             observing.end(span, outcome)
 
     async def _answer(self, request: Request, receive: Receive, send: Send, span: Span, outcome: Outcome) -> None:
-        data = await read_body(request, self._config.body_bytes_max)
+        data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
         work = self._understand(data, request.headers, self._config.request_id_characters_max)
         observing.understood(span, work)
         try:
@@ -201,7 +202,7 @@ class Pages:
 
     async def preview(self, request: Request) -> Response:
         """What would become of a chat or completion request now."""
-        data = await read_body(request, self._config.body_bytes_max)
+        data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
         understand = _understand_chat if _is_chat(data) else _understand_completion
         work = understand(data, request.headers, self._config.request_id_characters_max)
         try:
@@ -301,7 +302,11 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    logger(Service.GATEWAY.value).error("request failed", path=request.url.path, error=repr(error))
+    # The error's own text may quote what was sent.
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    logger(Service.GATEWAY.value).error(
+        "request failed", path=request.url.path, error=type(error).__name__, at=f"{place.filename}:{place.lineno}"
+    )
     return HttpError(500, "the gateway failed at this request; its log says why", kind="server_error").response()
 
 

@@ -4,6 +4,7 @@ Unknown fields are ignored, as OpenAI-compatible servers do; known ones of the w
 exist here, are refused by name. Ranges are admission's business.
 """
 
+import asyncio
 import contextlib
 from typing import Final, Literal, TypeVar
 
@@ -120,8 +121,16 @@ _UNSUPPORTED: Final = (
 )
 
 
-async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Read a body of bounded size. Raises HttpError 413 as soon as it is known to be larger."""
+async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes:
+    """Read a body of bounded size. Raises HttpError 413 as soon as it is known to be larger, 408 when it does not come."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_body(request, bytes_max)
+    except TimeoutError as error:
+        raise HttpError(408, f"the request body did not come within {timeout_s:g} s", code="body_timeout") from error
+
+
+async def _read_body(request: Request, bytes_max: int) -> bytes:
     error = HttpError(413, f"the request body is larger than {bytes_max} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > bytes_max:

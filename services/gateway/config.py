@@ -14,6 +14,8 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     host: str
     port: int
     body_bytes_max: int
+    body_timeout_s: float
+    connections_max: int
     message_bytes_max: int
     request_id_characters_max: int
     drain_timeout_s: float
@@ -36,6 +38,8 @@ def gateway_config(config: Config) -> GatewayConfig:
         host=host,
         port=port,
         body_bytes_max=config.http.body_bytes_max,
+        body_timeout_s=config.http.body_timeout_s,
+        connections_max=config.http.connections_max,
         message_bytes_max=config.limits.message_bytes_max,
         request_id_characters_max=config.limits.request_id_characters_max,
         drain_timeout_s=config.http.drain_timeout_s,

@@ -1,6 +1,7 @@
 """The gateway's shell: HTTP in a thread of its own, the mailbox for supervisor and inspectors in the main one."""
 
 import asyncio
+import logging
 import threading
 from typing import Any, Final
 
@@ -121,9 +122,11 @@ class GatewayShell:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                limit_concurrency=self._config.connections_max,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(self._config.drain_timeout_s)),
             )
+            logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line for each request that is none
             self._server = uvicorn.Server(settings)
             if self._leaving:
                 return

@@ -186,3 +186,30 @@ def test_a_header_survives_as_it_was_written(settings: RuntimeSettings, alone: M
     wait_for(came)
     other.close()
     assert found == [(Header("Progress", B.value, other.incarnation, alone.incarnation, 1, context), Progress(()))]
+
+
+def test_a_link_whose_name_somebody_else_has_used_works_again_once_the_silence_is_noticed(
+    settings: RuntimeSettings, alone: Mailbox
+) -> None:
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    got: list[str] = []
+
+    def heard(kind: str) -> bool:
+        got.extend(header.kind for _, header, _ in other.receive(10))
+        return kind in got
+
+    wait_for(lambda: alone.send_once(B, Hello(1, State.READY)))
+    wait_for(lambda: heard("Hello"))
+    thief = zmq.Context.instance().socket(zmq.DEALER)
+    thief.setsockopt(zmq.LINGER, 0)
+    thief.setsockopt(zmq.ROUTING_ID, A.value.encode())
+    thief.connect(mailbox(settings, B))
+    thief.send_multipart([b"", b""])
+    wait_for(lambda: heard("nothing") or other.malformed)
+    thief.close(0)
+    got.clear()
+    for _ in range(3):
+        alone.send_once(B, Heartbeat(State.READY))
+    alone.links[B].give_up()
+    wait_for(lambda: alone.send_once(B, Hello(1, State.READY)) and heard("Hello"))
+    other.close()
