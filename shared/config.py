@@ -328,7 +328,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang_timeout_s: Annotated[
         float,
         Meta(
-            description="Silence, or work without progress, after which a service is killed and started again; "
+            description="Silence, or work without progress, after which a service ends itself or is killed; "
             "a step may always take ten times its prediction.",
             gt=0,
         ),

@@ -26,6 +26,7 @@ from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
 from noria.shared.vitals import Vitals
+from noria.shared.watchdog import Watchdog
 
 _OPEN_FILES: Final = 65_536
 
@@ -138,10 +139,14 @@ def run(
     garbage = Garbage()
     garbage.watch()
     actor.measure("garbage", garbage.counts)
+    watchdog = Watchdog(service.value, config.runtime.hang_timeout_s)
+    actor.each_turn(watchdog.turned)
     logger(service.value).info("service started", endpoint=endpoint, incarnation=f"{post.incarnation:x}")
+    watchdog.start()
     try:
         actor.run(shell)
     finally:
+        watchdog.stop()
         garbage.close()
         telemetry.close()
         lock.release()

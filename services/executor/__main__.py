@@ -10,6 +10,7 @@ from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.process import main, run
 from noria.shared.telemetry import Telemetry
+from noria.shared.watchdog import leave_hung
 
 
 def start(config: Config) -> int:
@@ -25,13 +26,20 @@ def start(config: Config) -> int:
     shells: list[ExecutorShell] = []
 
     def build(actor: Actor, telemetry: Telemetry) -> ExecutorShell:
-        shells.append(ExecutorShell(actor, telemetry, lambda: CpuLane(lambda: load(settings), actor.wake)))
+        def make_lane() -> CpuLane:
+            return CpuLane(lambda: load(settings), actor.wake)
+
+        shells.append(ExecutorShell(actor, telemetry, make_lane, config.runtime.hang_timeout_s))
+        actor.expect(shells[0].expected_us)
         return shells[0]
 
     code = run(Service.EXECUTOR, config, (Service.SCHEDULER,), build)
     if shells and shells[0].failed:
         sys.stderr.write(f"noria executor: {shells[0].failed}\n")
         return 2
+    if shells and shells[0].hung:
+        sys.stderr.write("noria executor: a step does not end; this is where it hangs\n")
+        leave_hung()
     if shells and shells[0].computing:
         # An interpreter that ends under a thread inside torch aborts the process: leave without it.
         sys.stdout.flush()

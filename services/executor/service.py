@@ -21,12 +21,15 @@ from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, L
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans
+from noria.services.executor.vigil import Vigil
 from noria.shared.actor import Shell
 from noria.shared.garbage import freeze
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
 QUEUED_PLANS_MAX: Final = 8
+HANG_S: Final = 15.0
+"""How long a step may take whatever was predicted, unless it is said otherwise."""
 
 
 class _Posted(NamedTuple):
@@ -49,13 +52,15 @@ class Post(Protocol):
 
 
 class ExecutorShell:
-    """One model replica. `make_lane` gets the callback that wakes the actor.
+    """One model replica. `make_lane` makes the lane that computes for it. hang_s: what a step may take in any case.
 
-    failed: why the model could not be loaded. computing: whether the lane still works, after `close` too.
+    failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the lane
+    still works, after `close` too.
     """
 
-    def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane]) -> None:
+    def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane], hang_s: float = HANG_S) -> None:
         self.failed = ""
+        self.hung = False
         self.computing = True
         self._post = post
         self._spans = StepSpans(telemetry)
@@ -68,6 +73,7 @@ class ExecutorShell:
         self._steps = 0
         # An inventory was announced to the scheduler and is not sent yet.
         self._owed = False
+        self._vigil = Vigil(int(hang_s * 1e9))
         self._log = logger(Service.EXECUTOR.value)
         self._lane = make_lane()
 
@@ -109,8 +115,7 @@ class ExecutorShell:
             self._forget()
 
     def advance(self, now_ns: int) -> int | None:
-        """Collect what the lane finished, then keep it fed."""
-        del now_ns
+        """Collect what the lane finished, then keep it fed; leave when a step does not end."""
         for outcome in self._lane.collect():
             match outcome:
                 case Loaded():
@@ -120,16 +125,26 @@ class ExecutorShell:
                     self._log.error("the model cannot be loaded", reason=outcome.reason)
                     self._post.stop()
                 case Computed():
+                    self._vigil.finished(now_ns)
                     self._done(outcome)
                 case Broken():
+                    self._vigil.finished(now_ns)
                     self._broken(outcome)
                 case _:
                     assert_never(outcome)
         if self._owed and not self._lane.held:
             self._tell_inventory()
         while self._plans and self._lane.held < LANE_BATCHES:
-            self._compute(*self._plans.popleft())
-        return None
+            self._compute(*self._plans.popleft(), now_ns)
+        if self._vigil.over(now_ns):
+            self._log.error("a step does not end", expected_ms=self._vigil.expected_us / 1000)
+            self.hung = True
+            self._post.stop()
+        return self._vigil.due_ns
+
+    def expected_us(self) -> int:
+        """How long the step under way should take; 0 where nobody knows."""
+        return self._vigil.expected_us
 
     def state(self) -> State:
         """STARTING until the model is loaded."""
@@ -208,7 +223,7 @@ class ExecutorShell:
             self._slots.clear()
             self._slots.stashes.clear()
 
-    def _compute(self, plan: StepPlan, traceparent: str) -> None:
+    def _compute(self, plan: StepPlan, traceparent: str, now_ns: int) -> None:
         assert self._slots is not None
         if not self._slots.belongs(plan):
             return
@@ -222,6 +237,7 @@ class ExecutorShell:
         self._spans.follow(plan)
         prepare_us = (time.monotonic_ns() - began_ns) // 1000
         self._prepared.append(_Posted(batch, traceparent, prepare_us, self._spans.links(plan, traceparent)))
+        self._vigil.posted(plan.predicted_us, now_ns)
         self._lane.post(batch)
 
     def _done(self, computed: Computed) -> None:

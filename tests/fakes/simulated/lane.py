@@ -196,9 +196,9 @@ class SimulatedExecutor(ExecutorShell):
             self._simulated.fake.epoch = 0
         super().receive(sender, header, body)
 
-    def _compute(self, plan: StepPlan, traceparent: str) -> None:
+    def _compute(self, plan: StepPlan, traceparent: str, now_ns: int) -> None:
         self._simulated.plan = plan
-        super()._compute(plan, traceparent)
+        super()._compute(plan, traceparent, now_ns)
 
     def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
         assert failure is not Failure.INVALID, f"plan {number} of epoch {epoch} is illegal: {detail}"

@@ -27,7 +27,7 @@ from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
-from noria.services.executor.service import ExecutorShell
+from noria.services.executor.service import HANG_S, ExecutorShell
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
 from noria.shared.actor import Shell
@@ -304,3 +304,28 @@ def test_too_many_waiting_plans_end_the_epoch() -> None:
     for number in range(2, 12):
         bench.plan(1, number)
     assert any(isinstance(each, StepFailed) and each.failure is Failure.INVALID for each in bench.letters.sent)
+
+
+def test_a_step_that_does_not_end_stops_the_process() -> None:
+    bench = Bench()
+    bench.open(1)
+    wanted_ns = bench.shell.advance(0)
+    assert wanted_ns == int(HANG_S * 1e9)
+    for now_ns in range(0, wanted_ns, 1_000_000_000):
+        bench.shell.advance(now_ns)
+    assert (bench.shell.hung, bench.letters.stopped) == (False, False)
+    bench.shell.advance(wanted_ns)
+    assert (bench.shell.hung, bench.letters.stopped) == (True, True)
+
+
+def test_steps_one_after_the_other_are_no_hang() -> None:
+    bench = Bench()
+    bench.open(1)
+    now_ns = 0
+    for number in range(2, 9):
+        bench.plan(1, number, slices=(Slice(0, number + 1, 1, True, True),))
+        bench.shell.advance(now_ns)
+        now_ns += int(HANG_S * 0.9e9)
+        bench.lane.turn()
+        bench.shell.advance(now_ns)
+    assert not bench.shell.hung

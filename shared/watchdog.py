@@ -1,0 +1,60 @@
+"""Ends a process whose loop has stopped turning, after it has written down where every thread stands.
+
+Who starts processes again cannot see into them, and some, like compose, do not look for hung ones at all. Time is counted
+in the watchdog's own ticks: a process that was stopped and goes on has missed ticks and turns alike.
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+HUNG_EXIT_CODE: Final = 70
+"""How a process ends that has found itself hung."""
+_TICK_S: Final = 0.5
+
+
+class Watchdog:
+    """A thread beside a loop that calls `turned` in each turn, at least once a second. limit_s: how long it may not."""
+
+    def __init__(self, name: str, limit_s: float, leave: Callable[[], None] | None = None) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._leave = leave or leave_hung
+        self._turns = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """The loop is about to turn."""
+        self._thread.start()
+
+    def turned(self, now_ns: int) -> None:
+        """The loop has made a turn."""
+        del now_ns
+        self._turns += 1
+
+    def stop(self) -> None:
+        """The loop is over."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        seen, still_s = -1, 0.0
+        while not self._over.wait(_TICK_S):
+            still_s = still_s + _TICK_S if self._turns == seen else 0.0
+            seen = self._turns
+            if still_s >= self._limit_s:
+                sys.stderr.write(
+                    f"noria {self._name}: no turn of its loop for {still_s:.0f} s; this is where it hangs\n"
+                )
+                self._leave()
+                return
+
+
+def leave_hung() -> None:
+    """Write down where every thread stands, and end the process at once."""
+    faulthandler.dump_traceback(all_threads=True)
+    sys.stderr.flush()
+    os._exit(HUNG_EXIT_CODE)
