@@ -7,10 +7,13 @@ from fakes.simulated.planted import FAULTS
 from fakes.simulated.runs import KINDS, attempt, repeat
 from fakes.simulated.universe import Universe
 
+from noria.proto.base import Service
+
 SEEDS = 300
 _BLOCK = 20
 _SEEDS_FOR_A_FAULT = 200
-_SEEDS_FOR_ALL_KINDS = 100
+_SEEDS_FOR_ALL_KINDS = 150
+_SEEDS_OF_SCHEDULERS = 20
 
 
 @pytest.mark.parametrize("block", range(SEEDS // _BLOCK))
@@ -41,3 +44,13 @@ def test_a_seed_gives_the_same_run_again() -> None:
         Universe(7, trace=trace.append).run()
     assert traces[0] == traces[1]
     assert len(traces[0]) > 100
+
+
+def test_a_scheduler_that_dies_repeats_no_prefill() -> None:
+    adopted = 0
+    for seed in range(_SEEDS_OF_SCHEDULERS):
+        universe = Universe(seed, only=Service.SCHEDULER)
+        universe.run()
+        adopted += universe.counts["adopted"]
+        assert not universe.repeated(), f"seed {seed}: computed again: {universe.repeated()}"
+    assert adopted > _SEEDS_OF_SCHEDULERS

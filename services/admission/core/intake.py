@@ -34,7 +34,7 @@ def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
         return None
     client.tenants.add(rule.name)
     known = books.ledger.keys.get(Key(rule.name, body.id))
-    if known is not None and _came_to_nothing(known, body):
+    if known is not None and _came_to_nothing(known, body) and not _is_told(books, client, known):
         books.forget(known)
         known = None
     if known is not None:
@@ -225,6 +225,12 @@ def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Ref
 def _came_to_nothing(known: Request, body: Generate) -> bool:
     """Whether a request under an idempotency key is over without its answer, so that a repetition tries again."""
     return body.keep and known.stage is Stage.ENDED and not all(choice.end in _WHOLE for choice in known.choices)
+
+
+def _is_told(books: Books, client: Client, known: Request) -> bool:
+    """Whether a client is still owed the end, so that it asks for this answer and not for another."""
+    attachment = books.delivery.attachments.get(known.number)
+    return attachment is not None and attachment.client is client
 
 
 def _deadline(now_ns: int, ttl_ms: int | None) -> int | None:

@@ -50,6 +50,9 @@ class Chance:
     changes: int
     rebirths: int
     poison: bool
+    stops: int
+    drains: int
+    rewinds: int
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -83,13 +86,26 @@ class Chance:
             changes=draw.choice([0, 0, 1, 2]),
             rebirths=draw.choice([0, 0, 1, 3]),
             poison=draw.random() < 0.15,
+            stops=draw.choice([0, 0, 1, 2]),
+            drains=draw.choice([0, 0, 0, 1]),
+            rewinds=draw.choice([0, 0, 1, 2]),
         )
+
+    def calm(self, deaths: int) -> None:
+        """Nothing goes wrong but so many deaths, one after another."""
+        self.still()
+        self.deaths, self.death_ns, self.rebirths = deaths, 100 * MILLISECOND, 0
+        self.people, self.wishes_max = 3, 6
+        self.delay_ns = 50 * MICROSECOND
+        self.high_water_mark = self.outbox_messages_max = 1_000
+        self.arrivals_ns = 20 * MILLISECOND
+        self.deadlines, self.long = 0.0, True
 
     def still(self) -> None:
         """From now on nothing goes wrong any more; what is on the way still takes its time."""
         self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
         self.slow_readers = _CALM
-        self.deaths = self.pauses = self.changes = 0
+        self.deaths = self.pauses = self.changes = self.stops = self.drains = self.rewinds = 0
         self.poison = False
 
     def happens(self, rate: float) -> bool:

@@ -29,9 +29,11 @@ def draw_settings(draw: random.Random, chance: Chance, rules: Rules | None) -> S
     )
 
 
-def draw_geometry(draw: random.Random, max_batch_tokens: int) -> Geometry:
-    """A cache that holds little more than the longest request, often with room on the host."""
+def draw_geometry(draw: random.Random, max_batch_tokens: int, *, ample: bool) -> Geometry:
+    """A cache that holds little more than the longest request, often with room on the host; or an ample one."""
     geometry = world.draw_geometry(draw, max_batch_tokens)
+    if ample:
+        return msgspec.structs.replace(geometry, num_blocks=16 * geometry.num_blocks)
     if draw.random() < 0.5:
         geometry = msgspec.structs.replace(geometry, host_slots=2 * geometry.num_blocks)
     return geometry

@@ -38,14 +38,20 @@ class Fate:
         self._tell = tell
         self._counts = counts
 
-    def begin(self, change: Callable[[], None]) -> None:
-        """Draw when what happens. change: have the policy changed."""
+    def begin(self, change: Callable[[], None], rewind: Callable[[], None]) -> None:
+        """Draw when what happens. change: have the policy changed. rewind: have a stream begin again."""
         self._agenda.after(STILL_AFTER_NS, self.calm)
         self._doom_next()
         for _ in range(self._chance.pauses):
             self._agenda.after(self._chance.between(0, STILL_AFTER_NS), self._pause)
+        for _ in range(self._chance.stops):
+            self._agenda.after(self._chance.between(0, STILL_AFTER_NS), self._stop)
+        for _ in range(self._chance.drains):
+            self._agenda.after(self._chance.between(0, STILL_AFTER_NS), self._drain)
         for _ in range(self._chance.changes):
             self._agenda.after(self._chance.between(0, STILL_AFTER_NS), change)
+        for _ in range(self._chance.rewinds):
+            self._agenda.after(self._chance.between(100 * MILLISECOND, STILL_AFTER_NS // 2), rewind)
 
     def calm(self) -> None:
         """From now on nothing goes wrong any more."""
@@ -64,7 +70,7 @@ class Fate:
     def _doom(self) -> None:
         if self.still:
             return
-        count = self._random.choice([1, 1, 1, 2, 3])
+        count = self._random.choice([1, 1, 1, 2, 3, len(self._mortal)])
         for service in self._random.sample(self._mortal, min(count, len(self._mortal))):
             life = self._lives[service]
             if not life.alive:
@@ -75,6 +81,29 @@ class Fate:
                 # In the middle of a turn: after one of its next messages.
                 life.doomed = self._random.randint(1, 12)
         self._doom_next()
+
+    def _stop(self) -> None:
+        """One process is asked to end, and started again."""
+        if self.still:
+            return
+        service = self._random.choice(list(self._mortal))
+        self._counts["stop"] += 1
+        self._tell(service.value, "is asked to end")
+        self._lives[service].stop()
+
+    def _drain(self) -> None:
+        """Nothing new is taken for a while, then all are asked to end, and are started again."""
+        if self.still or Service.ADMISSION not in self._mortal:
+            return
+        self._counts["drain"] += 1
+        timeout_ns = self._chance.between(0, 300 * MILLISECOND)
+        self._tell("all", f"drain for {timeout_ns // MILLISECOND} ms")
+        for life in self._lives.values():
+            if life.alive:
+                life.shell.drain(timeout_ns // MILLISECOND)
+                life.wake()
+        lives = list(self._lives.values())
+        self._agenda.after(timeout_ns, lambda: [life.stop() for life in lives])
 
     def _pause(self) -> None:
         if self.still:

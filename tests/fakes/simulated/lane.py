@@ -4,7 +4,7 @@ The shell checks plans against its slots and lays them out as for a real model; 
 keeps the map of whose token lies where, and draws each token from the true prefix.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -189,6 +189,11 @@ class SimulatedExecutor(ExecutorShell):
             return lane
 
         super().__init__(post, telemetry, make_lane)
+
+    @property
+    def computations(self) -> Counter[tuple[Stream, int]]:
+        """How often each position of each stream was computed."""
+        return self._simulated.fake.computations
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         if header.incarnation != self._simulated.master:

@@ -4,6 +4,7 @@ A turn of the actor is atomic, except that the process may die at any message th
 greetings, heartbeats, incarnations, sequence numbers, outboxes and batching are the product's own code.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -121,11 +122,20 @@ class Life(Owner):
 
     def sends(self, name: str, frames: Frames) -> None:
         """Every message may be the last."""
+        self.may_die()
+        self.on_send(self, name, frames)
+
+    def may_die(self) -> None:
+        """It does something that others can see. May raise Died, before it is done."""
         if self.doomed is not None:
             self.doomed -= 1
             if self.doomed <= 0:
                 raise Died
-        self.on_send(self, name, frames)
+
+    def stop(self) -> None:
+        """Ask it to end in order, as SIGTERM does."""
+        if self.alive:
+            self.actor.stop()
 
     def die(self) -> None:
         """End without a word: the sockets are closed by the kernel, nothing is tidied up."""
@@ -137,6 +147,12 @@ class Life(Owner):
             if isinstance(source, Router):
                 source.close()
         self.on_death(self)
+
+    def _close(self) -> None:
+        """The loop has ended: the shell closes, and may be killed while it does."""
+        with contextlib.suppress(Died):
+            self.shell.close()
+        self.die()
 
     def _turn_at(self, at_ns: int) -> None:
         at_ns = max(at_ns, self.paused_until_ns)
@@ -158,7 +174,7 @@ class Life(Owner):
             return
         self.on_turn(self)
         if self.actor.stopping:
-            self.die()
+            self._close()
         elif self.actor.poller.has_mail():
             self.wake()
         else:

@@ -157,6 +157,10 @@ class Person(Owner):
         while (delta := call.read()) is not None:
             read = wish.reads[delta.index]
             assert not read.end, f"{wish.request.id}: news after the end"
+            if delta.attempt > read.attempt:
+                read.attempt = delta.attempt
+                del read.ids[delta.start :], read.logprobs[delta.start :]
+                read.text = read.text[: delta.characters]
             assert delta.start == len(read.ids), f"{wish.request.id}: ids from {delta.start} after {len(read.ids)}"
             assert delta.characters == len(read.text), f"{wish.request.id}: text does not continue"
             read.ids += delta.token_ids

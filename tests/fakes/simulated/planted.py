@@ -4,7 +4,7 @@ The scheduler's memory faults do not check themselves: the executor's map and th
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -16,12 +16,21 @@ from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
 from noria.proto.scheduling import Submit
+from noria.services.admission import service as admission_module
+from noria.services.admission.core.record import Page
+from noria.services.admission.database import Write
+from noria.services.admission.journal import Journal
+from noria.services.admission.records import Clock as WallClock
+from noria.services.admission.service import AdmissionService
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
 from noria.services.scheduler import service as scheduler_module
+from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.suspects import Suspects
 from noria.shared.mailbox import Mailbox
 
 Fault = Callable[[], AbstractContextManager[None]]
@@ -118,6 +127,69 @@ def _ignored_start() -> AbstractContextManager[None]:
     return _planted(Detokenizer, "_take", take)
 
 
+def _ignored_attempt() -> AbstractContextManager[None]:
+    """The scheduler takes a stream that is to begin again for the one that it knows."""
+
+    def submit(self: Intake, now_ns: int, body: Submit) -> None:
+        known = tuple(each for each in body.submissions if each.stream not in self._board.requests)
+        for each in body.submissions:
+            self._unnamed.pop(each.stream, None)
+        sound(self, now_ns, Submit(known, body.complete))
+
+    sound = Intake.submit
+    return _planted(Intake, "submit", submit)
+
+
+def _skipped_commit() -> AbstractContextManager[None]:
+    """Every third page of the journal is taken for written and is not."""
+    sound, count = Journal.write, [0]
+
+    def write(self: Journal, page: Page, clock: WallClock, others: Sequence[Write] = ()) -> bool:
+        count[0] += 1
+        return count[0] % 3 == 0 or sound(self, page, clock, others)
+
+    return _planted(Journal, "write", write)
+
+
+def _late_commit() -> AbstractContextManager[None]:
+    """What a turn decided is told first, and put on record with the next turn."""
+    sound = AdmissionService._put_on_record
+    told: set[int] = set()
+
+    def put_on_record(self: AdmissionService, now_ns: int) -> int | None:
+        if id(self) in told:
+            told.discard(id(self))
+            return sound(self, now_ns)
+        told.add(id(self))
+        return now_ns
+
+    return _planted(AdmissionService, "_put_on_record", put_on_record)
+
+
+def _number_again() -> AbstractContextManager[None]:
+    """Two lives of admission within a second give the same numbers."""
+    return _planted(admission_module, "first_number", lambda: 1 << 40)
+
+
+def _too_much_adopted() -> AbstractContextManager[None]:
+    """A scheduler takes over one position more than the executor holds."""
+    sound = Board.adopt
+
+    def adopt(self: Board, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+        return sound(self, request, blocks, min(length + 1, request.known - 1), now_ns)
+
+    return _planted(Board, "adopt", adopt)
+
+
+def _condemned_together() -> AbstractContextManager[None]:
+    """Whoever was in a step that failed is condemned with all others in it."""
+
+    def blame(self: Suspects, accused: list[Request], *, alone: bool) -> list[Request]:
+        return accused
+
+    return _planted(Suspects, "blame", blame)
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "missed reference count": _core(MissedReference),
     "early free": _core(FreedWhileRead),
@@ -131,4 +203,10 @@ FAULTS: Final[dict[str, Fault]] = {
     "plan of an old epoch applied": _old_plan,
     "duplicate delta": _duplicate_delta,
     "ignored start": _ignored_start,
+    "ignored attempt": _ignored_attempt,
+    "skipped commit": _skipped_commit,
+    "commit after telling": _late_commit,
+    "number used again": _number_again,
+    "more taken over than is held": _too_much_adopted,
+    "condemned together": _condemned_together,
 }

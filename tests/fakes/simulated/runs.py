@@ -8,12 +8,16 @@ from fakes.simulated.universe import Universe
 
 # What a hundred runs bring about, each at least once.
 KINDS: Final = (
+    "death of admission",
     "death of client",
     "death of detokenizer",
     "death of executor",
     "death of scheduler",
     "hang",
     "poison",
+    "stop",
+    "drain",
+    "new attempt",
     "pause",
     "joined again",
     "step failed: error",
@@ -27,6 +31,7 @@ KINDS: Final = (
     "merged_pages",
     "hit_tokens",
     "discarded_slices",
+    "adopted",
     "logprobs",
     "charged tokens",
     "refused",

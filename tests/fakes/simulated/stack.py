@@ -18,6 +18,7 @@ from noria.proto.frontdoor import Code
 from noria.services.admission.core.events import Job
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
+from noria.services.admission.database import Write
 from noria.services.admission.door import Door
 from noria.services.admission.journal import Journal
 from noria.services.admission.service import AdmissionService
@@ -30,6 +31,7 @@ from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
 
 DOOR: Final = "sim://door"
+RETENTION_NS: Final = 6 * SECOND
 NO_TELEMETRY: Final = TelemetrySettings(spans_kept=0)
 PEERS: Final = {
     Service.ADMISSION: (Service.SCHEDULER, Service.DETOKENIZER),
@@ -61,7 +63,7 @@ def rules(requests_max: int) -> Rules:
         request_id_characters_max=32,
         messages_max=3,
         tokenizing_characters_max=10_000,
-        retention_ns=60 * SECOND,
+        retention_ns=RETENTION_NS,
         client_timeout_ns=4 * SECOND,
     )
 
@@ -100,18 +102,39 @@ class SimulatedPool:
         self._life.wake()
 
 
+class SimulatedDatabase(MemoryDatabase):
+    """Outlives admission. What is committed stays; admission may die just before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner: Life | None = None
+
+    def commit(self, writes: Sequence[Write]) -> bool:
+        if self.owner is not None:
+            self.owner.may_die()
+        return super().commit(writes)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is kept of any request."""
+        return not any(self.count(table) for table in ("requests", "pieces", "pages"))
+
+
 def admission(
     life: Life,
     after: Callable[[int, Callable[[], None]], None],
     policy: Policy,
-    database: MemoryDatabase | None = None,
+    database: SimulatedDatabase,
+    *,
+    kept: bool,
 ) -> AdmissionService:
-    """Admission with a front door of its own. database: that of all its lives, if it keeps a journal."""
+    """Admission with a front door of its own. kept: whether it keeps a journal."""
     door = Door(DOOR, life.mailbox.incarnation, 1 << 20, life.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(life, after)
     telemetry = Telemetry(Service.ADMISSION, life.mailbox.incarnation, NO_TELEMETRY)
-    usage = UsageBook(database or MemoryDatabase())
-    journal = Journal(database) if database is not None else None
+    database.owner = life
+    usage = UsageBook(database)
+    journal = Journal(database) if kept else None
     chosen = rules(life.network.chance.requests_max)
     return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage, journal)  # type: ignore[arg-type]  # the pool's stand-in
 

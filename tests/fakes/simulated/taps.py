@@ -7,8 +7,10 @@ from typing import Any
 from noria.proto.base import Service
 from noria.services.admission import service as admission_module
 from noria.services.admission.chronicle import Chronicle
+from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
+from noria.services.admission.core.ledger import Choice, Request
 from noria.shared.actor import Shell
 
 # The methods of cores that change something.
@@ -87,3 +89,13 @@ def note_congestion(shell: Shell, full: Callable[[], None]) -> None:
         told(peer)
 
     shell.congested = congested  # type: ignore[method-assign]  # a wiretap
+
+
+def begin_again(books: Books, request: Request, choice: Choice) -> None:
+    """Have a stream begin a new attempt from nothing, as whoever can't keep what was emitted would."""
+    books.ledger.truncate(choice, choice.attempt + 1, 0, 0)
+    books.record.truncated(choice)
+    books.delivery.truncate(request, choice)
+    books.scheduler.submit(request, choice)
+    books.detokenizer.open(request, choice)
+    books.check()

@@ -6,11 +6,11 @@ accepted must come to its one right end, and nothing may be left anywhere.
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import structlog
-from fakes.memory_database import MemoryDatabase
 from fakes.simulated import stack, verdict
 from fakes.simulated.chance import Chance
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock, simulated_time
@@ -20,7 +20,7 @@ from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
 from fakes.simulated.network import Network
 from fakes.simulated.people import Person
-from fakes.simulated.taps import charges_told, check_every_event, note_congestion, note_joins, notes_told
+from fakes.simulated.taps import begin_again, charges_told, check_every_event, note_congestion, note_joins, notes_told
 from fakes.simulated.trace import Trace
 from fakes.simulated.traffic import Traffic, draw_servable_rules, draw_traffic
 from fakes.simulated.verdict import Record, Violation
@@ -32,6 +32,7 @@ from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 from noria.services.admission.service import AdmissionService
+from noria.services.scheduler.core.request import State
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Shell
 from noria.shared.config import RuntimeSettings
@@ -39,9 +40,20 @@ from noria.shared.telemetry import Telemetry
 
 _PATIENCE_NS: Final = 60 * SECOND
 _HANG_NOTICED_NS: Final = 400 * MILLISECOND
+_JOURNALS: Final = 0.8
 _EVENTS_MAX: Final = 400_000
 MORTAL: Final = (Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
-_COUNTED: Final = ("swaps_out", "swaps_in", "resets", "evictions", "merged_pages", "hit_tokens", "discarded_slices")
+_COUNTED: Final = (
+    "swaps_out",
+    "swaps_in",
+    "resets",
+    "evictions",
+    "merged_pages",
+    "hit_tokens",
+    "discarded_slices",
+    "adopted",
+    "adopted_tokens",
+)
 _KEPT: Final = {
     Service.ADMISSION: ("requests", "streams", "tokenizing", "attachments", "orphans"),
     Service.SCHEDULER: ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight"),
@@ -51,21 +63,34 @@ _KEPT: Final = {
 
 
 class Universe:
-    """One run. `journal`: whether admission may die, because it then has a journal to come back from."""
+    """One run.
 
-    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, journal: bool = False) -> None:
+    Admission is mortal where it keeps a journal to come back from. only: nothing goes wrong but that this service dies, and
+    there is room for everything.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        trace: Callable[[str], None] | None = None,
+        only: Service | None = None,
+    ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.clock = Clock()
         self.agenda = Agenda(self.clock)
         self.chance = Chance.of(self.random)
+        if only is not None:
+            self.chance.calm(deaths=6)
         self.network = Network(self.clock, self.agenda, self.chance)
         self.trace = Trace(self.clock, trace)
-        shared = self.random.random() < 0.4
+        shared = self.random.random() < 0.4 and only is None
         self.traffic = draw_traffic(self.random) if shared else Traffic()
         self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
-        self.database = MemoryDatabase() if journal else None
-        self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens)
+        self.database = stack.SimulatedDatabase()
+        self.journal = self.random.random() < _JOURNALS
+        self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens, ample=only is not None)
         self.runtime = RuntimeSettings(
             heartbeat_s=0.15,
             peer_timeout_s=0.7,
@@ -73,12 +98,22 @@ class Universe:
             outbox_messages_max=self.chance.outbox_messages_max,
         )
         self.lives: dict[Service, Life] = {}
-        mortal = (*MORTAL, Service.ADMISSION) if journal else MORTAL
+        mortal = tuple(stack.PEERS) if self.journal else MORTAL
         self.people: list[Person] = []
+        self.drained: set[Stream] = set()
         self.record = Record(self.traffic)
         self.counts = self.record.counts
         tell, counts = self.trace.tell, self.counts
-        self.fate = Fate(self.random, self.agenda, self.clock, self.chance, self.lives, mortal, tell, counts)
+        self.fate = Fate(
+            self.random,
+            self.agenda,
+            self.clock,
+            self.chance,
+            self.lives,
+            mortal if only is None else (only,),
+            tell,
+            counts,
+        )
 
     def run(self) -> None:
         """From the first process to the last check. Raises AssertionError, or whatever a process dies of by itself."""
@@ -88,18 +123,29 @@ class Universe:
             for service in stack.PEERS:
                 self._start(service)
             self._invite()
-            self.fate.begin(self._change_policy)
+            self.fate.begin(self._change_policy, self._begin_again)
             self._until(lambda: self.fate.still and all(wish.over for wish in self.wishes), "not all came to an end")
             self._until(lambda: not any(self.state().values()), "something is left")
             self._count_board(self.lives[Service.SCHEDULER])
             self.counts["tried again"] += sum(wish.tries - 1 for wish in self.wishes)
             self.counts["slow reader"] += sum(person.slow for person in self.people)
-            verdict.judge(self.people, self.record, self._books())
+            verdict.judge(self.people, self.record, self._books(), self.database)
+            self._until(lambda: self.database.empty, "something is left in the journal")
 
     @property
     def wishes(self) -> list[Wish]:
         """All requests of all people."""
         return [wish for person in self.people for wish in person.wishes]
+
+    def repeated(self) -> dict[Stream, int]:
+        """Positions that the present executor has computed more than once, by stream."""
+        shell = self.lives[Service.EXECUTOR].shell
+        assert isinstance(shell, SimulatedExecutor)
+        again = Counter[Stream]()
+        for (stream, _), count in shell.computations.items():
+            if stream not in self.drained:
+                again[stream] += count - 1
+        return dict(+again)
 
     def state(self) -> dict[str, object]:
         """Everything that must be nothing in the end."""
@@ -113,6 +159,8 @@ class Universe:
                 continue
             counts = life.shell.snapshot()
             found |= {f"{service.value} {name}": counts[name] for name in _KEPT[service]}
+            if isinstance(life.shell, AdmissionService):
+                found["usage"] = life.shell._usage.writes()
         return found
 
     def _until(self, condition: Callable[[], bool], complaint: str) -> None:
@@ -144,7 +192,7 @@ class Universe:
     def _build(self, life: Life) -> Shell:
         match life.service:
             case Service.ADMISSION:
-                return stack.admission(life, self.agenda.after, self.traffic.policy, self.database)
+                return stack.admission(life, self.agenda.after, self.traffic.policy, self.database, kept=self.journal)
             case Service.SCHEDULER:
                 return stack.scheduler(life, self.settings)
             case Service.DETOKENIZER:
@@ -179,6 +227,10 @@ class Universe:
         if isinstance(life.shell, SimulatedExecutor):
             self.record.failed.update(life.shell.under_way())
             life.shell.close()
+        if isinstance(life.shell, SchedulerService):
+            # Their slots are empty already, so that nobody can say any more what their last step made.
+            requests = life.shell._core.board.requests.values()
+            self.drained.update(each.stream for each in requests if each.state is State.DRAINING)
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:
@@ -212,6 +264,17 @@ class Universe:
         if admission.alive and isinstance(admission.shell, AdmissionService):
             admission.shell.change_policy(self.traffic.policy)
             admission.wake()
+
+    def _begin_again(self) -> None:
+        """A stream begins a new attempt: what was emitted of it is void, though it will be the same again."""
+        life = self.lives[Service.ADMISSION]
+        streams = [pair for pair in self._books().unfinished() if pair[1].ids] if life.alive else []
+        if streams and not self.fate.still:
+            self.counts["new attempt"] += 1
+            request, choice = self.random.choice(streams)
+            self.trace.tell("ledger", f"begins {choice.stream} again")
+            begin_again(self._books(), request, choice)
+            life.wake()
 
     def _invite(self) -> None:
         requests = []

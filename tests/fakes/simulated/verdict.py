@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fakes.memory_database import MemoryDatabase
 from fakes.simulated import oracle
 from fakes.simulated.clock import MILLISECOND
 from fakes.simulated.people import Person
@@ -14,6 +15,7 @@ from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 
 _FAILURES_MAX = 3
+_SHUT = "the server is shutting down"
 
 
 class Violation(AssertionError):  # noqa: N818  # a state of affairs
@@ -26,6 +28,7 @@ class Record:
 
     failed: how often a stream was in a step that failed, or under way when the executor died. taken: tokens taken from
     each tenant's bucket in admission's present life. rejoined: whether a process has joined that another had known before.
+    shut: requests whose client was told that the server shuts down.
     """
 
     traffic: Traffic
@@ -35,6 +38,7 @@ class Record:
     failed: Counter[Stream] = field(default_factory=Counter)
     taken: Counter[int] = field(default_factory=Counter)
     rejoined: bool = False
+    shut: set[str] = field(default_factory=set)
 
     def note(self, note: Note, now_ns: int, wish: Wish | None) -> None:
         """Each request is accepted once and each stream ends once, and not before its time. wish: whose it is, if known."""
@@ -43,6 +47,8 @@ class Record:
                 if note.number in self.accepted:
                     raise Violation(f"request {note.number} was accepted twice")
                 self.accepted[note.number] = note
+            case EndedNote(end=End.SHED, detail=detail) if detail.startswith(_SHUT):
+                self.shut.add(note.id)  # told to its client and not put on record: the next life goes on with it
             case EndedNote():
                 stream = Stream(note.number, note.choice)
                 if stream in self.ended:
@@ -67,7 +73,7 @@ class Record:
         return max((self.failed[Stream(number, index)] for number in numbers), default=0)
 
 
-def judge(people: list[Person], record: Record, books: Books) -> None:
+def judge(people: list[Person], record: Record, books: Books, database: MemoryDatabase) -> None:
     """Raise Violation unless every accepted stream has its one end and everybody got what was right."""
     for note in record.accepted.values():
         for choice in range(note.choices):
@@ -86,6 +92,8 @@ def judge(people: list[Person], record: Record, books: Books) -> None:
                 record.counts[f"end: {wish.reads[index].end}"] += 1
                 _judge_choice(wish, index, record)
     _judge_books(books, record)
+    _judge_totals(books, record)
+    _judge_usage(record, database)
 
 
 def _judge_choice(wish: Wish, index: int, record: Record) -> None:
@@ -123,7 +131,7 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
     reasons = {
         End.CANCELLED.label: wish.cancelled,
         End.DEADLINE.label: whole_ms is not None or (first_ms is not None and nothing),
-        End.SHED.label: record.traffic.may_be_shed(wish.request) and nothing,
+        End.SHED.label: (record.traffic.may_be_shed(wish.request) and nothing) or wish.request.id in record.shut,
         # Who was suspected, and then failed alone twice.
         End.ERROR.label: record.failures(wish.request.id, index) >= _FAILURES_MAX,
     }
@@ -131,8 +139,31 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
         raise Violation(f"{wish.request.id} choice {index} ended as {end!r} for no reason")
 
 
+def _judge_totals(books: Books, record: Record) -> None:
+    """What the books say of all lives is what was told of each end."""
+    ended = Counter(note.end for note in record.ended.values())
+    totals = {end: count for end, count in books.totals.ended.items() if count}
+    if totals != ended or books.totals.accepted != len(record.ended):
+        raise Violation(f"{books.totals.accepted} accepted and {totals} ended are counted, {ended} are told")
+
+
+def _judge_usage(record: Record, database: MemoryDatabase) -> None:
+    """What is written down of usage, with what still waits to be, is each request and each token once."""
+    requests = len({note.number for note in record.ended.values()})
+    tokens = sum(note.output_tokens for note in record.ended.values())
+    ((written_requests, written_tokens),) = database.read(
+        "SELECT ifnull(sum(requests), 0), ifnull(sum(output_tokens), 0) FROM usage"
+    )
+    if (written_requests, written_tokens) != (requests, tokens):
+        raise Violation(
+            f"usage of {written_requests} requests and {written_tokens} tokens is written, {requests} and {tokens} ended"
+        )
+
+
 def _judge_books(books: Books, record: Record) -> None:
     """Nothing is under way, and each tenant's bucket lacks what it used and nothing else."""
+    if record.counts["death of admission"]:
+        return  # a bucket is filled again from its level on record
     for tenant in books.tenants:
         if tenant.streams:
             raise Violation(f"tenant {tenant.rule.name} has {tenant.streams} streams under way")

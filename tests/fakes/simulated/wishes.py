@@ -25,6 +25,7 @@ class Read:
     end: str = ""
     matched: str = ""
     output_tokens: int = -1
+    attempt: int = 0
 
 
 @dataclass(slots=True, eq=False)

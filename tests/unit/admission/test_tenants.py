@@ -5,6 +5,7 @@ from fakes.admission_bench import ALICE, BOB, SECOND, Bench, finishes, policy, t
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import (
+    Accepted,
     Acknowledge,
     Attach,
     Cancel,
@@ -342,6 +343,22 @@ def test_an_idempotent_request_that_ended_without_its_answer_is_run_again() -> N
     it.read()
     it.generate(body)
     assert it.accepted().request != first
+
+
+def test_a_repetition_that_arrives_late_is_told_the_end_that_its_client_has_not_heard_of() -> None:
+    it = bench()
+    body = token_request("once", credential="acme", keep=True, ttl_ms=1_000)
+    it.generate(body)
+    first = it.accepted().request
+    it.deaf.add(ALICE)
+    it.pass_time(2)
+    it.generate(body)
+    it.deaf.clear()
+    it.pass_time(1)
+    messages = it.read()
+    assert [each.request for each in messages if isinstance(each, Accepted)] == [first]
+    assert [each.end for each in finishes(messages)] == [End.DEADLINE]
+    assert not it.submissions()
 
 
 def test_what_goes_on_under_a_new_scheduler_says_what_it_was_charged_for() -> None:
