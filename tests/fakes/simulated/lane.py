@@ -208,7 +208,3 @@ class SimulatedExecutor(ExecutorShell):
     def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
         assert failure is not Failure.INVALID, f"plan {number} of epoch {epoch} is illegal: {detail}"
         super()._fail(epoch, number, failure, detail)
-
-    def under_way(self) -> list[Stream]:
-        """The streams of the steps that it has and has not finished."""
-        return self._simulated.fake.touched(*self._simulated.fake.queued)

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from noria.proto.base import Service
+from noria.proto.base import Service, Stream
+from noria.proto.execution import Failure, StepFailed
 from noria.services.admission import service as admission_module
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
 from noria.services.admission.core.ledger import Choice, Request
+from noria.services.scheduler.core.events import Event, ExecutorLost, Reply
+from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Shell
 
 # The methods of cores that change something.
@@ -78,6 +81,27 @@ def note_joins(shell: Shell, joined: Callable[[Service], None]) -> None:
         told(peer)
 
     shell.joined = join  # type: ignore[method-assign]  # a wiretap
+
+
+def note_failures(shell: Shell, failed: Callable[[set[Stream]], None]) -> None:
+    """Tell which streams a scheduler believes to have been in a step that failed, or in flight when the executor died."""
+    if not isinstance(shell, SchedulerService):
+        return
+    core = shell._core
+    apply = core.apply
+
+    def tell_and_apply(event: Event) -> list[Reply]:
+        steps = core.board.lane.steps
+        match event.body:
+            case ExecutorLost():
+                failed({entry.request.stream for step in steps for entry in step.entries})
+            case StepFailed(number=number, failure=Failure.ERROR):
+                failed({entry.request.stream for step in steps if step.number == number for entry in step.entries})
+            case _:
+                pass
+        return apply(event)
+
+    core.apply = tell_and_apply  # type: ignore[method-assign]  # a wiretap
 
 
 def note_congestion(shell: Shell, full: Callable[[], None]) -> None:

@@ -20,7 +20,15 @@ from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
 from fakes.simulated.network import Network
 from fakes.simulated.people import Person
-from fakes.simulated.taps import begin_again, charges_told, check_every_event, note_congestion, note_joins, notes_told
+from fakes.simulated.taps import (
+    begin_again,
+    charges_told,
+    check_every_event,
+    note_congestion,
+    note_failures,
+    note_joins,
+    notes_told,
+)
 from fakes.simulated.trace import Trace
 from fakes.simulated.traffic import Traffic, draw_servable_rules, draw_traffic
 from fakes.simulated.verdict import Record, Violation
@@ -185,6 +193,7 @@ class Universe:
         check_every_event(life.shell)
         met: set[Service] = set()
         note_joins(life.shell, lambda peer: self._joined(peer, met, again=again))
+        note_failures(life.shell, self.record.failed.update)
         note_congestion(life.shell, lambda: self.counts.update(["outbox full"]))
         self.trace.overhear(life)
         self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
@@ -225,7 +234,6 @@ class Universe:
         self.trace.tell(life.service.value, "dies")
         self._count_board(life)
         if isinstance(life.shell, SimulatedExecutor):
-            self.record.failed.update(life.shell.under_way())
             life.shell.close()
         if isinstance(life.shell, SchedulerService):
             # Their slots are empty already, so that nobody can say any more what their last step made.
@@ -247,8 +255,6 @@ class Universe:
     def _step_failed(self, streams: list[Stream], failure: Failure) -> None:
         self.counts[f"step failed: {failure.value}"] += 1
         self.trace.tell("executor", f"fails a step of {streams}: {failure.value}")
-        if failure is Failure.ERROR:
-            self.record.failed.update(streams)
 
     def _change_policy(self) -> None:
         """Other shares and limits from now on; classes stay, and who is gone from the scheduler's is standard there."""

@@ -26,7 +26,7 @@ class Violation(AssertionError):  # noqa: N818  # a state of affairs
 class Record:
     """What admission's book says became of requests, and what happened to their streams.
 
-    failed: how often a stream was in a step that failed, or under way when the executor died. taken: tokens taken from
+    failed: how often a stream was in a step that failed, or in flight when the executor died. taken: tokens taken from
     each tenant's bucket in admission's present life. rejoined: whether a process has joined that another had known before.
     shut: requests whose client was told that the server shuts down.
     """
