@@ -57,6 +57,10 @@ class Cache:
         keys, values = self._pool[:, self._ranks[layer] * self._shape.num_blocks :]
         return keys.data_ptr(), values.data_ptr()
 
+    def regions(self) -> list[int]:
+        """Where the pages begin that lie in a chunk each, one after the other: keys and values of each rank of layers."""
+        return [page.data_ptr() for half in self._pool for page in half[:: self._shape.num_blocks]]
+
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, head size] as they meet the gathered keys."""
         return self._store.queries(queries)

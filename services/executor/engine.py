@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.proto.execution import Geometry
+from noria.services.executor.ahead import Ahead
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.calibration import Advice, calibrated, calibration_key
@@ -74,6 +75,11 @@ class Engine:
             )
         self._last_token = torch.zeros(shape.max_slots, dtype=torch.int64)
         self._recent = RecentTokens(shape.max_slots)
+        self._ahead: Ahead | None = None
+
+    def make_ready(self) -> None:
+        """From now on, make the cache's memory ready before it is used."""
+        self._ahead = Ahead(self.cache.regions(), self.cache.page_bytes, self.shape.num_blocks)
 
     def run(self, batch: Batch) -> Drawn | None:
         """Compute one batch; returns what it sampled in the order of its products, None when that is nothing."""
@@ -105,6 +111,9 @@ class Engine:
             if len(batch.carry_rows):
                 slots = torch.from_numpy(batch.carry_slots)
                 torch.from_numpy(batch.token_ids)[torch.from_numpy(batch.carry_rows)] = self._last_token[slots]
+            if self._ahead is not None:
+                written = [each.write_slots // self.shape.page_size % self.shape.num_blocks for each in batch.pages]
+                self._ahead.reach(max(int(chunks.max()) for chunks in written))
             self._operations.begin(batch)
             return self.decoder.logits(self._operations, batch, rows)
 
@@ -144,6 +153,7 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     )
     shape, memory = sized(config, shape, chunk_bytes, free, model.nbytes, rest)
     engine = Engine(model, shape, cache_dtype)
+    engine.make_ready()
     ways = made.name, str(dtype), str(cache_dtype), str(threads)
     advice = (
         _advice(config, engine, packed_path(folder, dtype, config.quantization), ways) if config.calibrate else None

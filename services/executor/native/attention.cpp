@@ -34,6 +34,9 @@ struct Step {
   int64_t group() const { return heads.heads / cache.kv_heads; }
   int64_t words() const { return (cache.head_dim * (heads.type == NORIA_BFLOAT16 ? 2 : 4) + 63) / 64 * 16; }
   int64_t width() const { return heads.type == NORIA_BFLOAT16 ? 2 * words() : words(); }
+  int64_t head_bytes() const {
+    return cache.head_dim * (cache.type == NORIA_FLOAT32 ? 4 : cache.type == NORIA_INT8 ? 1 : 2);
+  }
   int64_t rows_max() const { return greater(greater(BLOCK_ROWS, group()), heads.heads); }
   int64_t block_tokens() const { return greater(1, BLOCK_ROWS / group()); }
   int64_t first_seen(int64_t position) const {
@@ -137,8 +140,7 @@ struct Workspace {
 
 void find_places(const Step& step, int64_t slice, int64_t span, int64_t low, int64_t high, Places& places) {
   const NoriaCache& cache = step.cache;
-  const int64_t size = cache.page_size, token_bytes = cache.kv_heads * cache.head_dim *
-      (cache.type == NORIA_FLOAT32 ? 4 : cache.type == NORIA_INT8 ? 1 : 2);
+  const int64_t size = cache.page_size, token_bytes = cache.kv_heads * step.head_bytes();
   const int32_t* table = step.pages.table + slice * step.pages.entries;
   places.low = low - span * SPAN, places.high = high - span * SPAN;
   for (int64_t page = low / size; page * size < high; ++page) {
@@ -152,12 +154,11 @@ void find_places(const Step& step, int64_t slice, int64_t span, int64_t low, int
 }
 
 template <class Numbers>
-INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, const Places& next, int64_t next_head,
-                 const Packed& to) {
+INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, Fetching& fetching, const Packed& to) {
   auto both = [&](auto number) __attribute__((always_inline)) {
     using T = decltype(number);
-    pack_keys<Numbers, T>(cache, places, head, next, next_head, to);
-    pack_values<Numbers, T>(cache, places, head, to);
+    pack_keys<Numbers, T>(cache, places, head, fetching, to);
+    pack_values<Numbers, T>(cache, places, head, fetching, to);
   };
   if (cache.type == NORIA_FLOAT32) both(float());
   else if (cache.type == NORIA_BFLOAT16) both(bf16());
@@ -173,7 +174,7 @@ struct Attention {
   // Rows `row` … of a block's head over a packed span, joined to their states. position: of the block's first token.
   template <int ROWS>
   void tile(const Workspace& space, const Number* queries, int64_t row, int64_t position, int64_t span,
-            const Places& places, const States& states) const {
+            const Places& places, Fetching& fetching, const States& states) const {
     using Tile = SpanTile<Numbers, ROWS>;
     const int64_t head_dim = step.cache.head_dim, width = step.width(), group = step.group();
     const int64_t steps = (head_dim + Numbers::STEP - 1) / Numbers::STEP;
@@ -193,16 +194,16 @@ struct Attention {
                              float(step.heads.cap), low[i], high[i], places.low, end, weights + i * SPAN, most[i]);
     int64_t at = 0;
     for (; at + VALUE_VECTORS * LANES <= width; at += VALUE_VECTORS * LANES)
-      Tile::template weigh<VALUE_VECTORS>(weights, space.packed, places.low, end, at, width, space.tile);
+      Tile::template weigh<VALUE_VECTORS>(weights, space.packed, places.low, end, at, width, fetching, space.tile);
     for (; at < width; at += LANES)
-      Tile::template weigh<1>(weights, space.packed, places.low, end, at, width, space.tile);
+      Tile::template weigh<1>(weights, space.packed, places.low, end, at, width, fetching, space.tile);
     for (int i = 0; i < ROWS; ++i)
       join(states.most[i], states.weight[i], states.output + i * width, most[i], weight[i], space.tile + i * width,
            width);
   }
 
   template <int ROWS, class... Rest>
-  void tile_of(int64_t rows, const Rest&... rest) const {
+  void tile_of(int64_t rows, Rest&&... rest) const {
     if (rows == ROWS) return tile<ROWS>(rest...);
     if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, rest...);
   }
@@ -236,11 +237,12 @@ struct Attention {
       if (over) find(*following, first_span(*following), *next);
       for (int64_t i = 0; i < task.heads; ++i) {
         const int64_t next_head = over ? following->head + lesser(i, following->heads - 1) : task.head + i;
-        pack<Numbers>(step.cache, *places, task.head + i, *next, next_head, space.packed);
+        Fetching fetching(step.cache, *next, next_head, step.head_bytes());
+        pack<Numbers>(step.cache, *places, task.head + i, fetching, space.packed);
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
           tile_of<TILE_ROWS>(count, space, (const Number*)space.queries + (i * rows + row) * head_dim, row, position,
-                             span, *places, states.from(i * rows + row, width));
+                             span, *places, fetching, states.from(i * rows + row, width));
         }
       }
       Places* const last = places;

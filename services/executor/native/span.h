@@ -74,28 +74,31 @@ INLINE Ints packed_chunk(const T* row, int64_t at, int64_t head_dim) {
   return Numbers::pack(rest);
 }
 
-// Brings the share `part` of `parts` of a span's keys and values of a head into the second-level cache.
-INLINE void fetch(const NoriaCache& cache, const Places& places, int64_t shift, int64_t head_bytes, int64_t part,
-                  int64_t parts) {
-  const int64_t count = places.high - places.low;
-  for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
-    const int64_t from = places.numbers[places.low + i] + shift;
-    for (int64_t at = from; at < from + head_bytes; at += 64) {
-      __builtin_prefetch(cache.keys + at, 0, 2);
-      __builtin_prefetch(cache.values + at, 0, 2);
-    }
+// Brings a head's keys and values of the span that comes next into the second-level cache, a few tokens at a time while
+// this one is computed: waiting for memory took as long as computing, and what is asked for at once has to wait, too.
+struct Fetching {
+  static constexpr int64_t TIMES = 48;  // that `some` is called for a span of few rows
+  const uint8_t *keys, *values;
+  const int64_t *at, *end;  // places of the tokens that are left
+  int64_t bytes, some_tokens;
+  Fetching(const NoriaCache& cache, const Places& next, int64_t head, int64_t head_bytes)
+      : keys(cache.keys + head * head_bytes), values(cache.values + head * head_bytes), at(next.numbers + next.low),
+        end(next.numbers + next.high), bytes(head_bytes), some_tokens((next.high - next.low + TIMES - 1) / TIMES) {}
+  void some() {
+    for (const int64_t* stop = end - at < some_tokens ? end : at + some_tokens; at < stop; ++at)
+      for (int64_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(keys + *at + line, 0, 2);
+        __builtin_prefetch(values + *at + line, 0, 2);
+      }
   }
-}
+};
 
-// Meanwhile `next_head` of the span that comes next is fetched: waiting for memory took twice as long as all else here.
 template <class Numbers, class T>
-void pack_keys(const NoriaCache& cache, const Places& places, int64_t head, const Places& next, int64_t next_head,
-               const Packed& to) {
+void pack_keys(const NoriaCache& cache, const Places& places, int64_t head, Fetching& fetching, const Packed& to) {
   const int64_t head_bytes = cache.head_dim * sizeof(T), shift = head * head_bytes;
   constexpr int WIDTH = LANES * Numbers::STEP;
-  const int64_t first = places.low / LANES, blocks = (places.high - 1) / LANES + 1 - first;
-  for (int64_t block = first; block < first + blocks; ++block) {
-    fetch(cache, next, next_head * head_bytes, head_bytes, block - first, blocks);
+  for (int64_t block = places.low / LANES; block * LANES < places.high; ++block) {
+    fetching.some();
     const T* rows[LANES];
     for (int i = 0; i < LANES; ++i) {
       const int64_t key = greater(places.low, lesser(places.high - 1, block * LANES + i));
@@ -111,10 +114,11 @@ void pack_keys(const NoriaCache& cache, const Places& places, int64_t head, cons
 }
 
 template <class Numbers, class T>
-void pack_values(const NoriaCache& cache, const Places& places, int64_t head, const Packed& to) {
+void pack_values(const NoriaCache& cache, const Places& places, int64_t head, Fetching& fetching, const Packed& to) {
   const int64_t head_bytes = cache.head_dim * sizeof(T), shift = head * head_bytes;
   constexpr int WIDTH = LANES * Numbers::STEP;
   for (int64_t key = places.low - places.low % Numbers::STEP; key < places.high; key += Numbers::STEP) {
+    if (key % LANES == 0) fetching.some();
     const T* rows[2];
     for (int i = 0; i < Numbers::STEP; ++i) {
       const bool seen = key + i >= places.low && key + i < places.high;
@@ -206,13 +210,14 @@ struct SpanTile {
   // output [ROWS][padded head] = weights · values for VECTORS vectors of the head from `at`.
   template <int VECTORS>
   INLINE void weigh(const Number* weights, const Packed& span, int64_t low, int64_t high, int64_t at,
-                           int64_t width, float* output) {
+                           int64_t width, Fetching& fetching, float* output) {
     Floats c[ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) c[row][j] = splat(0.f);
     for (int64_t key = low - low % Numbers::STEP; key < high; key += Numbers::STEP) {
+      if (key % LANES == 0) fetching.some();
       const int32_t* values = span.values + key * span.words + at;
       Step v[VECTORS];
 #pragma GCC unroll 4
