@@ -3,7 +3,7 @@
 # Variables: HTTP or PORT (where to serve), MODEL, PROMPT, ONCE=1 (end after the first answer), PYTHON, VENV,
 # ARGS (more flags for `noria up`), TESTS (what pytest runs), TRACE (a request trace for verify-memory and verify-policy),
 # WORKLOADS and RESULTS (folders of workload files and of results, for verify-speed),
-# SEEDS (how many runs of `simulate`).
+# SEEDS (how many runs of `simulate`), CHAOS (flags of `chaos`).
 
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -26,7 +26,7 @@ KERNELS := services/executor/native/_kernels.so
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed simulate clean
+.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed verify-survive simulate chaos clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -68,6 +68,11 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
+verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails
+	PYTHONPATH=tests $(BIN)/python -m chaos --blows 100
+	PYTHONPATH=tests $(BIN)/python -m chaos --streams 256 --http 0 --alone --victims scheduler detokenizer admission --blows 9 --gap 4 6
+	PYTHONPATH=tests $(BIN)/python -m fakes.simulated --seeds $(SEEDS)
+
 verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replays a trace of arrivals
 	$(BIN)/noria models pull smollm2
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e/test_cancels.py
@@ -84,6 +89,9 @@ verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by s
 
 simulate: $(VENV)/.stamp-dev ## Run the whole stack in one process from SEEDS seeds, with faults
 	PYTHONPATH=tests $(BIN)/python -m fakes.simulated --seeds $(SEEDS)
+
+chaos: $(VENV)/.stamp-dev kernels ## Kill a stack's processes under load and see that every answer comes whole; CHAOS="--help"
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 clean: ## Remove the install and what tools left behind
 	rm -rf $(VENV) build dist noria.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

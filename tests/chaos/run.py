@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chaos.figures import Report, report
 from chaos.killer import Killer
-from chaos.plan import SERVICES, blows, questions
+from chaos.plan import SERVICES, Blow, blows, questions
 from chaos.readers import Crowd, Expected
 from e2e.harness import Stack
 
@@ -26,7 +26,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What to do to which stack."""
+    """What to do to which stack. chosen: these blows instead of so many drawn from the seed."""
 
     model: str
     seed: int = 1
@@ -38,6 +38,7 @@ class Wish:
     alone: bool = False
     tokens: tuple[int, int] = (200, 800)
     log: Path | None = None
+    chosen: tuple[Blow, ...] = ()
 
 
 async def run(wish: Wish) -> Report:
@@ -67,7 +68,8 @@ async def _under_blows(wish: Wish, stack: Stack) -> Report:
         crowd.read_zeromq(wish.streams - wish.http, lambda: striking),
         crowd.read_http(wish.http, lambda: striking),
     )
-    await killer.strike(blows(wish.seed, wish.blows, wish.gap_s, wish.victims, alone=wish.alone))
+    drawn = blows(wish.seed, wish.blows, wish.gap_s, wish.victims, alone=wish.alone)
+    await killer.strike(wish.chosen or drawn)
     striking = False
     try:
         await asyncio.wait_for(readers, _LAST_S)

@@ -3,16 +3,17 @@
 import asyncio
 import json
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from e2e.harness import NORIA, Stack, stack
 
-from noria.client import AsyncClient, Code, Refused
+from noria.client import AsyncClient, Code, Completion, Refused
 
 _TOKENS = 400
-_SERVICES = ("detokenizer", "executor", "scheduler", "gateway")
+_SERVICES = ("detokenizer", "executor", "scheduler", "admission", "gateway")
 
 
 def command(running: Stack, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -58,7 +59,7 @@ async def keep_asking(running: Stack, going: "asyncio.Task[object]") -> dict[str
 
 def test_every_service_is_started_anew_under_load_without_a_failed_request(tiny_model: Path) -> None:
     async def run(running: Stack) -> dict[str, set[str]]:
-        restarts = asyncio.create_task(asyncio.to_thread(command, running, "restart", *_SERVICES))
+        restarts = asyncio.create_task(asyncio.to_thread(command, running, "restart", "all"))
         answers = await keep_asking(running, restarts)
         done = await restarts
         assert done.returncode == 0, done.stderr
@@ -103,15 +104,28 @@ def test_a_drain_lets_what_was_accepted_finish_and_takes_nothing_new(tiny_model:
         assert running.process.wait(20) == 0, running.log()[-3000:]
 
 
-def test_a_drain_ends_at_its_limit(tiny_model: Path) -> None:
-    async def run(running: Stack) -> None:
+def test_what_a_drain_cannot_finish_is_told_to_try_again_and_goes_on_in_the_next_life(tiny_model: Path) -> None:
+    prompts = [f"Question {number}" for number in range(30)]
+    names = [f"r-{number}" for number in range(30)]
+
+    async def ask(running: Stack, stopping: Callable[[], Awaitable[object]] | None) -> list[Completion]:
         async with AsyncClient(running.endpoint) as client:
             generations = [
-                client.generate("Once", max_tokens=1900, temperature=0.0, ignore_eos=True) for _ in range(40)
+                client.generate(prompt, request_id=name, max_tokens=1500, temperature=0.0, ignore_eos=True)
+                for prompt, name in zip(prompts, names, strict=True)
             ]
             await asyncio.gather(*(generation.accepted() for generation in generations))
-            assert (await asyncio.to_thread(command, running, "down")).returncode == 0
+            if stopping is not None:
+                await stopping()
+            return await asyncio.gather(*(generation.result() for generation in generations))
 
-    with stack(str(tiny_model), "--dtype", "float32", "--drain-timeout", "0.5") as running:
-        asyncio.run(run(running))
+    with stack(str(tiny_model), "--dtype", "float32", "--drain-timeout", "0.3") as running:
+        cut = asyncio.run(ask(running, lambda: asyncio.to_thread(command, running, "down")))
         assert running.process.wait(20) == 0, running.log()[-3000:]
+        assert {answer.finish_reason for answer in cut} == {"shed"}
+        running.start()
+        running.wait_ready()
+        whole = asyncio.run(ask(running, None))
+        assert {(answer.finish_reason, answer.usage.output_tokens) for answer in whole} == {("length", 1500)}
+        assert all(answer.text.startswith(before.text) for answer, before in zip(whole, cut, strict=True))
+        assert any(before.text for before in cut)

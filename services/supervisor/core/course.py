@@ -13,8 +13,8 @@ START_ORDER: Final = (
     Service.GATEWAY,
 )
 STOP_ORDER: Final = (
+    Service.ADMISSION,  # it tells its clients, the gateway among them, what becomes of requests that are not finished
     Service.GATEWAY,
-    Service.ADMISSION,
     Service.SCHEDULER,
     Service.EXECUTOR,
     Service.DETOKENIZER,

@@ -237,6 +237,9 @@ class Stack:
 
     def _stop_next(self, now_ns: int) -> list[Reply]:
         """One child after the other, so that each can still hand its last messages to the next."""
+        if self.course < Course.DRAINING:  # there is no time for what runs, but whoever waits for it must be told
+            self.course = Course.STOPPING
+            return [Quiesce(0), *self._stop_next(now_ns)]
         self.course = Course.STOPPING
         if any(child.phase is Phase.STOPPING for child in self.children.values()):
             return []

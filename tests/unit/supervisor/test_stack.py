@@ -42,6 +42,7 @@ LIMITS = Limits(
     pause_max_ns=3 * SECOND,
     deaths=5,
 )
+STOPPING = [Quiesce(0), Terminate(STOP_ORDER[0])]
 PATIENT = Limits(180 * SECOND, 10 * SECOND, 20 * SECOND, 15 * SECOND, SECOND // 2, 3 * SECOND, 5)
 
 
@@ -84,6 +85,10 @@ def end_all(stack: Stack, services: Iterable[Service], now_ns: int = 0, status: 
     return apply(stack, *(Exited(service, status, now_ns) for service in services))
 
 
+def others(service: Service) -> list[Service]:
+    return [each for each in STOP_ORDER if each is not service]
+
+
 def die(stack: Stack, service: Service, now_ns: int, status: int = -9, words: str = "") -> int:
     """A death, and the start after it; returns how long the pause was."""
     replies = apply(stack, Exited(service, status, now_ns, words))
@@ -103,7 +108,7 @@ def test_the_executor_is_started_first_and_every_service_is_in_both_orders() -> 
     everyone = {service for service in Service if service is not Service.SUPERVISOR}
     assert START_ORDER[0] is Service.EXECUTOR
     assert set(START_ORDER) == set(STOP_ORDER) == everyone
-    assert STOP_ORDER[0] is Service.GATEWAY
+    assert STOP_ORDER[0] is Service.ADMISSION
 
 
 def test_the_stack_serves_when_the_last_child_is_ready_and_not_before() -> None:
@@ -140,11 +145,11 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_named() -> None:
     stop(stack, 0)
     assert stack.wanted_ns() == 10 * SECOND
     assert apply(stack, Ticked(10 * SECOND - 1)) == []
-    assert apply(stack, Ticked(10 * SECOND)) == [Kill(Service.GATEWAY, "did not stop within 10 s")]
+    assert apply(stack, Ticked(10 * SECOND)) == [Kill(STOP_ORDER[0], "did not stop within 10 s")]
     assert apply(stack, Ticked(11 * SECOND)) == []
-    assert apply(stack, Exited(Service.GATEWAY, -9, 12 * SECOND)) == [Terminate(Service.ADMISSION)]
+    assert apply(stack, Exited(STOP_ORDER[0], -9, 12 * SECOND)) == [Terminate(STOP_ORDER[1])]
     over = end_all(stack, STOP_ORDER[1:], 12 * SECOND)[-1]
-    assert over == Over(1, "gateway did not stop within 10 s and was killed")
+    assert over == Over(1, "admission did not stop within 10 s and was killed")
 
 
 def test_a_second_request_to_stop_kills_all_that_live() -> None:
@@ -171,7 +176,7 @@ def test_deaths_in_a_row_lengthen_the_pause_up_to_its_maximum_and_then_everythin
     pauses = [die(stack, Service.EXECUTOR, second * SECOND) / SECOND for second in (5, 10, 15, 20)]
     assert pauses == [0, 0.5, 1, 2]
     first = apply(stack, Exited(Service.EXECUTOR, -11, 30 * SECOND, "one\ntwo"))
-    assert first == [Terminate(Service.GATEWAY)]
+    assert first == STOPPING
     over = end_all(stack, [service for service in STOP_ORDER if service is not Service.EXECUTOR])[-1]
     assert over == Over(
         1,
@@ -229,13 +234,13 @@ def test_a_child_that_leaves_at_once_again_and_again_is_given_up_though_it_says_
     apply(stack, Exited(Service.ADMISSION, 0, 5 * SECOND), Spawned(Service.ADMISSION, 900, 5 * SECOND))
     for second in (6, 7, 9, 12):
         die(stack, Service.ADMISSION, second * SECOND, status=0)
-    assert apply(stack, Exited(Service.ADMISSION, 0, 20 * SECOND)) == [Terminate(Service.GATEWAY)]
+    assert apply(stack, Exited(Service.ADMISSION, 0, 20 * SECOND)) == [Quiesce(0), Terminate(STOP_ORDER[1])]
 
 
 def test_a_mistake_of_the_user_at_the_first_start_is_not_tried_again() -> None:
     stack = begun()
     apply(stack, Exited(Service.GATEWAY, 2, SECOND))
-    over = end_all(stack, STOP_ORDER[1:])[-1]
+    over = end_all(stack, others(Service.GATEWAY))[-1]
     assert over == Over(2, "gateway could not start, it says why above")
 
 
@@ -245,7 +250,7 @@ def test_a_child_that_never_became_ready_is_given_up_sooner(status: int, words: 
     assert die(stack, Service.GATEWAY, SECOND, status) == 0
     assert die(stack, Service.GATEWAY, 2 * SECOND, status) == SECOND // 2
     apply(stack, Exited(Service.GATEWAY, status, 4 * SECOND))
-    over = end_all(stack, STOP_ORDER[1:])[-1]
+    over = end_all(stack, others(Service.GATEWAY))[-1]
     assert isinstance(over, Over)
     assert over.exit_status == 1
     assert over.cause.startswith("gateway died 3 times")
@@ -374,7 +379,7 @@ def test_a_stop_first_lets_what_runs_finish() -> None:
     assert apply(stack, StopAsked(10 * SECOND)) == [Quiesce(20_000)]
     assert stack.course is Course.DRAINING
     assert apply(stack, heard(Service.ADMISSION, 11 * SECOND, state=State.DRAINING)) == []
-    assert apply(stack, heard(Service.ADMISSION, 12 * SECOND, state=State.STOPPED)) == [Terminate(Service.GATEWAY)]
+    assert apply(stack, heard(Service.ADMISSION, 12 * SECOND, state=State.STOPPED)) == STOPPING[1:]
     assert end_all(stack, STOP_ORDER, 13 * SECOND)[-1] == Over(0, "")
 
 
@@ -386,7 +391,7 @@ def test_a_drain_has_an_end_even_when_nobody_says_that_it_is_done() -> None:
         drains = heard(Service.ADMISSION, second * SECOND, state=State.DRAINING)
         others = [heard(each, second * SECOND) for each in START_ORDER if each is not Service.ADMISSION]
         assert apply(stack, drains, *others, Ticked(second * SECOND)) == []
-    assert apply(stack, Ticked(32 * SECOND)) == [Terminate(Service.GATEWAY)]
+    assert apply(stack, Ticked(32 * SECOND)) == STOPPING[1:]
 
 
 def test_who_dies_during_a_drain_is_started_again_and_told() -> None:
@@ -418,16 +423,16 @@ def test_a_stop_during_a_pause_starts_nobody_any_more() -> None:
 def test_a_child_that_fails_while_stopping_makes_the_stop_a_failure() -> None:
     stack = serving()
     stop(stack, 0)
-    apply(stack, Exited(Service.GATEWAY, 1, 0))
+    apply(stack, Exited(STOP_ORDER[0], 1, 0))
     over = end_all(stack, STOP_ORDER[1:])[-1]
-    assert over == Over(1, "gateway ended unexpectedly with exit status 1 while the stack was stopping")
+    assert over == Over(1, "admission ended unexpectedly with exit status 1 while the stack was stopping")
 
 
 def test_a_start_that_takes_too_long_names_those_that_are_not_ready() -> None:
     stack = begun()
     apply(stack, *(heard(service, 0) for service in START_ORDER if service is not Service.EXECUTOR))
     assert stack.wanted_ns() == 180 * SECOND
-    assert apply(stack, Ticked(180 * SECOND)) == [Terminate(Service.GATEWAY)]
+    assert apply(stack, Ticked(180 * SECOND)) == STOPPING
     over = end_all(stack, STOP_ORDER)[-1]
     assert isinstance(over, Over)
     assert over.exit_status == 1
