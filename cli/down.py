@@ -31,7 +31,8 @@ def down(now: bool) -> None:
     What was accepted may finish first, for up to runtime.drain_timeout_s. Services that a killed supervisor left behind
     are stopped too.
     """
-    runtime = settings().runtime
+    config = settings()
+    runtime = config.runtime
     folder = runtime_dir(runtime)
     stopped = []
     supervisor = living_holder(folder, Service.SUPERVISOR.value)
@@ -47,7 +48,8 @@ def down(now: bool) -> None:
     for service in _SERVICES:
         holder = living_holder(folder, service.value)
         if holder is not None:
-            _stop(folder, holder, runtime.stop_timeout_s)
+            finishing_s = config.http.drain_timeout_s if service is Service.GATEWAY else 0.0
+            _stop(folder, holder, finishing_s + runtime.stop_timeout_s)
             stopped.append(holder)
     if not stopped:
         click.echo(f"nothing runs in {folder}")

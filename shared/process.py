@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from noria.shared.vitals import Vitals
 from noria.shared.watchdog import Watchdog
 
 _OPEN_FILES: Final = 65_536
+_LEAVE_S: Final = 0.5
 
 
 def main(service: Service, start: Callable[[Config], int]) -> None:
@@ -150,4 +152,12 @@ def run(
         garbage.close()
         telemetry.close()
         lock.release()
+        _let_mail_leave()
     return 0
+
+
+def _let_mail_leave() -> None:
+    """What was just sent leaves through a thread of ZeroMQ's own, which would die with the process."""
+    leaving = threading.Thread(target=zmq.Context.instance().term, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_S)  # a socket that somebody left open would keep it for ever

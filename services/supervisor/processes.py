@@ -95,8 +95,8 @@ class Ending(msgspec.Struct, frozen=True):
 class Processes:
     """All of them, one for each service, and those that have a successor and only finish what they have begun.
 
-    command: what runs a module with a configuration file. inherited: descriptors that a service's process gets, and the
-    variable that tells it the number of the first.
+    command: what runs a module with a configuration file. watch, unwatch: begin and stop taking a turn when a descriptor can
+    be read.
     """
 
     def __init__(

@@ -241,7 +241,7 @@ def test_children_of_a_killed_supervisor_that_run_by_another_configuration_are_n
             [*noria, "down", "--runtime-dir", str(stack.runtime_dir)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert closed(stack.text()) == STOP_ORDER
+        assert closed(stack.text()) == [service.value for service in SERVICES]
         assert "gateway" in done.stdout
         with supervised(folder) as third:
             third.ready()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from e2e.harness import NORIA, Stack, stack
 
-from noria.client import AsyncClient, Code, Completion, Refused
+from noria.client import AsyncClient, Code, Completion, Patience, Refused
 
 _TOKENS = 400
 _SERVICES = ("detokenizer", "executor", "scheduler", "admission", "gateway")
@@ -109,7 +109,7 @@ def test_what_a_drain_cannot_finish_is_told_to_try_again_and_goes_on_in_the_next
     names = [f"r-{number}" for number in range(30)]
 
     async def ask(running: Stack, stopping: Callable[[], Awaitable[object]] | None) -> list[Completion]:
-        async with AsyncClient(running.endpoint) as client:
+        async with AsyncClient(running.endpoint, patience=Patience(reconnect_s=15.0)) as client:
             generations = [
                 client.generate(prompt, request_id=name, max_tokens=1500, temperature=0.0, ignore_eos=True)
                 for prompt, name in zip(prompts, names, strict=True)
