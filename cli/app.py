@@ -24,6 +24,7 @@ from noria.cli.ps import ps
 from noria.cli.replay import replay, why
 from noria.cli.restart import restart
 from noria.cli.service_commands import service_commands
+from noria.cli.top import top
 from noria.cli.trace import trace
 from noria.cli.up import EXIT_INTERRUPTED, up
 from noria.cli.usage import usage
@@ -78,6 +79,7 @@ for _command in (
     usage,
     why,
     trace,
+    top,
     replay,
     *service_commands(),
 ):

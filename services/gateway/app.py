@@ -21,6 +21,7 @@ from noria.services.gateway.answers import preview_body
 from noria.services.gateway.background import PATH, Background
 from noria.services.gateway.bodies import chat_body, completion_body, read_body
 from noria.services.gateway.config import GatewayConfig
+from noria.services.gateway.console import Console
 from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.metrics import HttpMetrics, Measured, RouteNames
 from noria.services.gateway.operators import Operators
@@ -258,6 +259,7 @@ def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traf
         Route(f"{PATH}/cancel", background, methods=["POST"]),
         *Pages(client, config, operators, traffic).routes(),
         *Scraping(client, config, operators).routes(),
+        *Console(config, operators, metrics).routes(),
     ]
     handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}
     app = Starlette(routes=routes, exception_handlers=handlers)

@@ -15,9 +15,9 @@ import msgspec
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot
-from noria.services.gateway.latency import Latency
 from noria.shared.config import RuntimeSettings
 from noria.shared.inspect import Inspector
+from noria.shared.latency import Latency
 from noria.shared.metrics import told
 
 TICK_S: Final = 0.1

@@ -83,6 +83,25 @@ print(*(f"{{package}}.{{module}}" for package, module, _ in command.find_all_mod
     assert modules == expected
 
 
+def test_a_built_wheel_holds_every_part_of_the_console() -> None:
+    code = f"""
+import os
+os.chdir({str(ROOT)!r})
+from setuptools import Distribution
+from setuptools.config.pyprojecttoml import apply_configuration
+distribution = Distribution({{'script_name': 'setup.py'}})
+apply_configuration(distribution, "pyproject.toml")
+command = distribution.get_command_obj("build_py")
+command.ensure_finalized()
+command.data_files
+print(*(f"{{folder}}/{{name}}" for _, folder, _, names in command.data_files for name in names))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    packed = {path.rpartition("/console/")[2] for path in done.stdout.split() if "/console/" in path}
+    assert packed == {each.name for each in (ROOT / "services/gateway/console").iterdir()} > {"index.html"}
+
+
 def _install_tree(folder: Path) -> None:
     """A copy of what an install builds the kernels from."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

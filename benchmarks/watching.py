@@ -1,0 +1,143 @@
+"""What it costs to be watched: tracing and metrics, and an open console, as ratios of throughput in one run.
+
+Two stacks stand side by side and are loaded in turn, for a few seconds each, so that whatever else the machine does
+touches all of them: one that records nothing, one that traces a share of its requests, sends spans and metrics to a
+collector in this process and is scraped; and the first one again with a console open. The figures are the medians over the
+rounds of each round's ratios.
+
+    python benchmarks/watching.py [--model smollm2] [--rounds 5] [--seconds 6] [--requests 32]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from e2e.harness import Stack, stack
+from fakes.collector import Collector
+
+from noria.client import AsyncClient
+
+SCRAPE_S = 5.0
+
+
+async def saturate(client: AsyncClient, seconds: float, at_once: int, output: int) -> float:
+    """Tokens a second with so many requests always under way."""
+    tokens, over = 0, asyncio.get_running_loop().time() + seconds
+
+    async def one(number: int) -> None:
+        nonlocal tokens
+        while asyncio.get_running_loop().time() < over:
+            generation = client.generate(f"{number} water wheels", max_tokens=output, ignore_eos=True, temperature=1.0)
+            async for delta in generation:
+                tokens += len(delta.token_ids)
+                if asyncio.get_running_loop().time() >= over:
+                    break
+            generation.leave()
+
+    begun = time.monotonic()
+    await asyncio.gather(*(one(number) for number in range(at_once)))
+    return tokens / (time.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def scraped(running: Stack) -> Iterator[None]:
+    """Somebody reads /metrics now and then."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.is_set():
+            httpx.get(f"{running.url}/metrics", timeout=10).raise_for_status()
+            over.wait(SCRAPE_S)
+
+    with _thread(scrape, over):
+        yield
+
+
+@contextlib.contextmanager
+def watched(running: Stack) -> Iterator[None]:
+    """A console is open."""
+    over = threading.Event()
+
+    def watch() -> None:
+        with httpx.stream("GET", f"{running.url}/console/feed", timeout=30) as response:
+            for _ in response.iter_raw():
+                if over.is_set():
+                    return
+
+    with _thread(watch, over):
+        yield
+
+
+@contextlib.contextmanager
+def _thread(work: "contextlib._GeneratorContextManager[None] | object", over: threading.Event) -> Iterator[None]:
+    assert callable(work)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def measure(running: Stack, seconds: float, at_once: int, output: int) -> float:
+    """Tokens a second of a stack that is warm."""
+
+    async def run() -> float:
+        async with AsyncClient(running.endpoint) as client:
+            return await saturate(client, seconds, at_once, output)
+
+    return asyncio.run(run())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--ratio", type=float, default=0.1, help="of requests traced")
+    given = parser.parse_args()
+    same = ("--max-requests-per-batch", str(given.requests), "--log-level", "warning")
+    nothing = {"NORIA_TELEMETRY_SPANS_KEPT": "0", "NORIA_TELEMETRY_SAMPLE_RATIO": "0"}
+    with Collector() as collector, contextlib.ExitStack() as stacks:
+        plain = stacks.enter_context(stack(given.model, *same, environment=nothing))
+        telling = {"NORIA_TELEMETRY_SAMPLE_RATIO": str(given.ratio), "NORIA_TELEMETRY_OTLP_ENDPOINT": collector.url}
+        told = stacks.enter_context(stack(given.model, *same, environment=telling))
+        cases = {
+            "nothing": lambda: contextlib.nullcontext(plain),
+            "tracing and metrics": lambda: scraped(told),
+            "console": lambda: watched(plain),
+        }
+        for running in (plain, told):
+            measure(running, 2.0, given.requests, given.output)
+        rates: dict[str, list[float]] = {name: [] for name in cases}
+        for number in range(given.rounds):
+            names = list(cases)
+            for name in names if number % 2 == 0 else reversed(names):
+                running = told if name == "tracing and metrics" else plain
+                with cases[name]():
+                    rates[name].append(measure(running, given.seconds, given.requests, given.output))
+        print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
+        for name, found in rates.items():
+            ratios = [each / base for each, base in zip(found, rates["nothing"], strict=True)]
+            shown = " ".join(f"{each:.3f}" for each in ratios)
+            print(
+                f"{name:<22}{statistics.median(found):8.1f} tokens/s  {statistics.median(ratios):.4f} of nothing  ({shown})"
+            )
+        print(f"spans that arrived: {len(collector.spans)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The console: what is served, who may see it, what its feed tells, and that a browser can click through it."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2e.harness import Stack, stack, wait_until
+from fakes.browser import Browser, find
+
+from noria.cli.keys import hash_of
+from noria.client import AsyncClient
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(each.name for each in (ROOT / "services/gateway/console").iterdir())
+OPERATOR = {"authorization": "Bearer root"}
+TENANTS = {"acme": "weight = 2.0", "beta": "", "root": 'classes = ["admin", "standard"]'}
+BROWSER = find()
+
+
+@pytest.fixture(scope="module")
+def watched(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two tenants and an operator, whose keys are their names, and a cache that is too small for all at once."""
+    file = tmp_path_factory.mktemp("watched") / "noria.toml"
+    file.write_text(
+        "".join(f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{more}\n' for name, more in TENANTS.items())
+    )
+    small = ("--max-requests-per-batch", "16", "--num-blocks", "140", "--max-model-tokens", "2048")
+    environment = {"OMP_NUM_THREADS": "1"}
+    with stack(str(tiny_model), "--config", str(file), *small, environment=environment, api_key="root") as running:
+        yield running
+
+
+@contextmanager
+def load(endpoint: str, at_once: int) -> Iterator[None]:
+    """Keep so many requests of both tenants and all classes under way."""
+    over = threading.Event()
+
+    async def one(client: AsyncClient, number: int) -> None:
+        traffic_class = ("interactive", "standard", "batch")[number % 3]
+        credential = ("acme", "beta")[number % 2]
+        options: dict[str, Any] = {"credential": credential, "traffic_class": traffic_class, "ignore_eos": True}
+        await client.complete("hello " * (1 + number % 40), max_tokens=20 + number % 100, **options)
+
+    async def run() -> None:
+        async with AsyncClient(endpoint) as client:
+            number, under_way = 0, set[asyncio.Task[None]]()
+            while not over.is_set():
+                while len(under_way) < at_once:
+                    number += 1
+                    task = asyncio.get_running_loop().create_task(one(client, number))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+                await asyncio.sleep(0.01)
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def told(running: Stack, seconds: float) -> list[tuple[str, dict[str, Any]]]:
+    """The events of the feed in so much time."""
+    found, until = [], time.monotonic() + seconds
+    with httpx.stream("GET", f"{running.url}/console/feed", headers=OPERATOR, timeout=10) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                found.append((name, json.loads(line.removeprefix("data: "))))
+            if time.monotonic() > until:
+                break
+    return found
+
+
+def test_every_part_of_the_page_is_served_and_nothing_comes_from_elsewhere(watched: Stack) -> None:
+    page = httpx.get(f"{watched.url}/console")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert set(FILES) >= {"index.html", "style.css", "main.js", "wheel.js"}
+    for name in FILES:
+        part = httpx.get(f"{watched.url}/console/{name}")
+        assert part.status_code == 200
+        foreign = part.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in foreign and "https://" not in foreign, name
+    for name in ("nothing.js", "%2e%2e%2fapp.py", "..%2Fapp.py"):
+        assert httpx.get(f"{watched.url}/console/{name}").status_code == 404
+
+
+def test_only_operators_are_told_what_happens(watched: Stack) -> None:
+    for path in ("/console/feed", "/console/requests/1", "/metrics", "/metrics/scheduler"):
+        for key, status in (("", 401), ("nobody", 401), ("acme", 403)):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            assert httpx.get(f"{watched.url}{path}", headers=headers).status_code == status
+    assert httpx.get(f"{watched.url}/console/requests/1", headers=OPERATOR).status_code == 404
+    assert httpx.get(f"{watched.url}/metrics", headers=OPERATOR).status_code == 200
+
+
+def test_the_feed_tells_every_step_in_order_and_no_more_than_ten_times_a_second(watched: Stack) -> None:
+    with load(watched.endpoint, 24):
+        events = told(watched, 3.0)
+    live = [each for name, each in events if name == "live"]
+    states = [each for name, each in events if name == "state"]
+    assert 5 <= len(live) <= 33
+    assert states
+    serials = [step["serial"] for each in live for step in each["steps"]]
+    assert serials == sorted(set(serials)), "told twice, or out of order"
+    assert len(serials) > 20
+    for each in live:
+        for step in each["steps"]:
+            slots = step["cells"][::5]
+            assert len(step["cells"]) == 5 * len(set(slots))
+            assert all(0 <= slot < each["slots"]["count"] for slot in slots)
+    assert "requests" in live[0] and "requests" not in live[-1]
+    last = next(each for each in reversed(live) if each["queues"])
+    assert {each["tenant"] for each in last["queues"]} == {"acme", "beta"}
+    assert {each["class"] for each in last["queues"]} == {"interactive", "standard", "batch"}
+    assert {each["service"] for each in states[-1]["services"]} == {
+        "gateway", "admission", "scheduler", "executor", "detokenizer", "supervisor",
+    }  # fmt: skip
+    ledger = states[-1]["ledger"]
+    assert ledger["accepted"] == sum(number for name, number in ledger.items() if name != "accepted")
+    assert any(each["of"] == "first_token" and each["p50"] for each in states[-1]["latency"])
+
+
+def test_nothing_is_recorded_or_asked_once_nobody_watches(watched: Stack) -> None:
+    def watchers() -> float:
+        lines = httpx.get(f"{watched.url}/metrics/gateway", headers=OPERATOR).text.splitlines()
+        return float(next(line for line in lines if line.startswith("noria_console_watchers")).split()[1])
+
+    told(watched, 0.3)
+    wait_until(lambda: watchers() == 0, 10, "the gateway has noticed that the console is gone")
+
+
+def test_a_request_is_shown_with_its_stages_and_in_words(watched: Stack) -> None:
+    headers = {"authorization": "Bearer acme", "x-request-id": "shown"}
+    body = {"prompt": "hi", "max_tokens": 3, "ignore_eos": True}
+    httpx.post(f"{watched.url}/v1/completions", json=body, headers=headers, timeout=30).raise_for_status()
+    answer = httpx.get(f"{watched.url}/console/requests/shown", headers=OPERATOR).raise_for_status().json()
+    (stream,) = answer["streams"]
+    assert [move["stage"] for move in stream["moves"]] == ["queued", "prefilling", "decoding", "ended"]
+    assert stream["tenant"] == "acme"
+    assert answer["why"][-1].endswith("ended: length, after 3 tokens")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here; `apt install chromium` brings one")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_browser_clicks_through_the_console_under_load(
+    watched: Stack, width: int, dark: bool, tmp_path: Path
+) -> None:
+    assert BROWSER is not None
+    with load(watched.endpoint, 24), Browser(BROWSER, width=width, height=900, dark=dark) as page:
+        page.open(f"{watched.url}/console")
+        page.wait("document.getElementById('key-dialog').open")
+        page.run("document.getElementById('key').value = 'root'")
+        page.run("document.querySelector('#key-form .primary').click()")
+        page.errors.clear()  # the refusal of a feed without a key
+        page.wait("noria.store.steps.length > 60")
+        page.wait("document.querySelectorAll('#services tbody tr').length === 6")
+        assert page.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        assert page.run("document.documentElement.scrollWidth <= innerWidth"), "wider than the window"
+        page.run("location.hash = 'requests'")
+        page.wait("document.querySelectorAll('.row').length > 5")
+        page.run("document.querySelectorAll('.row')[2].click()")
+        page.wait("document.querySelector('.drawer pre.why')")
+        page.press("Escape")
+        page.wait("!document.getElementById('drawer').open")
+        page.run("location.hash = 'playground'")
+        page.run("document.getElementById('go').click()")
+        page.wait("document.querySelectorAll('.token').length > 3")
+        page.run("document.querySelector('.token').click()")
+        page.wait("document.querySelectorAll('#alternatives .bars > *').length >= 3")
+        page.run("location.hash = 'live'")
+        page.run("document.activeElement.blur()")
+        page.press("t", "t")
+        assert page.run("document.documentElement.dataset.theme") == ("light" if dark else "dark")
+        assert page.errors == []
+        middle = page.run("(f => f.sort((a, b) => a - b)[f.length >> 1])([...noria.wheel.frames])")
+        assert middle < 16, f"a frame takes {middle} ms to draw"
+        page.screenshot(tmp_path / "console.png")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here; `apt install chromium` brings one")
+def test_a_long_history_is_bounded_and_stays_smooth(watched: Stack) -> None:
+    assert BROWSER is not None
+    move = {"choice": 0, "class": "batch", "tenant": "acme", "prompt_tokens": 9, "output_tokens": 0, "why": ""}
+    with Browser(BROWSER) as page:
+        page.open(f"{watched.url}/console#requests")
+        page.run(
+            f"""(() => {{ const move = {json.dumps(move)}; const {{ store, history }} = noria;
+            document.getElementById('key-dialog').close();
+            for (let each = 0; each < 5000; each += 1) {{
+              store.move({{ ...move, request: each, stage: 'waiting', at_ms: each }});
+              store.move({{ ...move, request: each, stage: 'prefill', at_ms: each + 5 }});
+              if (each % 2) store.move({{ ...move, request: each, stage: 'ended', why: 'stop', at_ms: each + 9 }});
+            }} history.draw(); }})()"""
+        )
+        assert page.run("noria.store.requests.size") == 1000
+        assert page.run("document.querySelectorAll('.row').length") < 60, "rows that nobody sees"
+        took = page.run(
+            """(() => { const times = []; for (let at = 0; at < 200; at += 1) { const begun = performance.now();
+            document.getElementById('rows').scrollTop = at * 140; noria.history.draw(); times.push(performance.now() - begun); }
+            return times.sort((a, b) => a - b)[190]; })()"""
+        )
+        assert took < 16, f"a redraw takes {took} ms"
