@@ -21,12 +21,12 @@ from noria.services.gateway.answers import preview_body
 from noria.services.gateway.background import PATH, Background
 from noria.services.gateway.bodies import chat_body, completion_body, read_body
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.console import Console
 from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.metrics import HttpMetrics, Measured, RouteNames
 from noria.services.gateway.operators import Operators
 from noria.services.gateway.scraping import Scraping
 from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
+from noria.services.gateway.viewing import Console
 from noria.services.gateway.work import Work, chat_work, completion_work
 from noria.shared.inspect import explain, inspect_all_async
 from noria.shared.log import logger

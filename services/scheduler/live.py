@@ -214,6 +214,7 @@ def _cells(step: _Step) -> Iterator[int]:
 def _shown(kept: _Move) -> dict[str, Any]:
     move = kept.move
     return {
+        "serial": kept.serial,
         "request": move.stream.request,
         "choice": move.stream.choice,
         "class": kept.traffic_class,

@@ -122,6 +122,10 @@ def test_the_feed_tells_every_step_in_order_and_no_more_than_ten_times_a_second(
     serials = [step["serial"] for each in live for step in each["steps"]]
     assert serials == sorted(set(serials)), "told twice, or out of order"
     assert len(serials) > 20
+    moves = [move for each in live for move in each["moves"]]
+    assert not {move["serial"] for move in moves} & set(serials), "one number for two things"
+    assert {"waiting", "prefill", "decode", "ended"} <= {move["stage"] for move in moves}
+    assert {move["class"] for move in moves} == {"interactive", "standard", "batch"}
     for each in live:
         for step in each["steps"]:
             slots = step["cells"][::5]

@@ -297,7 +297,7 @@ def test_histograms_counters_and_the_state_agree_at_the_end(run: Run) -> None:
     assert total(last, "noria_token_interval_seconds_count") <= generated - 1
     assert total(last, "noria_steps_total") == state["scheduler"]["counters"]["steps"]
     assert total(last, "noria_device_tokens_total") >= total(last, "noria_tokens_computed_total")
-    assert total(last, "noria_text_tokens_total") == generated
+    assert total(last, "noria_text_tokens_total") >= generated
 
 
 def test_the_merged_page_holds_every_process_and_only_what_the_registry_knows(run: Run) -> None:

@@ -102,8 +102,9 @@ class Browser:
             time.sleep(0.05)
 
     def press(self, key: str, text: str = "") -> None:
-        self.page("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text)
-        self.page("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": {"Escape": 27, "Enter": 13}.get(key, ord(key[0]))}
+        self.page("Input.dispatchKeyEvent", type="keyDown", text=text, **named)
+        self.page("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def click(self, x: float, y: float) -> None:
         self.page("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -73,7 +73,8 @@ export class Wheel {
     // Steps of which more is known now: somebody gave way after them.
     for (const step of this.store.cut) this.cuts(step);
     this.store.cut = [];
-    if (this.total - this.shown > this.columns) this.shown = this.total - this.columns;
+    // A fast stack is followed closely: no more than an eighth of the picture is ever kept back.
+    this.shown = Math.max(this.shown, this.total - this.columns / 8);
   }
 
   column(step, place) {
@@ -118,7 +119,7 @@ export class Wheel {
     if (document.hidden || !this.columns || !this.pen) return;
     const behind = this.total - this.shown;
     if (behind > 0.001) {
-      const pace = this.still.matches ? 1 : 1 - Math.exp(-(at - (this.before ?? at)) / 160);
+      const pace = this.still.matches ? 1 : 1 - Math.exp(-(at - (this.before ?? at)) / 120);
       this.shown = behind < 0.02 ? this.total : this.shown + behind * pace;
       this.dirty = true;
     }
