@@ -152,7 +152,8 @@ class Record:
             return None
         news = bool(self._accepted or self._fresh or self._forgotten)
         fold = self._folding(now_ns)
-        if not news and not fold and not (live and now_ns >= self._next_sign_ns):
+        # A record that is stuck is tried again though what it held is gone meanwhile: nobody is accepted until it is not.
+        if not news and not fold and not self.stuck and not (live and now_ns >= self._next_sign_ns):
             return None
         marks = self._marks if fold else self._fresh
         parts = tuple(parts_of(marks.values(), fold=fold))

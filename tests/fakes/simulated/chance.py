@@ -53,6 +53,7 @@ class Chance:
     stops: int
     drains: int
     rewinds: int
+    full_disks: int
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -89,6 +90,7 @@ class Chance:
             stops=draw.choice([0, 0, 1, 2]),
             drains=draw.choice([0, 0, 0, 1]),
             rewinds=draw.choice([0, 0, 1, 2]),
+            full_disks=draw.choice([0, 0, 0, 1, 2]),
         )
 
     def calm(self, deaths: int) -> None:
@@ -105,7 +107,7 @@ class Chance:
         """From now on nothing goes wrong any more; what is on the way still takes its time."""
         self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
         self.slow_readers = _CALM
-        self.deaths = self.pauses = self.changes = self.stops = self.drains = self.rewinds = 0
+        self.deaths = self.pauses = self.changes = self.stops = self.drains = self.rewinds = self.full_disks = 0
         self.poison = False
 
     def happens(self, rate: float) -> bool:

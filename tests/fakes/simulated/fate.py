@@ -38,8 +38,11 @@ class Fate:
         self._tell = tell
         self._counts = counts
 
-    def begin(self, change: Callable[[], None], rewind: Callable[[], None]) -> None:
-        """Draw when what happens. change: have the policy changed. rewind: have a stream begin again."""
+    def begin(self, change: Callable[[], None], rewind: Callable[[], None], disk_full: Callable[[bool], None]) -> None:
+        """Draw when what happens.
+
+        change: have the policy changed. rewind: have a stream begin again. disk_full: whether the journal has no room.
+        """
         self._agenda.after(STILL_AFTER_NS, self.calm)
         self._doom_next()
         for _ in range(self._chance.pauses):
@@ -50,6 +53,11 @@ class Fate:
             self._agenda.after(self._chance.between(0, STILL_AFTER_NS), self._drain)
         for _ in range(self._chance.changes):
             self._agenda.after(self._chance.between(0, STILL_AFTER_NS), change)
+        for _ in range(self._chance.full_disks):
+            begin_ns = self._chance.between(0, STILL_AFTER_NS)
+            end_ns = min(begin_ns + self._chance.between(0, 500 * MILLISECOND), STILL_AFTER_NS)
+            self._agenda.after(begin_ns, lambda: disk_full(True))
+            self._agenda.after(end_ns, lambda: disk_full(False))
         for _ in range(self._chance.rewinds):
             self._agenda.after(self._chance.between(100 * MILLISECOND, STILL_AFTER_NS // 2), rewind)
 

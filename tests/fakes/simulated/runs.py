@@ -17,6 +17,7 @@ KINDS: Final = (
     "poison",
     "stop",
     "drain",
+    "disk full",
     "new attempt",
     "pause",
     "joined again",

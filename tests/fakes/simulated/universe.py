@@ -106,7 +106,8 @@ class Universe:
             outbox_messages_max=self.chance.outbox_messages_max,
         )
         self.lives: dict[Service, Life] = {}
-        mortal = tuple(stack.PEERS) if self.journal else MORTAL
+        # What is told while the disk is full is not on record, so that nobody could go on from there.
+        mortal = tuple(stack.PEERS) if self.journal and not self.chance.full_disks else MORTAL
         self.people: list[Person] = []
         self.drained: set[Stream] = set()
         self.record = Record(self.traffic)
@@ -131,7 +132,7 @@ class Universe:
             for service in stack.PEERS:
                 self._start(service)
             self._invite()
-            self.fate.begin(self._change_policy, self._begin_again)
+            self.fate.begin(self._change_policy, self._begin_again, self._fill_disk)
             self._until(lambda: self.fate.still and all(wish.over for wish in self.wishes), "not all came to an end")
             self._until(lambda: not any(self.state().values()), "something is left")
             self._count_board(self.lives[Service.SCHEDULER])
@@ -270,6 +271,11 @@ class Universe:
         if admission.alive and isinstance(admission.shell, AdmissionService):
             admission.shell.change_policy(self.traffic.policy)
             admission.wake()
+
+    def _fill_disk(self, full: bool) -> None:
+        self.counts["disk full"] += full
+        self.trace.tell("disk", "is full" if full else "has room")
+        self.database.full = full
 
     def _begin_again(self) -> None:
         """A stream begins a new attempt: what was emitted of it is void, though it will be the same again."""

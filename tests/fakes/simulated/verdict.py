@@ -131,7 +131,8 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
     reasons = {
         End.CANCELLED.label: wish.cancelled,
         End.DEADLINE.label: whole_ms is not None or (first_ms is not None and nothing),
-        End.SHED.label: (record.traffic.may_be_shed(wish.request) and nothing) or wish.request.id in record.shut,
+        End.SHED.label: wish.request.id in record.shut
+        or (nothing and (record.traffic.may_be_shed(wish.request) or record.counts["disk full"] > 0)),
         # Who was suspected, and then failed alone twice.
         End.ERROR.label: record.failures(wish.request.id, index) >= _FAILURES_MAX,
     }
