@@ -52,6 +52,10 @@ def on_the_way_to_the_host(desk: Desk) -> bool:
     return on_the_host(desk) and memory is not None and memory.host.pending
 
 
+def being_copied_to_the_host(desk: Desk) -> bool:
+    return on_the_host(desk) and any(plan.swap_out for plan in desk.executor.queued)
+
+
 def on_the_way_back(desk: Desk) -> bool:
     return any(plan.swap_in for plan in desk.executor.queued) and of_state(State.DECODING, 1)(desk)
 
@@ -114,8 +118,9 @@ CASES: list[Case] = [
     ("reset", tight, waits_after_preemption, SMALL, 0),
     ("reset with a step in flight", tiny, waits_with_a_step_in_flight, TINY, 0),
     ("on the host", tight, on_the_host, SMALL, 64),
-    ("on the way to the host", tiny, on_the_way_to_the_host, TINY, 64),
-    ("on the way back from the host", tight, on_the_way_back, SMALL, 64),
+    ("to be copied to the host", tiny, on_the_way_to_the_host, TINY, 64),
+    ("on the way to the host in a step in flight", tight, being_copied_to_the_host, SMALL, 64),
+    ("on the way back from the host in a step in flight", tight, on_the_way_back, SMALL, 64),
 ]
 
 
