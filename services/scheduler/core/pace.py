@@ -12,7 +12,9 @@ from typing import Final
 _KEPT: Final = 1.0 - 1.0 / 96
 # One wait in five may exceed what the margin allows.
 _EXCEED: Final = 0.2
-_STEP: Final = 0.1
+_STEP: Final = 0.05
+# Below one where waits are foretold too long: the pace lags behind while the queue grows or shrinks.
+_MARGIN_MIN: Final = 0.6
 _MARGIN_MAX: Final = 4.0
 _WORTH_NS: Final = 20_000_000
 
@@ -43,7 +45,7 @@ class Pace:
         if foreseen_ns > _WORTH_NS:
             exceeds = waited_ns > self.margin * foreseen_ns
             change = _STEP * (1.0 - _EXCEED) if exceeds else -_STEP * _EXCEED
-            self.margin = min(max(self.margin * math.exp(change), 1.0), _MARGIN_MAX)
+            self.margin = min(max(self.margin * math.exp(change), _MARGIN_MIN), _MARGIN_MAX)
         self.spent_ns *= _KEPT
         self.slots_ns *= _KEPT
         self.requests = self.requests * _KEPT + 1.0

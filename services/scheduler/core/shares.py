@@ -26,7 +26,7 @@ from noria.services.scheduler.core.step_times import StepTimes
 # Of a step, what one request of an isolated pool may take before all others.
 _ISOLATED_PART: Final = 4
 # The steps stay short for so long after the last request of a class that asks for it: the next one finds a short step.
-_REMEMBERED_NS: Final = 10_000_000_000
+_REMEMBERED_NS: Final = 60_000_000_000
 
 
 class Shares:
