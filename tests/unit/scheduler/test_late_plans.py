@@ -127,7 +127,7 @@ def test_steps_stay_short_for_a_while_after_the_last_request_that_asks_for_it() 
     plan = desk.planned()
     assert sum(each.length for each in plan.slices) <= 390
     desk.finish(plan)
-    desk.now_ns += 11_000 * MS
+    desk.now_ns += 61_000 * MS
     assert sum(each.length for each in desk.planned().slices) > 500
 
 
