@@ -211,9 +211,10 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One stream's cache that the executor still holds.
 
-    slot: where, or -1 for one that was swapped out, whose `blocks` are of the host. digest: of its `length` cached token
-    ids (`cache_digest`). output_ids: all output tokens that it knows, those included of which the last scheduler never
-    heard. likelihoods: of the last of them, for streams whose sampling asks for them.
+    slot: where, or -1 for one that was swapped out, whose `blocks` are of the host, or that left its slot a moment ago, of
+    which nothing is cached any more (length 0). digest: of its `length` cached token ids (`cache_digest`). output_ids: all
+    output tokens that it knows, those included of which the last scheduler never heard. likelihoods: of the last of them,
+    for streams whose sampling asks for them.
     """
 
     slot: int

@@ -9,7 +9,7 @@ from noria.services.executor.slots import Occupant, Slots
 
 
 def inventory(slots: Slots) -> Inventory:
-    """List every stream that something is cached of."""
+    """List every stream that something is cached of, or was a moment ago."""
     entries = [
         _in_slot(slots, slot, occupant)
         for slot, occupant in enumerate(slots.occupants)
@@ -20,6 +20,13 @@ def inventory(slots: Slots) -> Inventory:
         ids = [*stashed.ids, *occupant.late]
         if stash.length <= len(ids):
             entries.append(_held(-1, occupant, ids, stashed.prompt, stash.length, stash.blocks))
+    listed = {each.stream for each in entries}
+    # Nothing is cached any more of who has left, but its last tokens may be news.
+    entries += [
+        _held(-1, left.occupant, [*left.ids, *left.occupant.late], left.prompt, 0, ())
+        for left in slots.departures
+        if left.occupant.stream not in listed
+    ]
     return Inventory(slots.epoch, tuple(entries))
 
 

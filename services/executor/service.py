@@ -208,7 +208,7 @@ class ExecutorShell:
 
     def _holds(self) -> bool:
         slots = self._slots
-        return slots is not None and (slots.used() > 0 or len(slots.stashes) > 0)
+        return slots is not None and bool(slots.used() or len(slots.stashes) or len(slots.departures))
 
     def _tell_inventory(self) -> None:
         assert self._slots is not None

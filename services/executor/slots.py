@@ -10,6 +10,7 @@ import numpy as np
 
 from noria.proto.base import Likelihood, Sampling, Stream
 from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
+from noria.services.executor.departures import Departure, Departures
 from noria.services.executor.sampler import PARAMETERS, Floats, Ids, record
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.stashes import Stashed, Stashes
@@ -68,6 +69,7 @@ class Slots:
         self.biased = np.zeros(slots, np.bool_)
         self.min_tokens = np.zeros(slots, np.int64)
         self.stashes = Stashes()
+        self.departures = Departures()
 
     def rest(self) -> None:
         """End the epoch, with everything where it is: no step is under way, what was awaited will not come."""
@@ -77,6 +79,7 @@ class Slots:
     def clear(self) -> None:
         """Empty every slot and end the epoch; only a plan numbered 1 is accepted next."""
         self.alive = False
+        self.departures.clear()
         self.occupants = [None] * self.shape.max_slots
         self.known[:] = 0
         self.total[:] = 0
@@ -104,15 +107,21 @@ class Slots:
         for stash in plan.stash:
             self._stash(stash)
         for slot in plan.release:
-            if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
-                raise IllegalPlanError(f"slot {slot} is released but not filled")
-            self.occupants[slot] = None
+            self._release(slot)
         for fill in plan.fill:
             self._fill(fill)
         for grow in plan.grow:
             self._grow(grow)
         for replace in plan.replace:
             self._replace(replace)
+
+    def _release(self, slot: int) -> None:
+        occupant = self.occupants[slot] if 0 <= slot < self.shape.max_slots else None
+        if occupant is None:
+            raise IllegalPlanError(f"slot {slot} is released but not filled")
+        ids, prompt = self.tokens[slot, : self.known[slot]].tolist(), int(self.prompt[slot])
+        self.departures.add(Departure(occupant, ids, prompt, self.number))
+        self.occupants[slot] = None
 
     def record(self, slot: int, occupant: Occupant, token: int) -> None:
         """Note the value of a slot's oldest pending token; if the slot has another occupant by now, with its own."""

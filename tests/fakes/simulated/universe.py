@@ -40,7 +40,6 @@ from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 from noria.services.admission.service import AdmissionService
-from noria.services.scheduler.core.request import State
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Shell
 from noria.shared.config import RuntimeSettings
@@ -109,7 +108,6 @@ class Universe:
         # What is told while the disk is full is not on record, so that nobody could go on from there.
         mortal = tuple(stack.PEERS) if self.journal and not self.chance.full_disks else MORTAL
         self.people: list[Person] = []
-        self.drained: set[Stream] = set()
         self.record = Record(self.traffic)
         self.counts = self.record.counts
         tell, counts = self.trace.tell, self.counts
@@ -152,8 +150,7 @@ class Universe:
         assert isinstance(shell, SimulatedExecutor)
         again = Counter[Stream]()
         for (stream, _), count in shell.computations.items():
-            if stream not in self.drained:
-                again[stream] += count - 1
+            again[stream] += count - 1
         return dict(+again)
 
     def state(self) -> dict[str, object]:
@@ -236,10 +233,6 @@ class Universe:
         self._count_board(life)
         if isinstance(life.shell, SimulatedExecutor):
             life.shell.close()
-        if isinstance(life.shell, SchedulerService):
-            # Their slots are empty already, so that nobody can say any more what their last step made.
-            requests = life.shell._core.board.requests.values()
-            self.drained.update(each.stream for each in requests if each.state is State.DRAINING)
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:

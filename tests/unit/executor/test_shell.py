@@ -25,6 +25,7 @@ from noria.proto.execution import (
 )
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch
+from noria.services.executor.departures import PLANS_KEPT
 from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
 from noria.services.executor.service import HANG_S, ExecutorShell
@@ -113,8 +114,7 @@ class Bench:
         self.shell.receive(Service.SCHEDULER, header, plan)
 
     def open(self, epoch: int) -> None:
-        filled = Fill(0, Stream(1, 0), 0, (1, 2, 3), (), Sampling(temperature=0.0), (), ((5, 6),))
-        self.plan(epoch, 1, slices=(Slice(0, 0, 3, False, True),), fill=(filled,))
+        self.plan(epoch, 1, slices=(Slice(0, 0, 3, False, True),), fill=(filled(1),))
 
     def turn(self, failure: Failure | None = None) -> list[msgspec.Struct]:
         """Advance, compute one batch, advance; what was sent."""
@@ -124,6 +124,11 @@ class Bench:
             self.lane.turn(failure)
         self.shell.advance(0)
         return list(self.letters.sent)
+
+
+def filled(request: int) -> Fill:
+    """A stream in the first slot."""
+    return Fill(0, Stream(request, 0), 0, (1, 2, 3), (), Sampling(temperature=0.0), (), ((5, 6),))
 
 
 def test_geometry_is_told_once_the_model_is_loaded_and_to_each_new_scheduler() -> None:
@@ -269,6 +274,31 @@ def test_nothing_is_held_after_a_step_that_failed_while_nobody_listened() -> Non
     bench.shell.advance(0)
     bench.shell.joined(Service.SCHEDULER)
     assert bench.turn(Failure.ERROR) == [Inventory(1, ())]
+
+
+def test_a_stream_that_has_left_its_slot_is_told_with_the_token_that_came_after() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
+    bench.plan(1, 3, release=(0,))
+    bench.turn()  # now the third plan has released the slot, and the second step is under way
+    bench.shell.joined(Service.SCHEDULER)
+    told = [each for _ in range(3) for each in bench.turn()]
+    assert told == [Inventory(1, (Held(-1, Stream(1, 0), 0, cache_digest(()), 0, (), (9, 9)),))]
+
+
+def test_a_stream_that_left_its_slot_long_ago_is_forgotten() -> None:
+    bench = Bench()
+    bench.open(1)
+    for number in range(2, PLANS_KEPT + 4):
+        bench.turn()
+        bench.plan(1, number, release=(0,), fill=(filled(number),))
+    while bench.lane.batches or bench.shell.snapshot()["queued_plans"]:
+        bench.turn()
+    bench.shell.joined(Service.SCHEDULER)
+    (inventory,) = bench.turn()
+    assert isinstance(inventory, Inventory)
+    assert len(inventory.entries) == PLANS_KEPT
 
 
 def test_what_was_swapped_out_is_told_with_what_was_sampled_after_it_had_left_its_slot() -> None:
