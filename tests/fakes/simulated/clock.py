@@ -19,6 +19,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * SECOND
+        self.sleep: Callable[[float], None]
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -57,6 +58,7 @@ class Agenda:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        clock.sleep = self.sleep
         self._count = 0
         self._entries: list[tuple[int, int, Callable[[], None]]] = []
 
@@ -77,6 +79,13 @@ class Agenda:
         self._clock.now_ns = at_ns
         action()
         return True
+
+    def sleep(self, duration_s: float) -> None:
+        """Somebody sleeps in the middle of a turn: everybody else goes on meanwhile."""
+        until_ns = self._clock.now_ns + int(duration_s * SECOND)
+        while self._entries and self._entries[0][0] <= until_ns:
+            self.step()
+        self._clock.now_ns = max(self._clock.now_ns, until_ns)
 
 
 @contextlib.contextmanager

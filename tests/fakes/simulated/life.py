@@ -94,6 +94,7 @@ class Life(Owner):
         self._agenda = agenda
         self._clock = clock
         self._turn_ns: int | None = None
+        self._closing = False
         self.mailbox: Mailbox
         self.actor: SimulatedActor
         self.shell: Shell
@@ -150,18 +151,19 @@ class Life(Owner):
 
     def _close(self) -> None:
         """The loop has ended: the shell closes, and may be killed while it does."""
+        self._closing = True
         with contextlib.suppress(Died):
             self.shell.close()
         self.die()
 
     def _turn_at(self, at_ns: int) -> None:
         at_ns = max(at_ns, self.paused_until_ns)
-        if self.alive and (self._turn_ns is None or at_ns < self._turn_ns):
+        if self.alive and not self._closing and (self._turn_ns is None or at_ns < self._turn_ns):
             self._turn_ns = at_ns
             self._agenda.at(at_ns, lambda: self._turn(at_ns))
 
     def _turn(self, at_ns: int) -> None:
-        if not self.alive or self._turn_ns != at_ns:
+        if not self.alive or self._closing or self._turn_ns != at_ns:
             return
         self._turn_ns = None
         if self._clock.now_ns < self.paused_until_ns:
