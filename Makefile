@@ -68,7 +68,12 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
-verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails
+verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails, of wrong input, and of 100,000 requests
+	$(BIN)/python -m pytest --timeout 3600 tests/e2e/test_fuzz.py --rounds 20 --seed 1
+	$(BIN)/python -m pytest --timeout 3600 tests/e2e/test_fuzz.py --rounds 20 --seed 2
+	$(BIN)/python -m pytest --timeout 1800 tests/e2e/test_gateway_death.py tests/e2e/test_backpressure.py
+	$(BIN)/python -m pytest --timeout 1800 -m "slow or not slow" tests/stack/test_compose.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/flatness.py
 	PYTHONPATH=tests $(BIN)/python -m chaos --blows 100
 	PYTHONPATH=tests $(BIN)/python -m chaos --streams 256 --http 0 --alone --victims scheduler detokenizer admission --blows 9 --gap 4 6
 	PYTHONPATH=tests $(BIN)/python -m fakes.simulated --seeds $(SEEDS)

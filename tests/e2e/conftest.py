@@ -26,3 +26,12 @@ def tiny(tiny_model: Path) -> Iterator[Stack]:
         str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def narrow(tiny_model: Path) -> Iterator[Stack]:
+    """A tiny random model with few places and a short queue; its gateway may be killed."""
+    with stack(
+        str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "8", "--max-queue-size", "16"
+    ) as running:
+        yield running

@@ -183,6 +183,7 @@ class Admission:
             "orphans": len(books.orphans),
             "unread": len(books.unread),
             "timers": self._patience.timers,
+            "awaited": books.accounts.awaited,
             "clients": len(books.delivery.clients),
             "answers_overflowed": books.delivery.overflowed,
             "waiting_for": books.waiting_for(),

@@ -1,0 +1,119 @@
+"""Readers that do not read, and more requests than there is room for: memory stays bounded and nobody else waits."""
+
+import asyncio
+import json
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e.harness import Stack, wait_until
+
+from noria.client import AsyncClient, Refused
+from noria.proto.base import Header, Sampling
+from noria.proto.frontdoor import Generate
+from noria.proto.wire import Codec, every_kind
+
+READERS = 12
+# Some 400 bytes a token on the wire: four such streams are 2 MB, more than socket buffers hold.
+WORDY = {"prompt": "go on", "max_tokens": 1200, "ignore_eos": True, "stream": True, "logprobs": 5}
+GROWTH_MIB_MAX = 96
+
+
+def memory_mib(pid: int) -> float:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) / 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+
+
+def deaf_over_http(running: Stack) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.settimeout(20)
+    connection.connect(("127.0.0.1", running.port))
+    body = json.dumps(WORDY).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+def test_stalled_readers_hold_bounded_memory_and_nobody_up(narrow: Stack) -> None:
+    import zmq
+
+    pids = narrow.pids()
+    watched = {name: pids[name] for name in ("gateway", "admission", "detokenizer", "scheduler")}
+    before = {name: memory_mib(pid) for name, pid in watched.items()}
+    codec = Codec(every_kind())
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    readers = []
+    deaf = context.socket(zmq.DEALER)
+    deaf.setsockopt(zmq.LINGER, 0)
+    deaf.setsockopt(zmq.RCVHWM, 1)
+    deaf.setsockopt(zmq.ROUTING_ID, b"client-deaf")
+    deaf.connect(narrow.endpoint)
+    try:
+        for number in range(READERS):
+            readers.append(deaf_over_http(narrow))
+            sampling = Sampling(max_tokens=1200, ignore_eos=True, logprobs=5)
+            body = Generate(f"deaf-{number}", prompt="go on", sampling=sampling)
+            deaf.send_multipart(codec.encode(Header("Generate", "client-deaf", 5, 0, number + 1), body))
+        asked = time.monotonic()
+        narrow_answer = httpx.post(
+            f"{narrow.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=90, trust_env=False
+        )
+        assert narrow_answer.status_code in (200, 503)
+        assert time.monotonic() - asked < 90
+        wait_until(lambda: narrow.state()["scheduler"]["running"] == 0, 120, "what nobody reads is computed to its end")
+        grown = {name: memory_mib(pid) - before[name] for name, pid in watched.items()}
+        assert not {name: mib for name, mib in grown.items() if mib > GROWTH_MIB_MAX}, grown
+        quick = httpx.post(
+            f"{narrow.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=30, trust_env=False
+        )
+        assert quick.status_code == 200
+    finally:
+        for each in readers:
+            each.close()
+        context.destroy(0)
+    narrow.wait_idle(60)
+
+
+def test_a_full_queue_is_an_answer_at_both_doors_and_what_was_accepted_is_served(narrow: Stack) -> None:
+    async def run() -> tuple[list[int], list[str]]:
+        body = {"prompt": "go on", "max_tokens": 150, "ignore_eos": True}
+        async with (
+            httpx.AsyncClient(base_url=narrow.url, timeout=90, trust_env=False) as http,
+            AsyncClient(narrow.endpoint) as client,
+        ):
+
+            async def over_http() -> int:
+                response = await http.post("/v1/completions", json=body)
+                if response.status_code == 503:
+                    assert response.json()["error"]["code"] == "overloaded"
+                    assert int(response.headers["retry-after"]) >= 1
+                return response.status_code
+
+            async def over_zeromq() -> str:
+                try:
+                    return (await client.complete("go on", max_tokens=150, ignore_eos=True)).finish_reason
+                except Refused as error:
+                    return error.code.value if error.retry_after_ms else "refused without a time"
+
+            both = await asyncio.gather(
+                asyncio.gather(*(over_http() for _ in range(40))), asyncio.gather(*(over_zeromq() for _ in range(40)))
+            )
+            return both[0], both[1]
+
+    statuses, ends = asyncio.run(run())
+    assert set(statuses) <= {200, 503} and set(ends) <= {"length", "overloaded"}
+    assert statuses.count(503) + ends.count("overloaded") > 0
+    assert statuses.count(200) + ends.count("length") >= 16
+    narrow.wait_idle(60)
+
+
+@pytest.mark.parametrize("door", ["gateway", "admission"])
+def test_afterwards_nothing_is_kept(narrow: Stack, door: str) -> None:
+    state = narrow.state()[door]
+    assert not any(
+        state.get(key) for key in ("open_responses", "requests", "streams", "attachments", "orphans", "unread")
+    )

@@ -1,0 +1,112 @@
+"""A gateway is killed under its readers: named streams go on where they broke off, and nothing accepted is lost."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from e2e.harness import Stack, wait_until
+
+LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def running(narrow: Stack) -> Iterator[Stack]:
+    yield narrow
+    narrow.wait_idle()
+
+
+@pytest.fixture
+def http(running: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(running: Stack) -> str:
+    answer = httpx.post(f"{running.url}/v1/completions", json=LONG, timeout=60, trust_env=False).json()
+    text = answer["choices"][0]["text"]
+    assert isinstance(text, str) and len(text) > 100
+    return text
+
+
+def kill_gateway(running: Stack) -> None:
+    """As by the kernel; returns when there is another."""
+    before = running.pids()["gateway"]
+    os.kill(before, signal.SIGKILL)
+
+    wait_until(lambda: succeeded(running, before), 60, "another gateway")
+
+
+def succeeded(running: Stack, former: int) -> bool:
+    """Whether another gateway serves."""
+    with contextlib.suppress(OSError):
+        return running.get("/ready")[0] == 200 and running.pids()["gateway"] != former
+    return False
+
+
+def read(http: httpx.Client, headers: dict[str, str], begun: Callable[[], None] | None = None) -> tuple[str, str, bool]:
+    """Text, last event id, and whether the end came; calls `begun` once there are 40 characters. It may break."""
+    text, last, done = "", "", False
+    request: dict[str, Any] = {"json": {**LONG, "stream": True}, "headers": headers}
+    with (
+        contextlib.suppress(httpx.TransportError),
+        http.stream("POST", "/v1/completions", **request) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                last = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                text += "".join(choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"])
+            done = done or line == "data: [DONE]"
+            if len(text) >= 40 and begun is not None:
+                begun()
+                begun = None
+    return text, last, done
+
+
+def test_a_stream_whose_gateway_is_killed_goes_on_where_it_broke_off(
+    running: Stack, http: httpx.Client, undisturbed: str
+) -> None:
+    gateway = running.pids()["gateway"]
+    headers = {"x-request-id": "survivor"}
+    first, last, done = read(http, headers, lambda: os.kill(gateway, signal.SIGKILL))
+    assert not done and 40 <= len(first) < len(undisturbed)
+    wait_until(lambda: succeeded(running, gateway), 60, "another gateway")
+    rest, _, done = read(http, {**headers, "last-event-id": last})
+    assert done
+    assert first + rest == undisturbed
+
+
+def test_a_background_request_outlives_its_gateway(running: Stack, http: httpx.Client, undisturbed: str) -> None:
+    made = http.post("/v1/completions", json=LONG, headers={"x-noria-background": "true"})
+    assert made.status_code == 202
+    kill_gateway(running)
+    answer: dict[str, Any] = {}
+
+    def completed() -> bool:
+        nonlocal answer
+        answer = http.get(made.headers["location"]).json()
+        return answer["status"] == "completed"
+
+    wait_until(completed, 60, "completed")
+    assert answer["choices"][0]["text"] == undisturbed
+
+
+@pytest.mark.slow
+def test_a_whole_answer_is_asked_for_again_by_its_name(running: Stack, http: httpx.Client, undisturbed: str) -> None:
+    accepted = running.state()["admission"]["totals"]["accepted"]
+    headers = {"idempotency-key": "again"}
+    started = time.monotonic()
+    with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}, headers=headers):
+        kill_gateway(running)
+    assert time.monotonic() - started < 60
+    text, _, done = read(http, headers)
+    assert done and text == undisturbed
+    assert running.state()["admission"]["totals"]["accepted"] == accepted + 1
