@@ -48,6 +48,7 @@ from noria.shared.telemetry import Telemetry
 _PATIENCE_NS: Final = 60 * SECOND
 _HANG_NOTICED_NS: Final = 400 * MILLISECOND
 _JOURNALS: Final = 0.8
+_LOOK_AGAIN_NS: Final = 20 * MILLISECOND
 _EVENTS_MAX: Final = 400_000
 MORTAL: Final = (Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
 _COUNTED: Final = (
@@ -274,12 +275,16 @@ class Universe:
         """A stream begins a new attempt: what was emitted of it is void, though it will be the same again."""
         life = self.lives[Service.ADMISSION]
         streams = [pair for pair in self._books().unfinished() if pair[1].ids] if life.alive else []
-        if streams and not self.fate.still:
-            self.counts["new attempt"] += 1
-            request, choice = self.random.choice(streams)
-            self.trace.tell("ledger", f"begins {choice.stream} again")
-            begin_again(self._books(), request, choice)
-            life.wake()
+        if self.fate.still:
+            return
+        if not streams:
+            self.agenda.after(_LOOK_AGAIN_NS, self._begin_again)
+            return
+        self.counts["new attempt"] += 1
+        request, choice = self.random.choice(streams)
+        self.trace.tell("ledger", f"begins {choice.stream} again")
+        begin_again(self._books(), request, choice)
+        life.wake()
 
     def _invite(self) -> None:
         requests = []

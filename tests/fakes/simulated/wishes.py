@@ -85,6 +85,7 @@ def draw_request(draw: random.Random, chance: Chance, traffic: Traffic, name: st
         ttl_first_ms=draw.choice([5, 60]) if chance.happens(chance.deadlines) else None,
         keep=draw.random() < 0.1,
         background=draw.random() < 0.1,
+        grace_ms=draw.choice([None, None, None, 3_000]),
     )
     if draw.random() < 0.3:
         prompt = "".join(draw.choice(TEXTS) for _ in range(draw.randint(1, 3)))
