@@ -143,6 +143,9 @@ class Detokenizer:
         new = run.ids[len(held.ids) - run.start :]
         end = End(run.end) if run.end else None
         if not new and end is None:
+            if held.opening.stop:
+                # A scheduler that tells what is known here does not know how far this is, and may wait to hear it.
+                self._seen[run.stream] = None
             return
         held.cached_tokens = run.cached_tokens or held.cached_tokens
         held.queue_us = run.queue_us or held.queue_us

@@ -365,6 +365,15 @@ def test_progress_is_told_for_streams_with_stop_strings_alone() -> None:
     assert core.collect().seen == ()
 
 
+def test_a_scheduler_that_tells_what_is_known_is_told_how_far_the_stream_is() -> None:
+    core = opened(stop=("zz",))
+    core.apply(tokens("abc"))
+    core.collect()
+    core.apply(tokens("b", 1))
+    core.check()
+    assert core.collect() == News(seen=(Gap(S, 3),))
+
+
 def test_one_turn_merges_the_news_of_a_stream_and_keeps_streams_apart() -> None:
     core = Detokenizer(LETTERS)
     streams = [Stream(1, choice) for choice in range(3)]
