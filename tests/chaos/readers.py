@@ -78,9 +78,10 @@ class Crowd:
             elif http is not None:
                 await self._http(http, name, answer)
             answer.ended_s = time.time()
-            self._judge(answer)
+            self.judge(answer)
 
-    def _judge(self, answer: Answer) -> None:
+    def judge(self, answer: Answer) -> None:
+        """Compare it with what is expected."""
         expected = self._expected.get(answer.question)
         if answer.failure or expected is None:
             return
