@@ -20,14 +20,13 @@ from noria.services.supervisor.core import events, stack
 from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
 from noria.services.supervisor.metrics import StackMetrics
 from noria.services.supervisor.processes import Processes
+from noria.services.supervisor.rereading import Rereading
 from noria.shared.actor import Actor
 from noria.shared.config import Config
-from noria.shared.config_sources import write
 from noria.shared.endpoints import split_address
 from noria.shared.errors import UserError
 from noria.shared.listener import INHERITED, listen
 from noria.shared.log import logger
-from noria.shared.process import reload
 from noria.shared.telemetry import Telemetry
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
@@ -51,16 +50,13 @@ class Supervisor:
     ) -> None:
         self._listener = listener
         self._config = config
-        self._original = original
-        self._config_path = config_path
         self._actor = actor
         self._stack = stack.Stack(config.limits)
         self._processes = Processes(config.folder, config_path, command, self._watch, actor.unwatch)
         self._heard: dict[Service, int] = {}
         self._stops_asked = 0
         self._on_terminal = sys.stderr.isatty()
-        self._to_reload: set[Service] = set()
-        actor.on_hang_up(self._reload)
+        self._rereading = Rereading(original, config.children, config_path, self._processes, actor)
         self._started_ns = time.monotonic_ns()
         self._metrics = StackMetrics(self._ready)
         telemetry.add(self._metrics)
@@ -102,7 +98,7 @@ class Supervisor:
             self._apply(events.StopAsked(now_ns))
         self._collect(now_ns)
         self._hear(now_ns)
-        self._pass_reload_on()
+        self._rereading.advance()
         self._apply(events.Ticked(now_ns))
         return self._stack.wanted_ns()
 
@@ -168,7 +164,7 @@ class Supervisor:
             return False
         _LOG.info("service adopted", child=service.value, pid=pid)
         self._heard.pop(service, None)
-        self._to_reload.add(service)
+        self._rereading.adopted(service)
         self._apply(events.Adopted(service, pid, now_ns))
         return True
 
@@ -198,7 +194,7 @@ class Supervisor:
     def _spawn(self, service: Service) -> None:
         pid = self._processes.spawn(service, *self._door_of(service))
         self._heard.pop(service, None)
-        self._to_reload.discard(service)
+        self._rereading.started(service)
         self._metrics.started(service)
         _LOG.info("service spawned", child=service.value, pid=pid)
         self._apply(events.Spawned(service, pid, time.monotonic_ns()))
@@ -253,25 +249,6 @@ class Supervisor:
         return {Service.SUPERVISOR: os.getpid()} | {
             service: child.pid for service, child in self._stack.children.items()
         }
-
-    def _reload(self) -> None:
-        reload(Service.SUPERVISOR, self._original, self._take_policy)
-
-    def _take_policy(self, config: Config) -> None:
-        children = msgspec.structs.replace(self._config.children, classes=config.classes, tenants=config.tenants)
-        self._config = msgspec.structs.replace(self._config, children=children)
-        write(children, self._config_path)
-        self._to_reload = set(self._processes.of)
-
-    def _pass_reload_on(self) -> None:
-        """Have children read their file again; one that has not greeted yet may not listen to signals."""
-        for service in list(self._to_reload):
-            child, link = self._processes.of.get(service), self._actor.mailbox.links[service]
-            if child is None:
-                self._to_reload.discard(service)
-            elif link.joined and link.pid == child.pid:
-                self._to_reload.discard(service)
-                child.send(signal.SIGHUP)
 
     def _hang_up(self) -> None:
         if not self._on_terminal or sys.stderr.isatty():
