@@ -26,6 +26,7 @@ from noria.shared.config import Config
 from noria.shared.endpoints import split_address
 from noria.shared.errors import UserError
 from noria.shared.listener import INHERITED, listen
+from noria.shared.locks import living_holder
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
@@ -236,6 +237,14 @@ class Supervisor:
             if self._heard.get(service) != link.last_heard_ns:
                 self._heard[service] = link.last_heard_ns
                 self._apply(events.Heard(service, link.state, link.progress, link.busy, link.expected_us, now_ns))
+        for service, process in self._processes.of.items():
+            # One that has taken its lock has only to open its mailbox: from then on its silence counts.
+            if self._stack.children[service].heard_ns is None and self._holds_its_lock(service, process.pid):
+                self._apply(events.Heard(service, State.STARTING, 0, busy=True, expected_us=0, now_ns=now_ns))
+
+    def _holds_its_lock(self, service: Service, pid: int) -> bool:
+        holder = living_holder(self._config.folder, service.value)
+        return holder is not None and holder.pid == pid
 
     def _watch(self, descriptor: int) -> None:
         # Its end is seen by `collect` in the turn that this begins.

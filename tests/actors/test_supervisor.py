@@ -164,6 +164,13 @@ def test_a_child_that_hangs_is_killed_and_started_again(folder: Path) -> None:
         assert {name for name, pid in stack.spawned().items() if pid != before[name]} == {"detokenizer"}
 
 
+def test_a_child_that_hangs_before_it_says_anything_is_not_waited_for_as_long_as_a_start_may_take(folder: Path) -> None:
+    with supervised(folder, "detokenizer=mute", hang_timeout_s=0.5, restart_pause_s=0.05) as stack:
+        assert stack.process.wait(30) == 1, stack.text()
+        assert "noria: detokenizer died 3 times in a row" in stack.text()
+        assert "gave no sign of life for" in stack.text()
+
+
 def test_an_executor_that_works_without_an_end_is_killed_and_started_again(folder: Path) -> None:
     with supervised(folder, "executor=stuck", hang_timeout_s=0.5) as stack:
         before = stack.ready().spawned()

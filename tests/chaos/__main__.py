@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--http", type=int, default=8, help="how many of the streams are read over HTTP")
     parser.add_argument("--gap", type=float, nargs=2, default=(1.0, 2.0), help="seconds from one blow to the next")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which nothing more is killed")
     parser.add_argument("--victims", nargs="+", choices=SERVICES, default=list(SERVICES))
     parser.add_argument("--alone", action="store_true", help="one service after the other, nothing else")
     parser.add_argument("--tokens", type=int, nargs=2, default=(200, 800), help="length of answers")
@@ -31,7 +32,7 @@ def main() -> int:
         wish = Wish(
             model=model, seed=asked.seed, blows=asked.blows, streams=asked.streams, http=asked.http,
             gap_s=tuple(asked.gap), victims=tuple(asked.victims), alone=asked.alone, tokens=tuple(asked.tokens),
-            log=asked.keep_log,
+            limit_s=asked.limit, log=asked.keep_log,
         )  # fmt: skip
         found = asyncio.run(run(wish))
     print(found.table())

@@ -33,10 +33,13 @@ class Killer:
         self.failure = ""
         self._stack = stack
 
-    async def strike(self, blows: Iterable[Blow]) -> None:
-        """All of them, one after the other. What cannot be brought back ends it, and is told in `failure`."""
+    async def strike(self, blows: Iterable[Blow], limit_s: float) -> None:
+        """All of them, one after the other, until the time is over. What cannot be brought back is told in `failure`."""
+        until_s = time.monotonic() + limit_s
         for blow in blows:
             await asyncio.sleep(blow.after_s)
+            if time.monotonic() > until_s:
+                return
             try:
                 await self._strike(blow)
             except TimeoutError as error:

@@ -37,6 +37,7 @@ class Wish:
     victims: tuple[str, ...] = SERVICES
     alone: bool = False
     tokens: tuple[int, int] = (200, 800)
+    limit_s: float = 3600.0
     log: Path | None = None
     chosen: tuple[Blow, ...] = ()
 
@@ -69,7 +70,7 @@ async def _under_blows(wish: Wish, stack: Stack) -> Report:
         crowd.read_http(wish.http, lambda: striking),
     )
     drawn = blows(wish.seed, wish.blows, wish.gap_s, wish.victims, alone=wish.alone)
-    await killer.strike(wish.chosen or drawn)
+    await killer.strike(wish.chosen or drawn, wish.limit_s)
     striking = False
     try:
         await asyncio.wait_for(readers, _LAST_S)

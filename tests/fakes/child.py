@@ -1,7 +1,7 @@
 """A stand-in for any service: greets, reports ready, and misbehaves on request.
 
 `python child.py MODULE --config FILE`; the variable CHILD_MISBEHAVIOUR says `SERVICE=what`: exit2, bug (raises), deaf
-(ignores SIGTERM), slow (never ready) or stuck (busy without progress).
+(ignores SIGTERM), slow (never ready), mute (never greets) or stuck (busy without progress).
 """
 
 import os
@@ -60,6 +60,8 @@ class Child:
 
 def start(config: Config) -> int:
     def build(actor: Actor, telemetry: object) -> Child:
+        if WHAT == "mute":
+            time.sleep(1000)
         if WHAT == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return Child()
