@@ -26,7 +26,7 @@ KERNELS := services/executor/native/_kernels.so
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-speed verify-survive simulate chaos clean
+.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-see verify-speed verify-survive simulate chaos clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -84,6 +84,12 @@ verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replay
 	$(BIN)/python benchmarks/flood.py
 	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
+
+verify-see: $(VENV)/.stamp-dev ## Look at the console in Chromium, scrape with Prometheus, measure what watching costs
+	@command -v chromium >/dev/null && command -v prometheus >/dev/null || echo "make: without chromium and prometheus (apt install chromium prometheus) their tests are skipped" >&2
+	$(BIN)/noria models pull smollm2
+	$(BIN)/python -m pytest --timeout 600 tests/e2e/test_console.py tests/e2e/test_traces.py tests/stack/test_observability.py
+	$(BIN)/python benchmarks/watching.py
 
 verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by side, measure int8; WORKLOADS=FOLDER
 	@test -d "$(WORKLOADS)" || { echo "make: name the folder of the workload files: WORKLOADS=..." >&2; exit 1; }

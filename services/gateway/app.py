@@ -38,11 +38,12 @@ Understand = Callable[[bytes, Headers, int], Work]
 
 
 class Traffic(msgspec.Struct):
-    """Counts of generation requests, for the snapshot, and whether no more are wanted."""
+    """Counts of generation requests, for the snapshot, and whether no more are wanted. leaving: consoles are to be let go."""
 
     open: int = 0
     served: int = 0
     draining: bool = False
+    leaving: bool = False
 
 
 class Generations:
@@ -259,7 +260,7 @@ def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traf
         Route(f"{PATH}/cancel", background, methods=["POST"]),
         *Pages(client, config, operators, traffic).routes(),
         *Scraping(client, config, operators).routes(),
-        *Console(config, operators, metrics).routes(),
+        *Console(config, operators, metrics, lambda: traffic.leaving).routes(),
     ]
     handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}
     app = Starlette(routes=routes, exception_handlers=handlers)

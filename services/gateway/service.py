@@ -86,7 +86,7 @@ class GatewayShell:
 
         After a drain they have had their time. Without one, somebody else may take this gateway's place meanwhile.
         """
-        self._leaving = True
+        self._leaving = self._traffic.leaving = True
         if self._server is not None:
             if self._draining:
                 self._server.config.timeout_graceful_shutdown = _LAST_WORDS_S

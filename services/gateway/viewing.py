@@ -5,6 +5,7 @@ tenants. Everything comes from this server: the page works where there is no oth
 """
 
 import asyncio
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Final
@@ -43,11 +44,13 @@ _FEED_HEADERS: Final = (
 class Console:
     """The page, its parts, its feed, and the life of a request."""
 
-    def __init__(self, config: GatewayConfig, operators: Operators, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, config: GatewayConfig, operators: Operators, metrics: HttpMetrics, leaving: Callable[[], bool]
+    ) -> None:
         self._config = config
         self._operators = operators
         self._metrics = metrics
-        self._watch = Watch(config.runtime)
+        self._watch = Watch(config.runtime, leaving)
         self._files = {each.name: each.read_bytes() for each in files(__package__).joinpath("console").iterdir()}
 
     def routes(self) -> list[Route]:
@@ -100,7 +103,7 @@ class Console:
 
 
 class Feed:
-    """Events for one console, for as long as it reads them."""
+    """Events for one console, for as long as it reads them and the gateway stays."""
 
     def __init__(self, watch: Watch, operators: Operators, metrics: HttpMetrics) -> None:
         self._watch = watch
@@ -124,9 +127,10 @@ class Feed:
         async with self._watch.watching() as watcher:
             self._metrics.watchers = len(self._watch.watchers)
             await send({"type": "http.response.start", "status": 200, "headers": list(_FEED_HEADERS)})
-            while True:
+            while not watcher.over:
                 try:
                     event = await asyncio.wait_for(watcher.next(), _KEEP_ALIVE_S)
                 except TimeoutError:
                     event = b": still here\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

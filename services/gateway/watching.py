@@ -7,7 +7,7 @@ took. What is told goes to each console's bounded queue; one that does not read 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -34,10 +34,11 @@ class Live(msgspec.Struct, frozen=True):
 
 
 class Watcher:
-    """One console's queue of events; missed: how many it did not read in time."""
+    """One console's queue of events; missed: how many it did not read in time. over: there will be no more."""
 
     def __init__(self) -> None:
         self.missed = 0
+        self.over = False
         self._events: deque[bytes] = deque()
         self._ready = asyncio.Event()
 
@@ -49,18 +50,26 @@ class Watcher:
         self._events.append(event)
         self._ready.set()
 
+    def end(self) -> None:
+        """Tell nothing more."""
+        self.over = True
+        self._ready.set()
+
     async def next(self) -> bytes:
-        """The next event, waiting for it."""
+        """The next event, waiting for it; empty when there are no more."""
         while not self._events:
+            if self.over:
+                return b""
             self._ready.clear()
             await self._ready.wait()
         return self._events.popleft()
 
 
 class Watch:
-    """Asks while somebody watches."""
+    """Asks while somebody watches. leaving: whether the gateway is about to stop, so that nobody may hold it up."""
 
-    def __init__(self, runtime: RuntimeSettings) -> None:
+    def __init__(self, runtime: RuntimeSettings, leaving: Callable[[], bool]) -> None:
+        self._leaving = leaving
         self.watchers: set[Watcher] = set()
         self._runtime = runtime
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +93,7 @@ class Watch:
         inspector, latency = Inspector(self._runtime), Latency()
         since, tick, due_s = "", 0, time.monotonic()
         try:
-            while self.watchers:
+            while self.watchers and not self._leaving():
                 if self._fresh:
                     since, self._fresh = "", False
                 live = await asyncio.to_thread(_look, inspector, since)
@@ -99,7 +108,10 @@ class Watch:
         finally:
             self._task = None
             inspector.close()
-            if self.watchers:  # somebody came at the last moment
+            if self._leaving():
+                for watcher in self.watchers:
+                    watcher.end()
+            elif self.watchers:  # somebody came at the last moment
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _survey(self, inspector: Inspector, latency: Latency) -> bytes:

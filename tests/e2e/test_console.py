@@ -32,7 +32,7 @@ def watched(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "".join(f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{more}\n' for name, more in TENANTS.items())
     )
     small = ("--max-requests-per-batch", "16", "--num-blocks", "140", "--max-model-tokens", "2048")
-    environment = {"OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "NORIA_RUNTIME_DRAIN_TIMEOUT_S": "1"}
     with stack(str(tiny_model), "--config", str(file), *small, environment=environment, api_key="root") as running:
         yield running
 
@@ -163,6 +163,7 @@ def test_a_request_is_shown_with_its_stages_and_in_words(watched: Stack) -> None
     assert answer["why"][-1].endswith("ended: length, after 3 tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here; `apt install chromium` brings one")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
@@ -201,6 +202,7 @@ def test_a_browser_clicks_through_the_console_under_load(
         page.screenshot(tmp_path / "console.png")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here; `apt install chromium` brings one")
 def test_a_long_history_is_bounded_and_stays_smooth(watched: Stack) -> None:
     assert BROWSER is not None
