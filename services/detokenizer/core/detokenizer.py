@@ -178,11 +178,13 @@ class Detokenizer:
             # Admission opens again what is open: it lacks whatever is beyond its own ids.
             held.catch_up(known, opening.characters)
         else:
+            # Tokens may have come while it was not open here, or open as an attempt that had ended: they were dropped.
+            missed = held is not None or stream in self._ended or stream in self._unknown
             held = self._streams[stream] = StreamText(opening, self._vocabulary)
             self._ended.pop(stream, None)
             self._report_unknown.pop(stream, None)
             self._asked.pop(stream, None)
-            if opening.output_ids or stream in self._unknown:
+            if opening.output_ids or missed:
                 self._asked[stream] = 0
                 self._ask[stream] = None
             self._unknown.pop(stream, None)

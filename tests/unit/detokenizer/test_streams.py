@@ -374,6 +374,25 @@ def test_a_scheduler_that_tells_what_is_known_is_told_how_far_the_stream_is() ->
     assert core.collect() == News(seen=(Gap(S, 3),))
 
 
+def test_what_comes_for_a_stream_that_was_taken_for_ended_is_asked_for_when_it_is_opened_again() -> None:
+    core = opened()
+    core.apply(Ended((S,)))
+    core.apply(tokens("ab"))
+    core.apply(Open((Opening(S, 0, ()),)))
+    core.check()
+    assert core.collect() == News(gaps=(Gap(S, 0),))
+
+
+def test_what_comes_of_a_new_attempt_before_it_is_opened_is_asked_for_when_the_last_one_has_ended() -> None:
+    core = opened()
+    core.apply(tokens("ab", end=End.LENGTH))
+    core.apply(tokens("ab", attempt=1))
+    core.collect()
+    core.apply(Open((Opening(S, 1, ()),)))
+    core.check()
+    assert core.collect() == News(gaps=(Gap(S, 0),))
+
+
 def test_one_turn_merges_the_news_of_a_stream_and_keeps_streams_apart() -> None:
     core = Detokenizer(LETTERS)
     streams = [Stream(1, choice) for choice in range(3)]
