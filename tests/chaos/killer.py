@@ -54,6 +54,9 @@ class Killer:
                 self._note(blow)
                 for pid in before.values():
                     _signal(pid, signal.SIGKILL)
+                if blow.alone:
+                    await self._replaced(before)
+                    await self._wait(self._ready, "the stack is ready again")
             case "hang":
                 self._note(blow)
                 for pid in before.values():

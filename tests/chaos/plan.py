@@ -21,11 +21,13 @@ class Blow:
     """What is done to the stack next: who is hit and how, so long after the blow before.
 
     kind: kill, hang (SIGSTOP), supervisor (killed, and started again), or all (everything killed, and started again).
+    alone: nothing more is done until the stack is ready again.
     """
 
     kind: str
     victims: tuple[str, ...]
     after_s: float
+    alone: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ def blows(seed: int, count: int, gap_s: tuple[float, float], victims: Sequence[s
     for number in range(count):
         after_s = chance.uniform(*gap_s)
         if alone:
-            yield Blow("kill", (victims[number % len(victims)],), after_s)
+            yield Blow("kill", (victims[number % len(victims)],), after_s, alone=True)
             continue
         kind = chance.choices(("kill", "two", "hang", "supervisor", "all"), (70, 10, 8, 7, 5))[0]
         if kind == "two" and len(victims) > 1:
