@@ -81,7 +81,7 @@ verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is kill
 verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replays a trace of arrivals
 	$(BIN)/noria models pull smollm2
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e/test_cancels.py
-	$(BIN)/python benchmarks/flood.py
+	$(BIN)/python benchmarks/flood.py --repeats 3 -- --threads 1
 	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
 
