@@ -96,7 +96,7 @@ class Chance:
     def calm(self, deaths: int) -> None:
         """Nothing goes wrong but so many deaths, one after another."""
         self.still()
-        self.deaths, self.death_ns, self.rebirths = deaths, 100 * MILLISECOND, 0
+        self.deaths, self.death_ns, self.rebirths = deaths, 300 * MILLISECOND, 0
         self.people, self.wishes_max = 3, 6
         self.delay_ns = 50 * MICROSECOND
         self.high_water_mark = self.outbox_messages_max = 1_000

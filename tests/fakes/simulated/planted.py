@@ -16,7 +16,6 @@ from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
 from noria.proto.scheduling import Submit
-from noria.services.admission import service as admission_module
 from noria.services.admission.core.record import Page
 from noria.services.admission.database import Write
 from noria.services.admission.journal import Journal
@@ -166,11 +165,6 @@ def _late_commit() -> AbstractContextManager[None]:
     return _planted(AdmissionService, "_put_on_record", put_on_record)
 
 
-def _number_again() -> AbstractContextManager[None]:
-    """Two lives of admission within a second give the same numbers."""
-    return _planted(admission_module, "first_number", lambda: 1 << 40)
-
-
 def _too_much_adopted() -> AbstractContextManager[None]:
     """A scheduler takes over one position more than the executor holds."""
     sound = Board.adopt
@@ -206,7 +200,6 @@ FAULTS: Final[dict[str, Fault]] = {
     "ignored attempt": _ignored_attempt,
     "skipped commit": _skipped_commit,
     "commit after telling": _late_commit,
-    "number used again": _number_again,
     "more taken over than is held": _too_much_adopted,
     "condemned together": _condemned_together,
 }

@@ -90,7 +90,7 @@ class Universe:
         self.agenda = Agenda(self.clock)
         self.chance = Chance.of(self.random)
         if only is not None:
-            self.chance.calm(deaths=6)
+            self.chance.calm(deaths=4)
         self.network = Network(self.clock, self.agenda, self.chance)
         self.trace = Trace(self.clock, trace)
         shared = self.random.random() < 0.4 and only is None
