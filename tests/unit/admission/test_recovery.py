@@ -1,0 +1,348 @@
+"""What a new life takes over from the journal: streams, readers, deadlines, quotas, counts; and what a full disk does."""
+
+import dataclasses
+import random
+from array import array
+
+import pytest
+from fakes.admission_bench import ALICE, BOB, CLOCK, SECOND, Bench, deltas, finishes, policy, tenant, token_request
+
+from noria.proto.base import End, Logprobs, Sampling, Service, Stream
+from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Code, Generate, Have, Rejected
+from noria.proto.output import Open, TextRun, Texts
+from noria.proto.scheduling import Submit
+from noria.services.admission import records
+from noria.services.admission.core.events import Joined
+from noria.services.admission.core.ledger import Choice, Key, Request, Stage
+from noria.services.admission.core.record import PAGES_PER_FOLD
+
+STREAM = Stream(100, 0)
+
+
+def begun(**changes: int) -> Bench:
+    bench = Bench(journal=True, **changes)
+    bench.generate(token_request())
+    bench.read()
+    return bench
+
+
+def test_a_request_goes_on_where_the_last_life_ended_with_its_tokens_text_and_age() -> None:
+    bench = begun()
+    bench.text(100, 0, (50, 51), 0, "ab")
+    bench.step()
+    bench.die(seconds=2)
+    bench.ready()
+    (submission,) = bench.submissions()
+    assert (submission.stream, submission.output_ids, submission.seniority_ms) == (STREAM, (50, 51), 2000)
+    (opening,) = [each for body in bench.turn.detokenizer if isinstance(body, Open) for each in body.openings]
+    assert (opening.output_ids, opening.characters) == ((50, 51), 2)
+    bench.hear(ALICE, Attach("r1", (Have(0, 0, 1, 1),)))
+    bench.text(100, 2, (52,), 2, "c", end=End.LENGTH)
+    bench.step()
+    got = bench.read()
+    assert [(each.start, each.ids, each.text) for each in deltas(got)] == [(1, (51, 52), "bc")]
+    assert finishes(got)[0].output_tokens == 3
+    assert finishes(got)[0].timings.total_ms == 2000
+
+
+def test_nothing_leaves_before_it_is_on_record() -> None:
+    bench = begun()
+    bench.text(100, 0, (50,), 0, "a")
+    told = bench.core.page(bench.now_ns)
+    assert told is not None and told.parts[0].ids == (50,)
+    bench.step()
+    assert deltas(bench.read())
+    assert bench.core.page(bench.now_ns) is None
+
+
+def test_a_request_sent_again_after_the_death_is_the_same_request() -> None:
+    bench = begun()
+    bench.text(100, 0, (50,), 0, "a")
+    bench.step()
+    bench.die()
+    bench.ready()
+    bench.generate(token_request())
+    got = bench.read()
+    assert isinstance(got[0], Accepted) and got[0].request == 100
+    assert deltas(got)[0].ids == (50,)
+    assert not bench.submissions()
+    assert bench.core.books.totals.accepted == 1
+
+
+def test_an_answer_that_ended_is_neither_computed_nor_metered_again() -> None:
+    bench = begun()
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    assert sum(each.output_tokens for each in bench.used.values()) == 1
+    bench.die(seconds=1)
+    bench.ready()
+    assert not bench.submissions()
+    bench.hear(ALICE, Attach("r1"))
+    bench.step()
+    assert finishes(bench.read())[0].end is End.STOP
+    assert not bench.used
+    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.step()
+    bench.die()
+    assert bench.core.books.ledger.requests == {}
+
+
+def test_what_was_only_tokenized_is_not_there_any_more() -> None:
+    bench = Bench(journal=True)
+    bench.generate(Generate("r1", prompt="hello"))
+    bench.die()
+    assert bench.core.books.ledger.requests == {}
+    assert bench.database.count("requests") == 0
+
+
+def test_deadlines_go_on_while_nobody_is_there() -> None:
+    bench = Bench(journal=True)
+    bench.generate(token_request(ttl_ms=5_000))
+    bench.die(seconds=3)
+    bench.ready()
+    assert bench.submissions()[0].ttl_ms == 2_000
+    bench.hear(ALICE, Attach("r1"))
+    bench.pass_time(2.1)
+    assert finishes(bench.read())[0].end is End.DEADLINE
+
+
+def test_a_client_that_does_not_come_back_is_waited_for_and_a_background_request_goes_on() -> None:
+    bench = begun()
+    bench.generate(token_request("r2", background=True))
+    bench.die()
+    bench.ready()
+    bench.pass_time(14)
+    assert bench.core.snapshot()["streams"] == 2
+    bench.pass_time(2)
+    assert bench.core.books.ledger.live.keys() == {101}
+
+
+@pytest.mark.parametrize(("away_s", "going_on"), [(50, 1), (90, 0)])
+def test_after_longer_than_the_retention_time_nothing_goes_on(away_s: int, going_on: int) -> None:
+    bench = begun()
+    bench.die(seconds=away_s)
+    bench.ready()
+    assert len(bench.submissions()) == going_on
+    bench.hear(ALICE, Attach("r1"))
+    bench.step()
+    ends = [each.end for each in finishes(bench.read())]
+    assert ends == ([] if going_on else [End.CANCELLED])
+
+
+def test_time_away_does_not_count_for_an_answer_that_waits_for_its_reader() -> None:
+    bench = begun()
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    bench.pass_time(10)
+    bench.die(seconds=45)
+    bench.pass_time(45)
+    bench.hear(ALICE, Attach("r1"))
+    bench.step()
+    assert deltas(bench.read())[0].text == "a"
+
+
+def test_another_model_ends_what_the_last_one_began() -> None:
+    bench = begun()
+    bench.core.books.ledger.live[100].model = "gone"
+    bench.database.commit([])
+    request = bench.core.books.ledger.live[100]
+    body = records.encode_request(request, CLOCK)
+    bench.database._connection.execute("UPDATE requests SET body = ?", (body,))
+    bench.die()
+    bench.hear(ALICE, Attach("r1"))
+    bench.step()
+    (finished,) = finishes(bench.read())
+    assert finished.end is End.ERROR and "another model" in finished.detail
+
+
+def test_a_tenants_quota_is_charged_once_and_its_concurrency_counts() -> None:
+    limited = tenant("acme", tokens_per_minute=600, burst_tokens=100, concurrency_max=1)
+    bench = Bench(journal=True, policy=policy(limited))
+    bench.generate(token_request(credential="acme", max_tokens=17))
+    assert bench.core.snapshot()["tenants"]["acme"]["tokens"] == 80  # type: ignore[index]  # a snapshot
+    bench.read()
+    bench.die(seconds=1)
+    bench.ready()
+    (acme,) = bench.core.books.tenants
+    assert acme.bucket is not None and round(acme.bucket.level(bench.now_ns)) == 90
+    bench.generate(token_request("r2", credential="acme", max_tokens=1))
+    assert bench.rejection().code is Code.QUOTA
+    bench.hear(ALICE, Attach("r1", credential="acme"))
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    assert round(acme.bucket.level(bench.now_ns)) == 100
+    assert acme.streams == 0
+
+
+def test_counts_of_streams_survive_so_that_the_law_holds_in_every_life() -> None:
+    bench = begun()
+    bench.generate(token_request("r2", n=3))
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    before = bench.core.books.totals.as_counts(3)
+    for _ in range(3):
+        bench.die()
+    assert bench.core.books.totals.as_counts(bench.core.books.ledger.streams) == before
+    (traffic,) = bench.core.books.accounts.traffic.values()
+    assert (traffic.accepted, traffic.ended[End.STOP]) == (4, 1)
+
+
+def test_a_full_disk_lets_streams_go_on_and_turns_new_requests_away_until_there_is_room() -> None:
+    bench = begun()
+    bench.database.full = True
+    bench.text(100, 0, (50,), 0, "a")
+    bench.hear(BOB, token_request("r2"))
+    bench.step()
+    assert deltas(bench.read())[0].text == "a"
+    assert [each.end for each in finishes(bench.read(BOB))] == [End.SHED]
+    bench.generate(token_request("r3"), BOB)
+    assert bench.rejection(BOB).code is Code.OVERLOADED
+    bench.text(100, 1, (51,), 1, "b")
+    bench.step()
+    bench.database.full = False
+    bench.pass_time(1)
+    bench.generate(token_request("r4"), BOB)
+    assert isinstance(bench.read(BOB)[0], Accepted)
+    bench.die()
+    assert list(bench.core.books.ledger.live[100].choices[0].ids) == [50, 51]
+    assert bench.core.books.ledger.live.keys() == {100, 102}
+
+
+def test_an_attempt_that_goes_back_is_read_back_as_it_stands_now() -> None:
+    bench = begun()
+    bench.text(100, 0, (50, 51, 52), 0, "abc")
+    bench.step()
+    bench.news(Texts((TextRun(STREAM, 1, 1, (60,), 1, "x"),)))
+    bench.step()
+    for _ in range(2):
+        bench.die()
+        (choice,) = bench.core.books.ledger.live[100].choices
+        assert (choice.attempt, list(choice.ids), choice.text.since(0)) == (1, [50, 60], "ax")
+
+
+def test_the_log_is_folded_and_everything_of_a_request_is_deleted_when_it_is_forgotten() -> None:
+    bench = begun()
+    for position in range(PAGES_PER_FOLD + 5):
+        bench.text(100, position, (position % 30,), position, "a")
+        bench.step()
+    assert 0 < bench.database.count("pages") < 10
+    assert bench.database.count("pieces") == 1
+    bench.generate(token_request("r2"))
+    bench.text(100, PAGES_PER_FOLD + 5, (), PAGES_PER_FOLD + 5, "", end=End.LENGTH)
+    bench.step()
+    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.step()
+    assert bench.database.count("pieces") == 0 and bench.database.count("requests") == 1
+    bench.pass_time(6)
+    assert bench.database.count("pages") == 0
+
+
+def test_nothing_is_left_on_disk_when_nobody_is_there() -> None:
+    bench = begun()
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.step()
+    bench.step()
+    assert [bench.database.count(table) for table in ("requests", "pieces", "pages")] == [0, 0, 0]
+
+
+def test_a_drain_with_a_journal_leaves_unfinished_requests_to_the_next_life() -> None:
+    bench = begun()
+    bench.core.hand_over()
+    bench.core.books.drain_ns = bench.now_ns
+    bench.step()
+    assert finishes(bench.read())[0].end is End.SHED
+    bench.die()
+    assert bench.core.books.ledger.live.keys() == {100}
+
+
+def test_every_field_of_a_request_is_on_record() -> None:
+    choices = [Choice(Stream(7, 0), Sampling(seed=1, max_tokens=3)), Choice(Stream(7, 1), Sampling(seed=2))]
+    request = Request(
+        7, Key("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
+        deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=Stage.LIVE, accepted_ns=4 * SECOND,
+        prompt=array("i", [1, 2]), prompt_tokens=2, end_ids=(2,), choices=choices, unfinished=2, keep=True,
+        background=True, grace_ns=6, reserved_tokens=11,
+    )  # fmt: skip
+    later = records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    read = records.decode_request(7, records.encode_request(request, CLOCK), later)
+    derived = {"stage", "unfinished", "preview", "choices"}
+    for field in dataclasses.fields(Request):
+        kept, back = getattr(request, field.name), getattr(read, field.name)
+        if field.name in ("received_ns", "accepted_ns", "deadline_first_ns", "deadline_ns"):
+            assert back == kept - 5 * SECOND, field.name
+        elif field.name not in derived:
+            assert back == kept, field.name
+            assert kept not in (0, False, "", b"", ()), f"{field.name} is not tried"
+    assert [(each.stream, each.sampling) for each in read.choices] == [(each.stream, each.sampling) for each in choices]
+
+
+def test_log_probabilities_are_on_record() -> None:
+    bench = Bench(journal=True)
+    bench.generate(token_request(logprobs=1))
+    told = (Logprobs(-0.5, b"a", 0),)
+    bench.news(Texts((TextRun(STREAM, 0, 0, (50,), 0, "a", logprobs=told),)))
+    bench.step()
+    bench.die()
+    assert bench.core.books.ledger.live[100].choices[0].logprobs == list(told)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_reads_back_as_it_was(seed: int) -> None:
+    draw = random.Random(seed)
+    bench = Bench(journal=True, requests_max=50, context_tokens=10_000)
+    for turn in range(300):
+        if draw.random() < 0.1:
+            bench.hear(ALICE, token_request(f"r{turn}", n=draw.randint(1, 3), max_tokens=500))
+        live = [choice for _, choice in bench.core.books.unfinished()]
+        for choice in draw.sample(live, min(len(live), draw.randint(0, 3))):
+            start, count = len(choice.ids), draw.randint(0, 4)
+            end = End.STOP if draw.random() < 0.05 else 0
+            attempt = choice.attempt
+            if draw.random() < 0.05:
+                start, attempt = draw.randint(0, start), attempt + 1
+            ids = tuple(draw.randrange(900) for _ in range(count))
+            bench.news(Texts((TextRun(choice.stream, attempt, start, ids, start, "x" * count, end),)))
+        if draw.random() < 0.1:
+            bench.hear(ALICE, Acknowledge((f"r{draw.randint(0, turn)}",)))
+        bench.database.full = draw.random() < 0.05
+        bench.step()
+        if draw.random() < 0.05:
+            bench.database.full = False
+            bench.pass_time(0.3)
+            before = state(bench)
+            bench.die()
+            assert state(bench) == before
+            bench.incarnations.clear()
+            bench.ready()
+            for request in list(bench.core.books.ledger.live.values()):
+                bench.hear(ALICE, Attach(request.key.id))
+            bench.step()
+
+
+def state(bench: Bench) -> object:
+    """Everything that must be the same in the next life."""
+    ledger = bench.core.books.ledger
+    streams = {
+        choice.stream: (choice.attempt, list(choice.ids), choice.text.since(0), choice.end, choice.first_token_ns)
+        for request in ledger.requests.values()
+        for choice in request.choices
+    }
+    return streams, bench.core.books.totals.as_counts(ledger.streams)
+
+
+def test_a_stream_that_ended_while_nobody_was_there_is_not_scheduled_again() -> None:
+    bench = begun()
+    bench.die()
+    bench.apply(Joined(Service.SCHEDULER))
+    bench.apply(Joined(Service.DETOKENIZER))
+    bench.capacity()
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    assert bench.turn.scheduler == [Submit((), complete=True)]
+    bench.hear(ALICE, Attach("r1"))
+    bench.step()
+    got = bench.read()
+    assert not [each for each in got if isinstance(each, Rejected)]
+    assert finishes(got)[0].end is End.STOP
