@@ -42,6 +42,12 @@ class Assembly:
             self.characters += len(text)
         return True
 
+    def contradicts(self, delta: frontdoor.Delta) -> bool:
+        """Whether a delta says something else of tokens that have arrived already."""
+        overlap = delta.ids[: max(len(self.ids) - delta.start, 0)]
+        same_attempt = self.finish is None and delta.attempt == self.attempt
+        return same_attempt and tuple(self.ids[delta.start : delta.start + len(overlap)]) != overlap
+
     def end(self, finish: Finish) -> bool:
         """Note the end; False when tokens before it are missing, and then nothing is noted."""
         if self.finish is not None:

@@ -86,6 +86,10 @@ class Call:
             self._news(delta.index)
         return taken
 
+    def contradicts(self, delta: frontdoor.Delta) -> bool:
+        """Whether a delta says something else of tokens that have arrived already."""
+        return 0 <= delta.index < len(self._choices) and self._choices[delta.index].contradicts(delta)
+
     def end(self, finished: Finished) -> bool:
         """Take the end of one choice; False when tokens before it are missing."""
         if not 0 <= finished.index < len(self._choices):

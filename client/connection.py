@@ -56,7 +56,7 @@ class Connection:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
         if curve is not None:

@@ -215,7 +215,10 @@ class Exchange:
             case Phase.OVER:
                 return
         sent = self._send(message, call.traceparent)
-        if sent and call.cancelling and call.phase is not Phase.ABANDONED:
+        if sent and call.phase is Phase.ABANDONED:
+            # Its end may have been told to a connection that is gone: who asks is told again, or that it is not known.
+            self._send(Attach(call.id, call.have(), call.generate.credential), "")
+        elif sent and call.cancelling:
             self._send(_cancel(call), "")
         call.sent = call.sent or sent
         call.asks += 1
@@ -296,6 +299,11 @@ class Exchange:
         call = self.calls.get(delta.id)
         if call is None:
             self._unwanted[delta.id] = None
+        elif call.contradicts(delta):
+            # Only after everything died at once while the server's disk was full: what it computes again may differ.
+            self._send(_cancel(call), "")
+            self._forget(call)
+            call.fail(Interrupted("the server lost a part of the answer and continues it otherwise than it began"))
         elif call.take(delta):
             if not call.cancelling:
                 self._news(call, now_s)
