@@ -19,6 +19,8 @@ from noria.shared.log import logger
 
 _BUSY_S: Final = 0.05  # the loop waits for it
 _LOG_BYTES: Final = 4 * 1024 * 1024
+_LOG_BYTES_MAX: Final = 32 * 1024 * 1024
+_CHECKPOINT: Final = "PRAGMA wal_checkpoint(PASSIVE)"
 _COMMITS_PER_LOOK: Final = 64
 _CHECKPOINT_TRIES: Final = 5
 _CHECKPOINT_PAUSE_S: Final = 0.02
@@ -81,8 +83,9 @@ class Database:
         return True
 
     def look(self) -> None:
-        """See whether the log is long enough to be copied back."""
-        self._checkpoints.look()
+        """See whether the log is long enough to be copied back; waits for that only where it has become very long."""
+        if self._checkpoints.look() > _LOG_BYTES_MAX:
+            self._connection.execute(_CHECKPOINT).fetchone()
 
     def read(self, statement: str) -> list[Row]:
         """All rows of a query. Raises UserError when the file cannot be read."""
@@ -108,13 +111,15 @@ class _Checkpoints:
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def look(self) -> None:
-        """Have it done if it is time."""
+    def look(self) -> int:
+        """Have it done if it is time; returns the length of the log."""
         try:
-            if self._log_path.stat().st_size > _LOG_BYTES:
-                self._wanted.set()
+            length = self._log_path.stat().st_size
         except OSError:
-            pass  # there is no log
+            return 0  # there is no log
+        if length > _LOG_BYTES:
+            self._wanted.set()
+        return length
 
     def close(self) -> None:
         """End the thread."""
@@ -129,7 +134,7 @@ class _Checkpoints:
             self._wanted.clear()
             for _ in range(_CHECKPOINT_TRIES):
                 try:
-                    _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    _, logged, copied = connection.execute(_CHECKPOINT).fetchone()
                 except sqlite3.Error:
                     break  # tried again when the log has grown
                 if logged == copied:

@@ -10,7 +10,7 @@ from fakes.simulated.people import Person
 from fakes.simulated.traffic import Traffic
 from fakes.simulated.wishes import Read, Wish
 
-from noria.proto.base import End, Stream
+from noria.proto.base import End, Service, Stream
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 
@@ -168,8 +168,8 @@ def _judge_books(books: Books, record: Record) -> None:
     for tenant in books.tenants:
         if tenant.streams:
             raise Violation(f"tenant {tenant.rule.name} has {tenant.streams} streams under way")
-        if tenant.bucket is None:
-            continue
+        if tenant.bucket is None or record.counts[f"death of {Service.ADMISSION.value}"]:
+            continue  # the counts here are of one life
         used = [each.used for account, each in books.accounts.traffic.items() if account.tenant == tenant.rule.name]
         tokens = sum(each.prompt_tokens + each.output_tokens for each in used)
         record.counts["charged tokens"] += tokens

@@ -1,0 +1,58 @@
+"""A process that does nothing but emit and put on record, until it is killed: `python -m fakes.journal_writer FILE`.
+
+After each commit it says, in one line, how many tokens of each stream are on record.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from fakes.admission_bench import Bench, token_request
+
+from noria.proto.output import TextRun, Texts
+from noria.services.admission.database import Database
+from noria.services.admission.journal import SCHEMA, Journal
+from noria.services.admission.records import Clock
+from noria.shared.usage import SCHEMA as USAGE
+
+STREAMS = 6
+
+
+def token(number: int, position: int) -> int:
+    """What stream `number` emits at a position."""
+    return (number * 7 + position * 3) % 900
+
+
+def main() -> None:
+    """Emit until killed."""
+    bench = Bench(context_tokens=1 << 20, client_timeout_ns=1 << 60)
+    bench.now_ns = time.monotonic_ns()
+    journal = Journal(Database(Path(sys.argv[1]), (USAGE, *SCHEMA)))
+    bench.core.recover(journal.read(bench.now_ns, Clock.read()), bench.now_ns)
+    bench.ready()
+    bench.capacity(tokens=1 << 40, largest=1 << 20)
+    known = {request.key.id for request in bench.core.books.ledger.requests.values()}
+    for number in range(STREAMS):
+        if f"r{number}" not in known:
+            bench.core.books.ledger.draw_number()
+            bench.hear("client-writer", token_request(f"r{number}", max_tokens=1 << 19))
+    turn = 0
+    while True:
+        turn += 1
+        runs = []
+        for request, choice in bench.core.books.unfinished():
+            number, start = int(request.key.id[1:]), len(choice.ids)
+            ids = tuple(token(number, start + each) for each in range(1 + (turn + number) % 3))
+            runs.append(TextRun(choice.stream, 0, start, ids, start, "x" * len(ids)))
+        bench.news(Texts(tuple(runs)))
+        bench.now_ns = time.monotonic_ns()
+        page = bench.core.page(bench.now_ns)
+        assert page is not None and journal.write(page, Clock.read())
+        bench.core.written(page)
+        lengths = [len(choice.ids) for _, choice in bench.core.books.unfinished()]
+        os.write(1, (" ".join(map(str, lengths)) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

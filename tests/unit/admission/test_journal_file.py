@@ -1,0 +1,124 @@
+"""The journal on a real disk: killed writers, files that are damaged or taken, and whose eyes it is for."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes.journal_writer import STREAMS, token
+
+from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.database import Database, Write
+from noria.services.admission.journal import SCHEMA, Journal, own_journal
+from noria.services.admission.records import Clock
+from noria.shared.errors import UserError
+from noria.shared.locks import Holder, Lock
+from noria.shared.usage import SCHEMA as USAGE
+
+TABLES = (USAGE, *SCHEMA)
+KILLS = 6
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "noria.sqlite"
+
+
+def read(path: Path) -> Recovered:
+    database = Database(path, TABLES)
+    try:
+        return Journal(database).read(time.monotonic_ns(), Clock.read())
+    finally:
+        database.close()
+
+
+def test_whatever_a_killed_writer_said_is_on_record_is_there_whole_and_in_order(path: Path) -> None:
+    draw = random.Random(3)
+    said = [0] * STREAMS
+    for _ in range(KILLS):
+        writer = subprocess.Popen([sys.executable, "-m", "fakes.journal_writer", str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        for _ in range(draw.randint(1, 700)):
+            line = writer.stdout.readline()
+        writer.kill()
+        line = (line + writer.stdout.read()).splitlines(keepends=True)[-1] if line else line
+        writer.wait()
+        writer.stdout.close()
+        if line.endswith(b"\n"):
+            said = [int(each) for each in line.split()]
+        recovered = read(path)
+        assert len(recovered.requests) == STREAMS
+        for request, least in zip(recovered.requests, said, strict=True):
+            (choice,) = request.choices
+            number = int(request.key.id[1:])
+            assert len(choice.ids) >= least, "less is there than was said"
+            assert list(choice.ids) == [token(number, place) for place in range(len(choice.ids))]
+            assert choice.text.length == len(choice.ids)
+            assert recovered.asleep_ns < 60_000_000_000
+        assert recovered.totals.accepted == STREAMS
+
+
+def test_the_file_and_what_lies_beside_it_are_the_owners_alone(path: Path) -> None:
+    database = Database(path, TABLES)
+    Journal(database).clear()
+    assert {each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {0o600}
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    database.close()
+
+
+@pytest.mark.parametrize("damage", ["no database", "no request"])
+def test_a_damaged_file_is_named_with_what_to_do(path: Path, damage: str) -> None:
+    path.parent.mkdir()
+    if damage == "no database":
+        path.write_bytes(b"something else" * 1000)
+    else:
+        database = Database(path, TABLES)
+        database._connection.execute("INSERT INTO requests VALUES (1, x'93')")
+        database.close()
+    with pytest.raises(UserError, match="move") as raised:
+        read(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_file_that_another_process_writes_is_named_with_what_to_do(path: Path) -> None:
+    database = Database(path, TABLES)
+    other = Database(path, TABLES)
+    other._connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UserError, match="--state-dir"):
+        Journal(database).read(time.monotonic_ns(), Clock.read())
+    other._connection.execute("ROLLBACK")
+    other.close()
+    database.close()
+
+
+def test_a_journal_has_one_owner(path: Path) -> None:
+    database = Database(path, TABLES)
+    other = Lock(path.parent, "journal")
+    assert other.acquire(Holder("admission", 4711, "")) is None
+    with pytest.raises(UserError, match="4711"):
+        own_journal(database, kept=True)
+    assert own_journal(database, kept=False) is None
+    other.release()
+    database.close()
+
+
+def test_without_a_journal_nothing_of_an_earlier_one_is_left(path: Path) -> None:
+    database = Database(path, TABLES)
+    database._connection.execute("INSERT INTO requests VALUES (1, x'93')")
+    assert own_journal(database, kept=False) is None
+    assert database.read("SELECT count(*) FROM requests") == [(0,)]
+    database.close()
+
+
+def test_the_databases_log_is_copied_back_and_used_again(path: Path) -> None:
+    database, log = Database(path, TABLES), Path(f"{path}-wal")
+    page = Write("INSERT INTO pages (body) VALUES (?)", [(os.urandom(32_768),)])
+    for _ in range(60):
+        for _ in range(64):
+            assert database.commit([page])
+        assert database.commit([Write("DELETE FROM pages", [()])])
+    assert log.stat().st_size < 80 * 1024 * 1024, "much more than is ever on record"
+    database.close()
