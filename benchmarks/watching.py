@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -78,8 +78,7 @@ def watched(running: Stack) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _thread(work: "contextlib._GeneratorContextManager[None] | object", over: threading.Event) -> Iterator[None]:
-    assert callable(work)
+def _thread(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     try:

@@ -11,6 +11,7 @@ import msgspec
 
 from noria.client.call import Call, Phase
 from noria.client.connection import Connection
+from noria.client.context import current
 from noria.client.errors import Closed, Unreachable
 from noria.client.exchange import Exchange, Patience
 from noria.client.generation import Generation
@@ -109,7 +110,7 @@ class AsyncClient:
         loop = self._open()
         merged = Options(**{**self._defaults, **options})
         generate = build(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
-        call = self._exchange.begin(generate, options.get("traceparent", ""), loop.time())
+        call = self._exchange.begin(generate, options.get("traceparent") or current(), loop.time())
         return Generation(self._exchange, call, loop)
 
     async def complete(

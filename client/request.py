@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments of `generate` and `complete`; each has the wire's default where absent.
 
     request_id: the client's own name for the request, unique among its live ones; drawn where absent.
-    traceparent: W3C trace context of the caller's span.
+    traceparent: W3C trace context of the caller's span; that of OpenTelemetry's current span where absent.
     credential: an API key, where the stack has tenants. traffic_class: one of the classes that it may use.
     ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
     keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from noria.client.asynchronous import AsyncClient
+from noria.client.context import current
 from noria.client.errors import Closed
 from noria.client.exchange import Patience
 from noria.client.generation import Generation
@@ -69,6 +70,8 @@ class Client:
         **options: Unpack[Options],
     ) -> "SyncGeneration":
         """Start a generation; as `AsyncClient.generate`."""
+        if not options.get("traceparent"):
+            options["traceparent"] = current()  # of this thread, not of the loop's
 
         async def start() -> Generation:
             return self._client.generate(prompt, messages=messages, token_ids=token_ids, **options)

@@ -30,7 +30,8 @@ How to look at all this is told in [observe.md](observe.md).
 
 `GET /metrics` on the gateway tells those of all processes, asked of their mailboxes at each scrape; `/metrics/SERVICE` those of
 one. The first name is Prometheus's, the second OpenTelemetry's, under which metrics are exported by OTLP. Histograms add
-`_bucket`, `_sum` and `_count`. Counters begin at zero when their process does.
+`_bucket`, `_sum` and `_count`. Counters begin at zero when their process does;
+those of streams accepted and ended go on where the journal left them.
 
 The terms of the conservation law, `noria_ledger_accepted_total = sum(noria_ledger_ended_total) + noria_ledger_in_flight`,
 belong to one moment of the ledger at every scrape.

@@ -92,10 +92,10 @@ LEDGER_ACCEPTED: Final = _counter("noria.ledger.accepted", "{stream}", "Streams 
 LEDGER_ENDED: Final = _counter("noria.ledger.ended", "{stream}", "Of them, those that ended, by reason.", ATTRIBUTE_END)
 LEDGER_IN_FLIGHT: Final = _gauge("noria.ledger.in_flight", "{stream}", "Of them, those that have not ended.")
 STREAMS_ACCEPTED: Final = _counter(
-    "noria.streams.accepted", "{stream}", "Streams accepted since the process began.", *_WHOSE
+    "noria.streams.accepted", "{stream}", "Streams accepted; like the ledger's, over restarts.", *_WHOSE
 )
 STREAMS_ENDED: Final = _counter(
-    "noria.streams.ended", "{stream}", "Accepted streams that ended since the process began.", *_WHOSE, ATTRIBUTE_END
+    "noria.streams.ended", "{stream}", "Accepted streams that ended; over restarts.", *_WHOSE, ATTRIBUTE_END
 )
 STREAMS_IN_FLIGHT: Final = _gauge(
     "noria.streams.in_flight", "{stream}", "Accepted streams that have not ended.", *_WHOSE

@@ -128,7 +128,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
             Panel("Starts of services", "short", (("sum by (service) (noria_service_starts_total)", "{{service}}"),)),
             Panel("Age", "s", (("time() - noria_process_start_seconds", "{{service}}"),)),
             Panel("The ledger: accepted less ended less in flight, which is 0", "short", (
-                ("noria_ledger_accepted_total - sum(noria_ledger_ended_total) - noria_ledger_in_flight", "difference"),
+                ("sum(noria_ledger_accepted_total) - sum(noria_ledger_ended_total) - sum(noria_ledger_in_flight)", "difference"),
             )),
             Panel("Ends that are losses / s", "short", (rate("noria_streams_ended_total", "end", 'end=~"error|shed|deadline"'),)),
             Panel("Epochs and failed steps", "short", (("noria_epochs_total", "epochs opened"), ("noria_steps_failed_total", "steps failed"))),
