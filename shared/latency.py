@@ -45,20 +45,21 @@ class Latency:
                 end = attributes.get(ATTRIBUTE_END)
                 self.ledger[str(end) if end else value.metric.name.rpartition(".")[2]] = value.number
         self._kept.append((now_s, counts))
-        while len(self._kept) > 1 and now_s - self._kept[0][0] > _WINDOW_S:
+        while len(self._kept) > 1 and now_s - self._kept[1][0] >= _WINDOW_S:
             self._kept.popleft()
 
     def shown(self) -> list[dict[str, str | int | float | None]]:
         """For each measure and class ("" is all): the median and so on of the last minute, in milliseconds."""
         if not self._kept:
             return []
-        before, now = self._kept[0][1], self._kept[-1][1]
+        (since_s, before), (now_s, now) = self._kept[0], self._kept[-1]
+        young = now_s - since_s < _WINDOW_S
         rows: list[dict[str, str | int | float | None]] = []
         for (name, traffic_class), counts in now.items():
             old = before.get((name, traffic_class), (0,) * len(counts))
             lately = tuple(max(0, each - then) for each, then in zip(counts, old, strict=True))
-            # Within the first minute there may be nothing new: then what there has been since the beginning.
-            chosen = lately if sum(lately) else counts
+            # Before a minute has been seen there may be nothing new: then what there was since the beginning.
+            chosen = counts if young and not sum(lately) else lately
             row: dict[str, str | int | float | None] = {"of": name, "class": traffic_class, "count": sum(chosen)}
             for part in _PARTS:
                 found = quantile(_SHOWN[name].bounds, chosen, part)

@@ -1,0 +1,63 @@
+"""Values as Prometheus reads them, under our names and vLLM's."""
+
+from noria.services.gateway.exposition import exposition
+from noria.services.gateway.metrics import RouteNames
+from noria.shared import instruments
+from noria.shared.metrics import Histogram, Value
+
+
+def whose(tenant: str) -> tuple[tuple[str, str], ...]:
+    return (("noria.class", "batch"), ("noria.tenant", tenant))
+
+
+def test_buckets_are_cumulative_and_end_with_the_count() -> None:
+    histogram = Histogram(instruments.FIRST_TOKEN_TIME)
+    for number in (0.001, 0.02, 999.0):
+        histogram.observe(number)
+    page = exposition([histogram.value(whose("acme"))], "")
+    assert "# TYPE noria_first_token_time_seconds histogram\n" in page
+    labels = 'class="batch",tenant="acme"'
+    for line in (
+        f'noria_first_token_time_seconds_bucket{{{labels},le="0.005"}} 1',
+        f'noria_first_token_time_seconds_bucket{{{labels},le="0.025"}} 2',
+        f'noria_first_token_time_seconds_bucket{{{labels},le="300.0"}} 2',
+        f'noria_first_token_time_seconds_bucket{{{labels},le="+Inf"}} 3',
+        f"noria_first_token_time_seconds_count{{{labels}}} 3",
+    ):
+        assert line in page.splitlines()
+
+
+def test_label_values_are_escaped_and_each_metric_is_described_once() -> None:
+    values = [
+        Value(instruments.STREAMS_ACCEPTED, 1, whose('a"b\\c\nd')),
+        Value(instruments.STREAMS_ACCEPTED, 2, whose("e")),
+    ]
+    page = exposition(values, "")
+    assert 'tenant="a\\"b\\\\c\\nd"' in page
+    assert page.count("# HELP noria_streams_accepted_total ") == 1
+
+
+def test_vllms_names_are_sums_over_classes_and_tenants_with_its_labels() -> None:
+    ended = [
+        Value(instruments.STREAMS_ENDED, 2, (*whose("a"), ("noria.end", "stop"))),
+        Value(instruments.STREAMS_ENDED, 3, (*whose("b"), ("noria.end", "stop"))),
+        Value(instruments.STREAMS_ENDED, 4, (*whose("b"), ("noria.end", "cancelled"))),
+        Value(instruments.STREAMS_ENDED, 9, (*whose("b"), ("noria.end", "shed"))),
+        Value(instruments.CACHE_RESETS, 5),
+        Value(instruments.CACHE_SWAPS, 6, (("noria.direction", "out"),)),
+        Value(instruments.CACHE_SWAPS, 7, (("noria.direction", "in"),)),
+    ]
+    lines = exposition(ended, "tiny").splitlines()
+    assert 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="stop"} 5.0' in lines
+    assert 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="abort"} 4.0' in lines
+    assert not [line for line in lines if '"shed"' in line and line.startswith("vllm:")]
+    assert 'vllm:num_preemptions_total{model_name="tiny",engine="0"} 11.0' in lines
+    assert not [line for line in exposition(ended, "").splitlines() if line.startswith("vllm:")]
+
+
+def test_paths_are_named_by_their_routes_so_that_there_are_few_names() -> None:
+    names = RouteNames(["/metrics", "/metrics/{service}", "/v1/models", "/v1/models/{name:path}", "/console/{file}"])
+    assert names.of("/metrics") == "/metrics"
+    assert names.of("/metrics/executor") == "/metrics/{service}"
+    assert names.of("/v1/models/a/b") == "/v1/models/{name:path}"
+    assert names.of("/wp-admin/x.php") == "other"
