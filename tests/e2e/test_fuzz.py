@@ -218,8 +218,8 @@ def test_floods_crowds_and_giants_at_the_public_mailbox_keep_nobody_waiting(
                     sockets[2].send_multipart([b"x" * (9 << 20), b""], zmq.NOBLOCK)
             asked = time.monotonic()
             assert client.complete("hello", max_tokens=3, ignore_eos=True).usage.output_tokens == 3
-            assert time.monotonic() - asked < 15
-    assert time.monotonic() - started < 60 * rounds
+            assert time.monotonic() - asked < 30
+    assert time.monotonic() - started < 90 * rounds
 
 
 def test_wrong_messages_at_every_internal_mailbox_are_dropped(tiny: Stack, extent: tuple[int, int]) -> None:
