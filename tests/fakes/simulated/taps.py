@@ -12,7 +12,7 @@ from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
 from noria.services.admission.core.ledger import Choice, Request
-from noria.services.scheduler.core.events import Event, ExecutorLost, Reply
+from noria.services.scheduler.core.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Shell
 
@@ -89,14 +89,23 @@ def note_failures(shell: Shell, failed: Callable[[set[Stream]], None]) -> None:
         return
     core = shell._core
     apply = core.apply
+    doubted: set[Stream] = set()
+
+    def streams(number: int | None = None) -> set[Stream]:
+        steps = [step for step in core.board.lane.steps if number in (None, step.number)]
+        return {entry.request.stream for step in steps for entry in step.entries}
 
     def tell_and_apply(event: Event) -> list[Reply]:
-        steps = core.board.lane.steps
         match event.body:
+            case ExecutorSilent():
+                doubted.update(streams())
+            case ExecutorReturned():
+                doubted.clear()
             case ExecutorLost():
-                failed({entry.request.stream for step in steps for entry in step.entries})
+                failed(doubted | streams())
+                doubted.clear()
             case StepFailed(number=number, failure=Failure.ERROR):
-                failed({entry.request.stream for step in steps if step.number == number for entry in step.entries})
+                failed(streams(number))
             case _:
                 pass
         return apply(event)
