@@ -65,6 +65,9 @@ class EventLog:
         self._secret = os.urandom(_SECRET_BYTES)
         self._trails: dict[Stream, _Trail] = {}
         self._geometry: Geometry | None = None
+        # Of an executor, until admission has named the streams. recited: it has.
+        self._inventory: Inventory | None = None
+        self._recited = False
         self._written = 0
         self._flush_ns = 0
         self._file: BinaryIO | None = self._open()
@@ -81,6 +84,10 @@ class EventLog:
             record = self._record(now_ns, body)
             if record is not None:
                 self._write(record)
+            if self._inventory is not None and self._recited:
+                # It is of use only now, and only now its streams are known.
+                self._write(self._listed(now_ns, self._inventory))
+                self._inventory = None
 
     def planned(self, now_ns: int) -> None:
         """Plans were asked for until there was none."""
@@ -101,6 +108,7 @@ class EventLog:
     def _record(self, now_ns: int, body: Body) -> AnyRecord | None:
         match body:
             case Submit():
+                self._recited = self._recited or body.complete
                 return records.Submitted(now_ns, tuple(map(self._arrival, body.submissions)), body.complete)
             case StepDone():
                 return self._completed(now_ns, body)
@@ -116,6 +124,7 @@ class EventLog:
             case PolicyChanged():
                 return records.Changed(now_ns, body.policy, body.rules)
             case AdmissionJoined() | ExecutorLost() | ExecutorSilent() | ExecutorReturned() | TimePassed():
+                self._recited = self._recited and not isinstance(body, AdmissionJoined)
                 return records.Happened(now_ns, type(body).__name__)
             case _:
                 return self._of_executor(now_ns, body)
@@ -123,11 +132,14 @@ class EventLog:
     def _of_executor(self, now_ns: int, body: Geometry | StepFailed | Copied | Inventory) -> AnyRecord | None:
         match body:
             case Geometry():
-                self._geometry = body
+                self._geometry, self._inventory = body, None
                 return records.Joined(now_ns, body)
             case StepFailed():
                 return records.Failed(now_ns, body)
-            case Copied() | Inventory():
+            case Inventory():
+                self._inventory = body
+                return None
+            case Copied():
                 return None
 
     def _arrival(self, submission: Submission) -> Arrival:
@@ -157,20 +169,27 @@ class EventLog:
         self._trails.setdefault(submission.stream, trail)
         return _with_pages(arrival, trail)
 
+    def _listed(self, now_ns: int, body: Inventory) -> AnyRecord:
+        stops: list[tuple[Stream, int]] = []
+        pages: list[tuple[Stream, bytes]] = []
+        for held in body.entries:
+            trail = self._trails.get(held.stream)
+            for token in held.output_ids[trail.outputs :] if trail is not None else ():
+                self._sampled(held.stream, token, stops, pages)
+        kept = tuple(
+            records.Kept(each.stream, each.attempt, each.slot, each.length, each.blocks, len(each.output_ids))
+            for each in body.entries
+            if each.stream in self._trails
+        )
+        return records.Listed(now_ns, body.epoch, kept, tuple(stops), tuple(pages))
+
     def _completed(self, now_ns: int, body: StepDone) -> AnyRecord:
-        stops, pages = [], []
+        stops: list[tuple[Stream, int]] = []
+        pages: list[tuple[Stream, bytes]] = []
         for sampled in body.sampled:
             trail = self._trails.get(sampled.stream)
-            if trail is None or trail.stopped or not sampled.ids or sampled.start != trail.outputs:
-                continue  # what follows an end is thrown away
-            token = sampled.ids[0]
-            trail.outputs += 1
-            if token in trail.end_ids and trail.outputs >= trail.arrival.min_tokens:
-                trail.stopped = True
-                stops.append((sampled.stream, sampled.start))
-            page = self._follow(trail, token)
-            if page:
-                pages.append((sampled.stream, page))
+            if trail is not None and sampled.ids and sampled.start == trail.outputs:
+                self._sampled(sampled.stream, sampled.ids[0], stops, pages)
         size, pairs = (0, 0, 0), 0
         step = next(iter(self._lane.steps), None)
         if step is not None and (self._lane.epoch, step.number) == (body.epoch, body.number):
@@ -178,6 +197,21 @@ class EventLog:
         return records.Completed(
             now_ns, body.epoch, body.number, body.compute_us, *size, stops=tuple(stops), pages=tuple(pages), pairs=pairs
         )
+
+    def _sampled(
+        self, stream: Stream, token: int, stops: list[tuple[Stream, int]], pages: list[tuple[Stream, bytes]]
+    ) -> None:
+        """Note a stream's next output id; what follows its end is thrown away."""
+        trail = self._trails[stream]
+        if trail.stopped:
+            return
+        trail.outputs += 1
+        if token in trail.end_ids and trail.outputs >= trail.arrival.min_tokens:
+            trail.stopped = True
+            stops.append((stream, trail.outputs - 1))
+        page = self._follow(trail, token)
+        if page:
+            pages.append((stream, page))
 
     def _follow(self, trail: _Trail, token: int) -> bytes:
         """Add an id; returns the hash of the page that it completes, else nothing."""

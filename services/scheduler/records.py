@@ -120,6 +120,26 @@ class Joined(Record, frozen=True):
     geometry: Geometry
 
 
+class Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A stream of an inventory, without its ids. slot, blocks: as in `Held`."""
+
+    stream: Stream
+    attempt: int
+    slot: int
+    length: int
+    blocks: tuple[tuple[int, ...], ...]
+    output_tokens: int
+
+
+class Listed(Record, frozen=True):
+    """The executor told what it holds. stops, pages: as in `Completed`, of the tokens that were not known yet."""
+
+    epoch: int
+    entries: tuple[Kept, ...]
+    stops: tuple[tuple[Stream, int], ...] = ()
+    pages: tuple[tuple[Stream, bytes], ...] = ()
+
+
 class Failed(Record, frozen=True):
     """A step failed."""
 
@@ -153,6 +173,7 @@ AnyRecord = (
     | Asked
     | Joined
     | Failed
+    | Listed
     | Happened
     | Changed
     | Planned

@@ -44,9 +44,11 @@ def record(world: World, path: Path, bytes_max: int = 1 << 24) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("deaths", [0.0, 0.005])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_recorded_run_makes_the_same_plans_again(seed: int, tmp_path: Path) -> None:
-    world = World(seed)
+def test_a_recorded_run_makes_the_same_plans_again(seed: int, deaths: float, tmp_path: Path) -> None:
+    """Of a run in which schedulers die, the last life is recorded: it begins with what its executor held."""
+    world = World(seed, deaths=deaths)
     world.run()
     record(world, tmp_path / "log")
     recording = Recording(tmp_path / "log")

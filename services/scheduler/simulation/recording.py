@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from noria.proto.base import Ended, Sampling, Stream
-from noria.proto.execution import Geometry, Sampled, StepDone, StepPlan
+from noria.proto.execution import Geometry, Held, Inventory, Sampled, StepDone, StepPlan, cache_digest
 from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
 from noria.services.scheduler import records
 from noria.services.scheduler.core.events import (
@@ -152,7 +152,7 @@ class Recording:
                     self.arrivals.setdefault(arrival.stream, (record.at_ns, arrival))
                     if len(arrival.pages) > len(self._pages.get(arrival.stream, b"")):
                         self._pages[arrival.stream] = arrival.pages
-            case records.Completed():
+            case records.Completed() | records.Listed():
                 self._stopped.update(record.stops)
                 for stream, page in record.pages:
                     self._pages[stream] = self._pages.get(stream, b"") + page
@@ -178,6 +178,8 @@ class Recording:
                 return Ended(record.streams)
             case records.Looked() | records.Asked() | records.Failed():
                 return record.body
+            case records.Listed():
+                return Inventory(record.epoch, tuple(map(self._held, record.entries)))
             case records.Joined():
                 return record.geometry
             case records.Happened():
@@ -188,6 +190,13 @@ class Recording:
                 raise AssertionError("no event")
             case _:
                 assert_never(record)
+
+    def _held(self, kept: records.Kept) -> Held:
+        """What was held, with made-up ids."""
+        prompt = self.arrivals[kept.stream][1].prompt_tokens
+        ids = [self.token(kept.stream, position) for position in range(prompt + kept.output_tokens)]
+        digest = cache_digest(ids[: kept.length])
+        return Held(kept.slot, kept.stream, kept.attempt, digest, kept.length, kept.blocks, tuple(ids[prompt:]))
 
     def _done(self, record: records.Completed, core: Scheduler) -> StepDone:
         sampled = []
