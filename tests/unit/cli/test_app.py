@@ -44,7 +44,19 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_without_a_command_the_help_is_shown() -> None:
     result = CliRunner().invoke(noria, [])
     assert result.exit_code == 0
-    for command in ("up", "down", "ps", "generate", "chat", "models", "config", "scheduler", "gateway"):
+    for command in (
+        "up",
+        "down",
+        "drain",
+        "restart",
+        "ps",
+        "generate",
+        "chat",
+        "models",
+        "config",
+        "scheduler",
+        "gateway",
+    ):
         assert command in result.output
 
 
@@ -106,6 +118,11 @@ def test_a_stack_that_does_not_run_is_said_to(capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert run(["down", "--runtime-dir", str(tmp_path)]) == 0
     assert "nothing runs" in capsys.readouterr().out
+    for command in (["drain"], ["restart", "all"], ["restart", "scheduler", "gateway"]):
+        assert run([*command, "--runtime-dir", str(tmp_path)]) == 2
+        assert f"no `noria up` runs in {tmp_path}" in capsys.readouterr().err
+    assert run(["restart", "supervisor"]) == 2
+    assert "'supervisor' is not one of" in capsys.readouterr().err
 
 
 def test_config_prints_toml_that_reads_back_and_says_where_each_option_came_from(
