@@ -8,15 +8,21 @@ from starlette.routing import Route
 
 from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
+from noria.proto.lifecycle import Snapshot, State
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError
 from noria.services.gateway.exposition import CONTENT_TYPE, exposition
 from noria.services.gateway.operators import Operators
+from noria.shared import instruments
 from noria.shared.inspect import inspect_all_async
-from noria.shared.metrics import merged, told
+from noria.shared.metrics import Value, merged, told
+from noria.shared.spans import ATTRIBUTE_SERVICE
 
 _ANSWER_S: Final = 1.0
 _DESCRIBE_S: Final = 1.0
+
+
+_WITHOUT_SUPERVISOR: Final = tuple(each for each in Service if each is not Service.SUPERVISOR)
 
 
 class Scraping:
@@ -31,8 +37,7 @@ class Scraping:
     async def all(self, request: Request) -> Response:
         """The metrics of every process that answers, and vLLM's names for them."""
         await self._operators.admit(request)
-        supervised = self._config.runtime.supervised
-        return await self._page(tuple(each for each in Service if supervised or each is not Service.SUPERVISOR))
+        return await self._page(tuple(Service) if self._config.runtime.supervised else _WITHOUT_SUPERVISOR)
 
     async def one(self, request: Request) -> Response:
         """One process's own."""
@@ -51,6 +56,8 @@ class Scraping:
         if not answers:
             raise HttpError(503, "no service answers", kind="server_error", code="unavailable")
         values = merged(value for answer in answers.values() for value in told(answer.json))
+        if services == _WITHOUT_SUPERVISOR:  # nobody else says who is there
+            values += [_up(each, answers.get(each)) for each in services]
         return Response(exposition(values, await self._served()), media_type=CONTENT_TYPE)
 
     async def _served(self) -> str:
@@ -61,3 +68,8 @@ class Scraping:
             except ClientError:
                 return ""
         return self._model
+
+
+def _up(service: Service, answer: Snapshot | None) -> Value:
+    ready = answer is not None and answer.state is State.READY
+    return Value(instruments.SERVICE_UP, int(ready), ((ATTRIBUTE_SERVICE, service.value),))

@@ -41,6 +41,9 @@ def test_services_that_do_not_answer_are_told_as_silent_and_a_stop_ends_the_feed
 def test_the_metrics_page_says_when_nobody_answers_and_the_page_is_there_all_the_same(gateway: Gateway) -> None:
     assert gateway.http.get("/metrics/nobody").status_code == 404
     assert gateway.http.get("/metrics/scheduler").status_code == 503
+    lines = gateway.http.get("/metrics").text.splitlines()
+    assert 'noria_service_up{service="gateway"} 1' in lines
+    assert 'noria_service_up{service="scheduler"} 0' in lines
     page = gateway.http.get("/console/main.js")
     assert page.headers["content-type"].startswith("text/javascript")
     assert page.headers["x-content-type-options"] == "nosniff"
