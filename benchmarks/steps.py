@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from products import bandwidth
 
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Fill, Slice, StepPlan
@@ -178,12 +179,7 @@ def measured(dtype: torch.dtype, threads: int) -> Machine:
         began = time.perf_counter()
         torch.mm(a, b)
         times.append(time.perf_counter() - began)
-    memory, reads = torch.ones(96 << 20), []
-    for _ in range(5):
-        began = time.perf_counter()
-        memory.sum()
-        reads.append(time.perf_counter() - began)
-    return Machine(threads, 2 * size**3 / min(times), memory.nbytes / min(reads))
+    return Machine(threads, 2 * size**3 / min(times), 1e9 * bandwidth(threads))
 
 
 def steps(options: argparse.Namespace) -> Report:

@@ -51,12 +51,9 @@ class Decoder:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
         del batch  # the operations know it
         x = operations.embedded(self._embedding, self._embedding_scale)
-        residual: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            x, residual = operations.layer(index, layer, x, residual)
+        x, residual = operations.layers(self._layers, x)
         if rows is None:
             return None
-        assert residual is not None
         logits = operations.logits(x, residual, rows, self._norm, self._head)
         cap = self.architecture.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -1,5 +1,6 @@
 """One layer's weights, and how a layer is made of operations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,4 +40,13 @@ def composed(
     x = layer.mlp(x, operations)
     if layer.after_mlp is not None:
         x = operations.norm(x, layer.after_mlp)
+    return x, residual
+
+
+def in_turn(operations: Operations, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a model's layers, operation by operation. x begins the residual stream; returns as `composed` does."""
+    residual: torch.Tensor | None = None
+    for index, layer in enumerate(layers):
+        x, residual = composed(operations, index, layer, x, residual)
+    assert residual is not None
     return x, residual

@@ -1,10 +1,11 @@
-"""Whole layers with a dense MLP, each by one native call.
+"""Whole layers with a dense MLP, those that follow each other by one native call.
 
-Called one by one, the nine kernels of each layer cost a step of SmolLM2-135M 0.3 ms of Python, and nine times as many
-waits for the interpreter, which other threads may hold.
+Called one by one, the nine kernels of each layer cost a step of SmolLM2-135M 0.3 ms of Python, and each call waits for
+the interpreter, which other threads may hold.
 """
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -36,27 +37,28 @@ class NativeLayers:
         norms: Norms,
         threads: int,
     ) -> None:
-        self._kernel = kernels.layer
+        self._kernel = kernels.layers
         self._architecture, self._dtype, self._threads = architecture, dtype, threads
         self._heads, self._caches, self._groups, self._rotations = heads, caches, groups, rotations
         self._buffers, self._norms = buffers, norms
-        self._made: dict[int, _Made] = {}
+        self._made: list[_Made] = []
+        self._runs: dict[int, _Run] = {}
 
     def begin(self, rows: int, positions: int, slices: int, pages: Sequence[int], scratch: int) -> None:
         """Lay out a step: addresses of its positions, slices and each group's pages, and attention's scratch memory."""
         facts, of, dtype = self._architecture, self._buffers.of, self._dtype
         queries, inner = facts.heads * facts.head_dim, facts.intermediate
         self._rows = rows
-        self._residual = of("residual", rows, facts.hidden, torch.float32)
-        self._added = of("product", rows, facts.hidden, torch.float32)
+        self.residual = of("residual", rows, facts.hidden, torch.float32)
+        self.added = of("product", rows, facts.hidden, torch.float32)
         self._pages = (ctypes.c_void_p * len(pages))(*pages)
         self._step = StepArguments(
             rows=rows,
             positions=positions,
             slices=slices,
             pages=ctypes.addressof(self._pages),
-            residual=self._residual.data_ptr(),
-            added=self._added.data_ptr(),
+            residual=self.residual.data_ptr(),
+            added=self.added.data_ptr(),
             products=of("product", rows, max(queries + 2 * facts.key_width, 2 * inner), torch.float32).data_ptr(),
             normed=of("normed", rows, facts.hidden, dtype).data_ptr(),
             queries=of("queries", rows, queries, dtype).data_ptr(),
@@ -66,19 +68,23 @@ class NativeLayers:
         )
         self._step_at = ctypes.addressof(self._step)
 
-    def layer(
-        self, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Compute a layer; None where it cannot be done in one call. See `composed`."""
-        made = self._made.get(index)
-        if made is None:
-            made = self._made[index] = self._make(index, layer)
-        if made.arguments is None:
-            return None
-        assert (x if residual is None else residual) is self._residual
-        self._step.product_scratch = made.scratch(self._rows)
-        self._kernel(made.at, self._step_at, None if residual is None else x.data_ptr(), self._threads)
-        return self._added, self._residual
+    def run(self, layers: Sequence[Layer], first: int, x: torch.Tensor, residual: torch.Tensor | None) -> int:
+        """Compute as many layers from `first` on as can be done in one call, and return how many. See `composed`.
+
+        Their results are then in `added` and `residual`.
+        """
+        while len(self._made) < len(layers):
+            self._made.append(self._make(len(self._made), layers[len(self._made)]))
+        if first not in self._runs:
+            self._runs[first] = _Run(list(itertools.takewhile(lambda each: each.arguments, self._made[first:])))
+        run = self._runs[first]
+        if not run.count:
+            return 0
+        assert (x if residual is None else residual) is self.residual
+        self._step.product_scratch = run.scratch(self._rows)
+        added = None if residual is None else x.data_ptr()
+        self._kernel(run.at, run.count, self._step_at, added, self._threads)
+        return run.count
 
     def _make(self, index: int, layer: Layer) -> "_Made":
         facts, mlp = self._architecture, layer.mlp
@@ -120,9 +126,20 @@ class _Made:
 
     def __init__(self, arguments: LayerArguments | None, products: tuple[NativeLinear, ...]) -> None:
         self.arguments = arguments
-        self.at = 0 if arguments is None else ctypes.addressof(arguments)
+        self.products = products
+
+
+class _Run:
+    """Layers that follow each other, as the kernel takes them."""
+
+    def __init__(self, made: list[_Made]) -> None:
+        self.count = len(made)
+        addresses = [ctypes.addressof(each.arguments) for each in made if each.arguments is not None]
+        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.at = ctypes.addressof(self._pointers)
+        products = [product for each in made for product in each.products]
         self._largest = max(products, key=lambda each: each.row_bytes, default=None)
 
     def scratch(self, rows: int) -> int | None:
-        """Address of what the layer's products work in, one after the other."""
+        """Address of what the layers' products work in, one after the other."""
         return None if self._largest is None else self._largest.scratch(rows)

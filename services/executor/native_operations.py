@@ -114,11 +114,19 @@ class NativeOperations:
         self._kernels.embed(table.data_ptr(), kind, self._ids, scale, x.data_ptr(), self._rows, width, self._threads)
         return x
 
-    def layer(
-        self, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A whole layer, in one call where its MLP is dense."""
-        return self._whole.layer(index, layer, x, residual) or composed(self, index, layer, x, residual)
+    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All layers: those that follow each other with dense MLPs in one call."""
+        residual: torch.Tensor | None = None
+        index = 0
+        while index < len(layers):
+            count = self._whole.run(layers, index, x, residual)
+            if count:
+                x, residual = self._whole.added, self._whole.residual
+            else:
+                x, residual = composed(self, index, layers[index], x, residual)
+            index += count or 1
+        assert residual is not None
+        return x, residual
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product, in float32."""

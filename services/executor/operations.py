@@ -1,5 +1,6 @@
 """What a decoder is made of. Each implementation computes the same functions; one is chosen per process, never per step."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -26,10 +27,8 @@ class Operations(Protocol):
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
 
-    def layer(
-        self, index: int, layer: "Layer", x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A whole layer: what `composed` says, perhaps in fewer calls."""
+    def layers(self, layers: Sequence["Layer"], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All layers of a model: what `in_turn` says, perhaps in fewer calls."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""

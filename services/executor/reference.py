@@ -13,7 +13,7 @@ from noria.services.executor.attention import singles_attention, span_attention
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
 from noria.services.executor.families import Architecture
-from noria.services.executor.layer import Layer, composed
+from noria.services.executor.layer import Layer, in_turn
 from noria.services.executor.products import Linear
 from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.sampling import sample
@@ -54,11 +54,9 @@ class ReferenceOperations:
         x = table.index_select(0, self._step.token_ids)
         return x if scale == 1 else x.mul_(scale)
 
-    def layer(
-        self, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A whole layer, operation by operation."""
-        return composed(self, index, layer, x, residual)
+    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All layers, operation by operation."""
+        return in_turn(self, layers, x)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Matrix product."""

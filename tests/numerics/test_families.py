@@ -10,7 +10,7 @@ from numerics.comparison import LEVELS, decoder_of, expect
 from numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.base import Sampling
-from noria.services.executor.layer import composed
+from noria.services.executor.layer import in_turn
 from noria.services.executor.native_operations import NativeOperations
 
 SIZES: dict[str, Any] = {
@@ -174,7 +174,7 @@ def test_a_layer_in_one_call_has_the_same_bits_as_operation_by_operation(
         operations = driver.engine._operations
         assert isinstance(operations, NativeOperations)
         if not whole:
-            operations.layer = partial(composed, operations)  # type: ignore[method-assign]
+            operations.layers = partial(in_turn, operations)  # type: ignore[method-assign]
         found.append(driver.run(asked))
     same_bits(*found)
 

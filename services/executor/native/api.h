@@ -185,7 +185,9 @@ struct NoriaStep {
   void *attention_scratch, *product_scratch;
 };
 
-// From the residual stream to what the next layer adds to it, step->added. added: what is to be added first, or null.
-NORIA_EXPORT void NORIA_KERNEL(layer)(const NoriaLayer* layer, const NoriaStep* step, const float* added, int64_t threads);
+// Layers one after the other, from the residual stream to what is to be added to it next, step->added. added: what is to be
+// added first, or null.
+NORIA_EXPORT void NORIA_KERNEL(layers)(const NoriaLayer* const* layers, int64_t count, const NoriaStep* step,
+                                       const float* added, int64_t threads);
 
 }  // extern "C"

@@ -1,8 +1,10 @@
-// A dense layer in one call, made of the same kernels that can be called one by one.
+// Dense layers in one call, made of the same kernels that can be called one by one.
 
 #include "api.h"
 
-void NORIA_KERNEL(layer)(const NoriaLayer* layer, const NoriaStep* step, const float* added, int64_t threads) {
+namespace {
+
+void compute(const NoriaLayer* layer, const NoriaStep* step, const float* added, int64_t threads) {
   const int64_t rows = step->rows, hidden = layer->out->outputs, type = layer->heads->type;
   const NoriaPages* pages = step->pages[layer->group];
   auto product = [=](const NoriaLinear* linear, const void* x, float* y) {
@@ -28,4 +30,11 @@ void NORIA_KERNEL(layer)(const NoriaLayer* layer, const NoriaStep* step, const f
   NORIA_KERNEL(gated)(step->products, layer->gelu, step->gated, type, rows, layer->down->inputs, threads);
   product(layer->down, step->gated, step->added);
   norm(layer->after_mlp);
+}
+
+}  // namespace
+
+void NORIA_KERNEL(layers)(const NoriaLayer* const* layers, int64_t count, const NoriaStep* step, const float* added,
+                          int64_t threads) {
+  for (int64_t i = 0; i < count; ++i, added = step->added) compute(layers[i], step, added, threads);
 }

@@ -139,7 +139,7 @@ class Kernels:
         self.norm = bound("norm", _POINTER, _POINTER, _REAL, _SIZE, _SIZE, _SIZE)
         self.rotate_write = bound("rotate_write", *[_POINTER] * 8, _REAL, _POINTER, _SIZE, _SIZE)
         self.attention = bound("attention", *[_POINTER] * 7, _SIZE)
-        self.layer = bound("layer", _POINTER, _POINTER, _POINTER, _SIZE)
+        self.layers = bound("layers", _POINTER, _SIZE, _POINTER, _POINTER, _SIZE)
         self.gated = bound("gated", _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)
         self._attention_scratch = getattr(library, f"noria_{level}_attention_scratch")
         self._attention_scratch.argtypes, self._attention_scratch.restype = (*[_POINTER] * 4, _SIZE), _SIZE

@@ -61,7 +61,7 @@ struct Tile {
         for (int j = 0; j < WIDTH; ++j) c[m][j] = splat(0.f);
       const int64_t end = least(whole, start + PART_STEPS);
       for (int64_t k = start; k < end; ++k, a += Kind::INPUTS, w += STEP_BYTES) {
-        for (int line = 0; line < STEP_BYTES / LINE; ++line) ahead.line(k * (STEP_BYTES / LINE) + line);
+        ahead.fetch(k);
         step<ROWS>(c, a, inputs, w);
       }
       if (whole < steps && start + PART_STEPS >= steps) {  // the last number has no partner
@@ -83,12 +83,12 @@ template <class Kind>
 void product(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, int32_t threads) {
   using Number = typename Kind::Number;
   const Number* numbers = (const Number*)x;
-  const int64_t panel_bytes = ceiling(linear.inputs, Kind::INPUTS) * STEP_BYTES;
+  const int64_t steps = ceiling(linear.inputs, Kind::INPUTS);
   if (y_type == NORIA_FLOAT32)
-    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, steps, STEP_BYTES,
                     Tile<Kind, float>{linear, numbers, (float*)y});
   else
-    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, panel_bytes,
+    tiles<ROWS_MAX>(rows, linear.outputs, threads, linear.weights, steps, STEP_BYTES,
                     Tile<Kind, bf16>{linear, numbers, (bf16*)y});
 }
 

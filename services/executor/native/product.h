@@ -37,13 +37,13 @@ constexpr int PARTS_OF_PANEL = PANEL / (WIDTH * LANES);
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Weights that are wanted next, brought into the second-level cache while a tile is computed: `bytes` of them for each of
-// its lines of weights; nothing where 0.
+// Weights that are wanted next, brought into the second-level cache while a tile is computed: so many bytes of them for each
+// of its steps or groups; none where 0.
 struct Ahead {
   const char* at;
   int64_t bytes;
-  void line(int64_t number) const {
-    if (bytes) __builtin_prefetch(at + number * bytes, 0, 2);
+  void fetch(int64_t step) const {
+    for (int64_t done = 0; done < bytes; done += LINE) __builtin_prefetch(at + step * bytes + done, 0, 2);
   }
 };
 
@@ -60,9 +60,9 @@ INLINE int64_t row_chunks(int64_t rows, int64_t threads) {
   return apart > 1 ? ceiling(chunks, apart) * apart : chunks;
 }
 
-// panel_bytes: of the weights of a panel, all of which lie one after the other from `weights` on.
+// Panels lie one after the other from `weights` on; along the inputs each is so many steps or groups of so many bytes.
 template <int MOST, class Tile>
-INLINE void tiles(int64_t rows, int64_t outputs, int32_t threads, const void* weights, int64_t panel_bytes,
+INLINE void tiles(int64_t rows, int64_t outputs, int32_t threads, const void* weights, int64_t steps, int64_t step_bytes,
                   const Tile& tile) {
   const int64_t chunks = row_chunks(rows, threads), panels = ceiling(outputs, PANEL);
   const int64_t at_once = panels < 32 ? 1 : least(8, panels / 16), groups = ceiling(panels, at_once);
@@ -70,12 +70,11 @@ INLINE void tiles(int64_t rows, int64_t outputs, int32_t threads, const void* we
     const int64_t chunk = task / groups, first = rows * chunk / chunks, end = rows * (chunk + 1) / chunks;
     const int64_t blocks = ceiling(end - first, MOST), panel_end = least(panels, (task % groups + 1) * at_once);
     // With one block, weights are read in one stream, which the processor sees by itself; with more it stops at each panel.
-    const int64_t passes = blocks * PARTS_OF_PANEL, share = ceiling(panel_bytes, passes);
-    const int64_t line_share = blocks > 1 ? ceiling(LINE, passes) : 0;
+    const int64_t passes = blocks * PARTS_OF_PANEL, share = blocks > 1 ? ceiling(step_bytes, passes) : 0;
     for (int64_t panel = task % groups * at_once; panel < panel_end; ++panel) {
-      Ahead ahead = {(const char*)weights + (panel + 1) % panels * panel_bytes, line_share};
+      Ahead ahead = {(const char*)weights + (panel + 1) % panels * steps * step_bytes, share};
       for (int part = 0; part < PARTS_OF_PANEL; ++part)
-        for (int64_t block = 0; block < blocks; ++block, ahead.at += share) {
+        for (int64_t block = 0; block < blocks; ++block, ahead.at += steps * share) {
           const int64_t row = first + (end - first) * block / blocks;
           const int64_t count = first + (end - first) * (block + 1) / blocks - row;
           with_rows<MOST>(count, tile, row, panel * PANEL + part * WIDTH * LANES, ahead);
