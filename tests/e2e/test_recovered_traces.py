@@ -1,0 +1,59 @@
+"""A request that outlives a process is still one trace: what the next life does continues it, and the ledger adds up."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e.harness import Stack, stack, wait_until
+from e2e.test_traces import PARENT, context, scraped, total
+from fakes.collector import Collector
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def ask(running: Stack, found: list[httpx.Response]) -> None:
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 1500, "ignore_eos": True}
+    headers = {"traceparent": context(TRACE)}
+    found.append(httpx.post(f"{running.url}/v1/completions", json=body, headers=headers, timeout=60))
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "admission"])
+def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(tiny_model: Path, victim: str) -> None:
+    environment = {"OMP_NUM_THREADS": "1"}
+    with (
+        Collector() as collector,
+        stack(str(tiny_model), "--otlp-endpoint", collector.url, environment=environment) as running,
+    ):
+        pid = running.pids()[victim]
+        found: list[httpx.Response] = []
+        asking = threading.Thread(target=ask, args=(running, found))
+        asking.start()
+        # Half a second after its first tokens: what processes had finished by then has been sent.
+        wait_until(lambda: len([each for each in collector.spans if each.name == "prefill"]) == 1, 20, "spans")
+        os.kill(pid, signal.SIGKILL)
+        asking.join()
+        (response,) = found
+        assert response.status_code == 200
+        assert response.json()["usage"]["completion_tokens"] == 1500
+        running.wait_idle()
+        law = scraped(httpx.get(f"{running.url}/metrics").text)
+        assert total(law, "noria_ledger_accepted_total") == 1
+        assert total(law, "noria_ledger_ended_total") == 1
+        assert total(law, "noria_ledger_in_flight") == 0
+        assert total(law, "noria_service_starts_total", service=victim) == 2
+        running.stop()
+    mine = [each for each in collector.spans if each.trace == TRACE]
+    known = {each.span for each in mine} | {PARENT}
+    assert [each for each in mine if each.parent not in known] == []
+    (root,) = (each for each in mine if each.server)
+    assert root.attributes["gen_ai.usage.output_tokens"] == 1500
+    if victim == "scheduler":
+        recovered = [given for each in mine for event, given in each.events if event == "recovered"]
+        assert len(recovered) == 1
+        assert 0 < recovered[0]["gen_ai.usage.output_tokens"] < 1500
+    decodes = [each for each in mine if each.name == "decode"]
+    assert decodes[-1].attributes["noria.decision"] == "length"
+    assert all(each.parent == root.span for each in decodes)
