@@ -7,8 +7,7 @@
 //
 //   sum x * w = weight scale * (scale * sum q_x * q_w + least * sum q_w) + offset * (scale * sum q_x + 32 * least)
 //
-// where all sums are exact integers, that of q_w kept with the weights. The products of groups are added in float32, in
-// order, so is the rest, and then both.
+// where all sums are exact integers, that of q_w kept with the weights. Groups are added in float32, in order.
 
 #include "blocks.h"
 #include "product.h"
@@ -86,40 +85,6 @@ struct Tile {
   Quantised x;
   Y* y;
 
-  // Adds what the rows' least numbers, and the weights' offsets, give: after the products of integers, or there would be
-  // more sums than registers.
-  template <int ROWS>
-  INLINE void complete(Floats (&total)[ROWS][WIDTH], const Kind* block, const Range* ranges, int64_t groups,
-                       int64_t lane) {
-    Floats rest[ROWS][WIDTH];
-    clear<ROWS>(rest);
-    for (int64_t group = 0; group < groups; ++group, ++block, ++ranges)
-#pragma GCC unroll 2
-      for (int j = 0; j < WIDTH; ++j) {
-        const int64_t first = lane + j * LANES;
-        const Floats sum = floats(load_ints16(block->sums + first)) * load(block->scales + first);
-#pragma GCC unroll 6
-        for (int m = 0; m < ROWS; ++m) rest[m][j] = multiply_add(sum, splat(ranges[m * groups].least), rest[m][j]);
-        if constexpr (OFFSETS<Kind>) {
-          const Floats offset = load(block->offsets + first);
-#pragma GCC unroll 6
-          for (int m = 0; m < ROWS; ++m) rest[m][j] = multiply_add(offset, splat(ranges[m * groups].sum), rest[m][j]);
-        }
-      }
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; ++m)
-#pragma GCC unroll 2
-      for (int j = 0; j < WIDTH; ++j) total[m][j] = total[m][j] + rest[m][j];
-  }
-
-  template <int ROWS>
-  INLINE void clear(Floats (&total)[ROWS][WIDTH]) {
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; ++m)
-#pragma GCC unroll 2
-      for (int j = 0; j < WIDTH; ++j) total[m][j] = splat(0.f);
-  }
-
   template <int ROWS>
   __attribute__((noinline)) void run(int64_t row, int64_t output, Ahead ahead) const {
     const int64_t groups = ceiling(linear.inputs, GROUP), lane = output % PANEL;
@@ -127,7 +92,10 @@ struct Tile {
     const uint8_t* a = x.bytes + row * groups * GROUP;
     const Range* ranges = x.ranges + row * groups;
     Floats total[ROWS][WIDTH];
-    clear<ROWS>(total);
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 2
+      for (int j = 0; j < WIDTH; ++j) total[m][j] = splat(0.f);
     for (int64_t group = 0; group < groups; ++group, ++block, ++ranges) {
       ahead.fetch(group);
       Ints c[ROWS][WIDTH];
@@ -150,12 +118,21 @@ struct Tile {
 #pragma GCC unroll 2
       for (int j = 0; j < WIDTH; ++j) {
         const Floats scale = load(block->scales + lane + j * LANES);
+        const Floats sum = floats(load_ints16(block->sums + lane + j * LANES)) * scale;
 #pragma GCC unroll 6
-        for (int m = 0; m < ROWS; ++m)
-          total[m][j] = multiply_add(floats(c[m][j]), scale * splat(ranges[m * groups].scale), total[m][j]);
+        for (int m = 0; m < ROWS; ++m) {
+          const Range range = ranges[m * groups];
+          total[m][j] = multiply_add(floats(c[m][j]), scale * splat(range.scale), total[m][j]);
+          total[m][j] = multiply_add(sum, splat(range.least), total[m][j]);
+        }
+        if constexpr (OFFSETS<Kind>) {
+          const Floats offset = load(block->offsets + lane + j * LANES);
+#pragma GCC unroll 6
+          for (int m = 0; m < ROWS; ++m)
+            total[m][j] = multiply_add(offset, splat(ranges[m * groups].sum), total[m][j]);
+        }
       }
     }
-    complete<ROWS>(total, block - groups, ranges - groups, groups, lane);
     for (int m = 0; m < ROWS; ++m)
       for (int j = 0; j < WIDTH; ++j) store_outputs(linear, y, row + m, output + j * LANES, total[m][j]);
   }
