@@ -84,7 +84,7 @@ class Actor:
         self._expected_us: Callable[[], int] | None = None
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
-        self._flushing: set[Service] = set()
+        self._flushing: dict[Service, zmq.Socket[bytes]] = {}
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
         self._wanted_ns: int | None = 0
@@ -314,12 +314,15 @@ class Actor:
         for peer, link in self.mailbox.links.items():
             if link.outbox:
                 link.flush()
-            if link.outbox and peer not in self._flushing:
-                self._flushing.add(peer)
-                self._poller.register(link.socket, zmq.POLLOUT)
-            elif not link.outbox and peer in self._flushing:
-                self._flushing.discard(peer)
-                self._poller.unregister(link.socket)
+            waited_for = self._flushing.get(peer)
+            wanted = link.socket if link.outbox else None
+            if waited_for is wanted:
+                continue
+            if waited_for is not None:
+                self._poller.unregister(self._flushing.pop(peer))
+            if wanted is not None:
+                self._flushing[peer] = wanted
+                self._poller.register(wanted, zmq.POLLOUT)
 
     def _told_of(self, shell: Shell, asked: Inspect) -> Snapshot:
         if not asked.topic:

@@ -4,6 +4,7 @@ Used by people and tests through `noria ps` and `/debug/state`. Needs no greetin
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Iterable
@@ -163,7 +164,10 @@ def _ask(
 def _send(socket: "zmq.Socket[bytes]", question: Inspect) -> None:
     name = socket.getsockopt(zmq.ROUTING_ID)
     assert isinstance(name, bytes)
-    socket.send_multipart(_CODEC.encode(Header(Inspect.__name__, name.decode(), draw_incarnation()), question))
+    frames = _CODEC.encode(Header(Inspect.__name__, name.decode(), draw_incarnation()), question)
+    # Whoever refuses our key has ended the connection for good, perhaps just now: then there is nobody to ask.
+    with contextlib.suppress(zmq.Again):
+        socket.send_multipart(frames, zmq.NOBLOCK)
 
 
 def _read(socket: "zmq.Socket[bytes]") -> Snapshot | None:

@@ -7,7 +7,8 @@ Knows nothing of requests.
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -38,10 +39,10 @@ class Link:
     present life has written to ours; `missed` whether mail of it was lost on the way.
     """
 
-    def __init__(self, peer: Service, socket: zmq.Socket[bytes], endpoint: str, outbox_max: int) -> None:
+    def __init__(self, peer: Service, connect: Callable[[], zmq.Socket[bytes]], outbox_max: int) -> None:
         self.peer = peer
-        self.socket = socket
-        self._endpoint = endpoint
+        self.socket = connect()
+        self._connect = connect
         self.incarnation = 0
         self.knows_us = False
         self.missed = False
@@ -103,8 +104,9 @@ class Link:
 
         A ROUTER that has seen our name on another connection reads ours no more, and neither side is told.
         """
-        self.socket.disconnect(self._endpoint)
-        self.socket.connect(self._endpoint)
+        # A new socket: one that is disconnected may still take messages for the connection that is going away.
+        self.socket.close(0)
+        self.socket = self._connect()
 
     def succeed(self, successor: int) -> None:
         """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
@@ -159,9 +161,12 @@ class Mailbox:
         self.router.bind(endpoint)
         if endpoint.startswith("ipc://"):
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
-        self.links = {peer: self._connect(peer, address, settings, keys) for peer, address in peers.items()}
+        self.links = {
+            peer: Link(peer, partial(self._connect, peer, address, settings, keys), settings.outbox_messages_max)
+            for peer, address in peers.items()
+        }
 
-    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings, keys: Keys | None) -> Link:
+    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings, keys: Keys | None) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.ROUTING_ID, self.service.value.encode())
@@ -173,7 +178,7 @@ class Mailbox:
         if keys is not None:
             keys.toward(peer.value, self.service.value).equip(socket)
         socket.connect(endpoint)
-        return Link(peer, socket, endpoint, settings.outbox_messages_max)
+        return socket
 
     def close(self, linger_ms: int = 0) -> None:
         """Close every socket; what was just sent has so long to leave."""

@@ -213,3 +213,24 @@ def test_a_link_whose_name_somebody_else_has_used_works_again_once_the_silence_i
     alone.links[B].give_up()
     wait_for(lambda: alone.send_once(B, Hello(1, State.READY)) and heard("Hello"))
     other.close()
+
+
+def test_what_is_sent_right_after_a_new_connection_was_begun_arrives(settings: RuntimeSettings, alone: Mailbox) -> None:
+    other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
+    link, got = alone.links[B], 0
+
+    def arrived() -> bool:
+        nonlocal got
+        link.flush()
+        got += sum(header.kind == "Tokens" for _, header, _ in other.receive(100))
+        return got == sent
+
+    try:
+        other.greet(Header("Hello", A.value, alone.incarnation))
+        alone.greet(Header("Hello", B.value, other.incarnation))
+        for sent in range(1, 41):
+            assert alone.send(B, TOKENS)
+            wait_for(arrived)
+            link.reconnect()
+    finally:
+        other.close()

@@ -208,11 +208,6 @@ class Dealer(Socket):
         self.endpoint = endpoint
         self.network.dialling(self)
 
-    def disconnect(self, endpoint: str) -> None:
-        """Leave the connection; what was written to it last may not arrive."""
-        assert endpoint == self.endpoint
-        self.network.hung_up(self)
-
     def take(self, frames: Frames, channel: Channel | None) -> None:
         """A message has arrived."""
         self._arrived(frames, channel)
