@@ -64,44 +64,9 @@ class Chronicle:
         """Log what happened to a request, and end its span when it is answered."""
         match note:
             case AcceptedNote():
-                self._log.info(
-                    "request accepted",
-                    request=note.number,
-                    id=note.id,
-                    client=note.client,
-                    prompt_tokens=note.prompt_tokens,
-                    choices=note.choices,
-                    tenant=note.tenant,
-                    traffic_class=note.traffic_class,
-                    **_trace(note.traceparent),
-                )
-                self._end_span(note.client, note.id).end(
-                    {
-                        ATTRIBUTE_REQUEST: note.number,
-                        ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens,
-                        ATTRIBUTE_DECISION: "accepted",
-                        ATTRIBUTE_TENANT: note.tenant,
-                        ATTRIBUTE_CLASS: note.traffic_class,
-                    }
-                )
+                self._accepted(note)
             case RefusedNote():
-                span = self._end_span(note.client, note.id)
-                self._log.info(
-                    "request refused",
-                    id=note.id[:_ID_CHARACTERS_SHOWN],
-                    client=note.client,
-                    code=note.code.value,
-                    parameter=note.parameter,
-                    tenant=note.tenant,
-                    traffic_class=note.traffic_class,
-                    **_trace(span.traceparent),
-                )
-                refused = {
-                    ATTRIBUTE_DECISION: note.code.value,
-                    ATTRIBUTE_TENANT: note.tenant,
-                    ATTRIBUTE_CLASS: note.traffic_class,
-                }
-                span.end(refused, error=note.code.value)
+                self._refused(note)
             case AttachedNote():
                 self._log.info("request attached", request=note.number, id=note.id, client=note.client)
                 if not note.awaited:
@@ -126,6 +91,47 @@ class Chronicle:
                 self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
             case _:
                 assert_never(note)
+
+    def _accepted(self, note: AcceptedNote) -> None:
+        self._log.info(
+            "request accepted",
+            request=note.number,
+            id=note.id,
+            client=note.client,
+            prompt_tokens=note.prompt_tokens,
+            choices=note.choices,
+            tenant=note.tenant,
+            traffic_class=note.traffic_class,
+            **_trace(note.traceparent),
+        )
+        self._end_span(note.client, note.id).end(
+            {
+                ATTRIBUTE_REQUEST: note.number,
+                ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens,
+                ATTRIBUTE_DECISION: "accepted",
+                ATTRIBUTE_TENANT: note.tenant,
+                ATTRIBUTE_CLASS: note.traffic_class,
+            }
+        )
+
+    def _refused(self, note: RefusedNote) -> None:
+        span = self._end_span(note.client, note.id)
+        self._log.info(
+            "request refused",
+            id=note.id[:_ID_CHARACTERS_SHOWN],
+            client=note.client,
+            code=note.code.value,
+            parameter=note.parameter,
+            tenant=note.tenant,
+            traffic_class=note.traffic_class,
+            **_trace(span.traceparent),
+        )
+        refused = {
+            ATTRIBUTE_DECISION: note.code.value,
+            ATTRIBUTE_TENANT: note.tenant,
+            ATTRIBUTE_CLASS: note.traffic_class,
+        }
+        span.end(refused, error=note.code.value)
 
     def _end_span(self, client: str, request_id: str) -> Span:
         # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.
