@@ -87,8 +87,15 @@ class Killer:
         return holder.pid if holder is not None else 0
 
     async def _there(self, name: str) -> int:
-        await self._wait(lambda: self._pid(name) > 0, f"{name} is there")
-        return self._pid(name)
+        found = 0
+
+        def there() -> bool:
+            nonlocal found
+            found = self._pid(name)
+            return found > 0
+
+        await self._wait(there, f"{name} is there")
+        return found
 
     async def _replaced(self, before: dict[str, int]) -> None:
         await self._wait(

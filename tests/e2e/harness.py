@@ -127,7 +127,8 @@ class Stack:
         return rows
 
     def pids(self) -> dict[str, int]:
-        return {row["service"]: row["pid"] for row in self.ps()}
+        """Of those that live: a service that is about to be started again has none, and kill(0) is kill everybody here."""
+        return {row["service"]: row["pid"] for row in self.ps() if row["pid"] > 0}
 
     def busy_counts(self) -> dict[str, int]:
         """Every count that must be zero when no request is alive, and is not."""

@@ -46,7 +46,7 @@ def kill_gateway(running: Stack) -> None:
 def succeeded(running: Stack, former: int) -> bool:
     """Whether another gateway serves."""
     with contextlib.suppress(OSError):
-        return running.get("/ready")[0] == 200 and running.pids()["gateway"] != former
+        return running.get("/ready")[0] == 200 and running.pids().get("gateway", former) != former
     return False
 
 
