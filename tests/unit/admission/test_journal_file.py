@@ -20,6 +20,7 @@ from noria.shared.usage import SCHEMA as USAGE
 
 TABLES = (USAGE, *SCHEMA)
 KILLS = 6
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture
@@ -39,7 +40,8 @@ def test_whatever_a_killed_writer_said_is_on_record_is_there_whole_and_in_order(
     draw = random.Random(3)
     said = [0] * STREAMS
     for _ in range(KILLS):
-        writer = subprocess.Popen([sys.executable, "-m", "fakes.journal_writer", str(path)], stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", "fakes.journal_writer", str(path)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT)
         assert writer.stdout is not None
         for _ in range(draw.randint(1, 700)):
             line = writer.stdout.readline()
