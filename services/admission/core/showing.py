@@ -3,6 +3,43 @@
 from dataclasses import asdict
 
 from noria.services.admission.core.books import Books
+from noria.services.admission.core.patience import Patience
+
+
+def snapshot(books: Books, patience: Patience) -> dict[str, object]:
+    """Counts; the first four are zero when nothing is under way."""
+    ledger, capacity = books.ledger, books.credit.capacity
+    return {
+        "requests": len(ledger.live) + len(ledger.tokenizing),
+        "streams": ledger.streams,
+        "tokenizing": len(ledger.tokenizing),
+        "attachments": len(books.delivery.attachments),
+        "retained": len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing),
+        "orphans": len(books.orphans),
+        "unread": len(books.unread),
+        "timers": patience.timers,
+        "awaited": books.accounts.awaited,
+        "clients": len(books.delivery.clients),
+        "answers_overflowed": books.delivery.overflowed,
+        "waiting_for": books.waiting_for(),
+        "totals": books.totals.as_counts(ledger.streams),
+        "rejected": {code.value: count for code, count in books.totals.rejected.items()},
+        "reclaims": {
+            "count": books.reclaims.count,
+            "blocks": books.reclaims.blocks,
+            "steps_max": books.reclaims.steps_max,
+            "steps": books.reclaims.steps,
+            "delay_us_max": books.reclaims.delay_us_max,
+            "delay_us_mean": books.reclaims.delay_us_sum / max(books.reclaims.count, 1),
+        },
+        "credit": {
+            "sent": books.credit.sent,
+            "submitted": capacity.submitted if capacity is not None else 0,
+            "largest_tokens": books.credit.largest_tokens,
+        },
+        "traffic": traffic(books),
+        "tenants": tenants(books),
+    }
 
 
 def traffic(books: Books) -> list[dict[str, object]]:

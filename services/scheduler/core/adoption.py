@@ -6,8 +6,11 @@ waits is compared with what the executor has of it: only a cache of exactly its 
 and not heard of yet included. All else is blank from the plan on that opens the epoch.
 """
 
+from collections.abc import Sequence
+
 from noria.proto.execution import Geometry, Held, Inventory, cache_digest
 from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.events import Stage
 from noria.services.scheduler.core.intake import Intake, token_run
 from noria.services.scheduler.core.request import Request, State, natural_end
 
@@ -53,6 +56,47 @@ class Adoption:
             if request.state is State.WAITING and request.held is None and request.stored is None:
                 self._take(request, held, now_ns)
 
+    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+        """Give a waiting request a slot, and blocks in which `length` positions of it are computed already.
+
+        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is taken.
+        """
+        board = self._board
+        if board.memory is None or not board.slots.free or not board.memory.adopt(request, blocks, length):
+            return False
+        board.waiting.remove(request)
+        request.state = State.PREFILLING
+        request.slot = board.slots.take()
+        request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
+        request.filled = request.known
+        request.slot_planned = request.planned
+        if request.started_ns is None:
+            request.started_ns = request.received_ns
+        board.prefilling[request] = None
+        board.adopted[request] = None
+        board.policy.adopted(request)
+        board.counters.adopted += 1
+        board.counters.adopted_tokens += length
+        board.moved(request, Stage.PREFILLING, now_ns, "adopted")
+        return True
+
+    def adopt_stored(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
+        """Let a waiting request come back from the host, where these blocks hold `length` positions of it.
+
+        False, changing nothing, when a block is another's.
+        """
+        board = self._board
+        stored = board.memory.host.claim(blocks, length) if board.memory is not None else None
+        if stored is None:
+            return False
+        # Its place in the order changes with it.
+        board.waiting.pass_over(request)
+        request.stored = stored
+        board.waiting.wake(request)
+        board.counters.adopted += 1
+        board.counters.adopted_tokens += length
+        return True
+
     def _take(self, request: Request, held: Held, now_ns: int) -> None:
         if held.attempt != request.attempt or not _same(request, held):
             return
@@ -64,9 +108,9 @@ class Adoption:
         if length <= 0:
             return
         if held.slot >= 0:
-            self._board.adopt(request, held.blocks, length, now_ns)
+            self.adopt(request, held.blocks, length, now_ns)
         else:
-            self._board.adopt_stored(request, held.blocks, length)
+            self.adopt_stored(request, held.blocks, length)
 
     def _learn(self, request: Request, held: Held, now_ns: int) -> None:
         """Take the output that the executor sampled and nobody here has heard of, up to the end if it is there."""

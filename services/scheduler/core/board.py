@@ -3,22 +3,21 @@
 Decides nothing: the planner and the scheduler call the moves.
 """
 
-from collections.abc import Sequence
 from typing import assert_never
 
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry
-from noria.proto.scheduling import Reclaimed, Spent
 from noria.services.scheduler.core.allocators import UNLIMITED
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.deadlines import Deadlines
 from noria.services.scheduler.core.decisions import Decisions
 from noria.services.scheduler.core.events import Moved, Reply, Stage
-from noria.services.scheduler.core.lane import Lane, Step
+from noria.services.scheduler.core.lane import Lane
 from noria.services.scheduler.core.memory import Memory
 from noria.services.scheduler.core.policy import Policy
 from noria.services.scheduler.core.request import Request, State
+from noria.services.scheduler.core.returns import Returns
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.core.slots import Slots
 from noria.services.scheduler.core.suspects import Suspects
@@ -51,6 +50,7 @@ class Board:
         self.suspects = Suspects()
         self.decisions = Decisions()
         self.news: list[Reply] = []
+        self.returns = Returns(self.lane, self.counters, self.tell)
         self.now_ns = 0
 
     @property
@@ -71,19 +71,6 @@ class Board:
         assert geometry is not None
         return (geometry.prefill_tokens_beside if beside else geometry.prefill_tokens) or UNLIMITED
 
-    def install(self, geometry: Geometry | None) -> None:
-        """Take a new executor's cache and slots, or none; nothing may be running."""
-        assert not self.running
-        self.geometry = geometry
-        self.memory = None
-        for request in self.requests.values():
-            request.prefix = None
-        if geometry is not None:
-            self.memory = Memory(geometry, self.lane, self.waiting, sharing=self.settings.allow_block_sharing)
-            self.memory.cache.keep(self.policy.kept(self.memory.cache.pages, self.memory.cache.page_tokens))
-        count = min(self.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
-        self.slots = Slots(count)
-
     def change(self, policy: Policy) -> None:
         """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""
         for request in self.requests.values():
@@ -97,6 +84,10 @@ class Board:
                 # What was accepted before so much was kept goes on.
                 if request.prompt_tokens + request.limit > self.memory.cache.largest_tokens:
                     request.exempt = True
+
+    def tell(self, reply: Reply) -> None:
+        """Have this told with the event at hand."""
+        self.news.append(reply)
 
     def moved(self, request: Request, stage: Stage, now_ns: int, decision: str = "") -> None:
         """Tell that a request entered a stage."""
@@ -128,45 +119,6 @@ class Board:
         self.prefilling[request] = None
         self.moved(request, Stage.PREFILLING, now_ns)
 
-    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
-        """Give a waiting request a slot, and blocks in which `length` positions of it are computed already.
-
-        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is taken.
-        """
-        if self.memory is None or not self.slots.free or not self.memory.adopt(request, blocks, length):
-            return False
-        self.waiting.remove(request)
-        request.state = State.PREFILLING
-        request.slot = self.slots.take()
-        request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
-        request.filled = request.known
-        request.slot_planned = request.planned
-        if request.started_ns is None:
-            request.started_ns = request.received_ns
-        self.prefilling[request] = None
-        self.adopted[request] = None
-        self.policy.adopted(request)
-        self.counters.adopted += 1
-        self.counters.adopted_tokens += length
-        self.moved(request, Stage.PREFILLING, now_ns, "adopted")
-        return True
-
-    def adopt_stored(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
-        """Let a waiting request come back from the host, where these blocks hold `length` positions of it.
-
-        False, changing nothing, when a block is another's.
-        """
-        stored = self.memory.host.claim(blocks, length) if self.memory is not None else None
-        if stored is None:
-            return False
-        # Its place in the order changes with it.
-        self.waiting.pass_over(request)
-        request.stored = stored
-        self.waiting.wake(request)
-        self.counters.adopted += 1
-        self.counters.adopted_tokens += length
-        return True
-
     def suspect(self, requests: list[Request], *, alone: bool) -> list[Request]:
         """Let these waiting requests run apart from now on; returns those that are condemned instead.
 
@@ -191,8 +143,8 @@ class Board:
 
     def drain(self, request: Request) -> None:
         """All it may generate is planned: its slot is free for the next plan, its blocks after its last step."""
-        self._leave(request)
-        self._vacate(request)
+        self.leave(request)
+        self.vacate(request)
         request.state = State.DRAINING
         self.draining[request] = None
 
@@ -212,8 +164,8 @@ class Board:
             counters.reset_tokens += request.length
             request.computed = max(request.computed, request.length)
         request.preempted_at = request.planned
-        self._leave(request)
-        self._vacate(request)
+        self.leave(request)
+        self.vacate(request)
         request.length = 0
         self.wait(request, now_ns, "swap" if swapped else "reset")
 
@@ -241,63 +193,17 @@ class Board:
         del self.requests[request.stream]
         self.deadlines.tidy(len(self.requests))
         if not request.in_flight:
-            self.spent(request)
+            self.returns.spent(request)
         if not reclaim:
             return
         if request.in_flight:
             request.withdrawn_ns = now_ns
             request.withdrawn_step = self.lane.done
         else:
-            self._reclaimed(request, 0, 0, 0)
+            self.returns.reclaimed(request, 0, 0, 0)
 
-    def spent(self, request: Request) -> None:
-        """No step touches a forgotten request any more: tell what it cost."""
-        self.news.append(Spent(request.stream, request.spent, request.wasted, request.block_us))
-
-    def free(self, step: Step, now_ns: int) -> None:
-        """The last step that touched what others had given back is over."""
-        if self.memory is None or not (step.retired or step.spare):
-            return
-        for request, holding in self.memory.free(step):
-            if request.withdrawn_ns is not None:
-                steps = self.lane.done - request.withdrawn_step
-                delay_us = (now_ns - request.withdrawn_ns) // 1000
-                self._reclaimed(request, holding.blocks, steps, delay_us)
-
-    def reopen(self, now_ns: int) -> list[Step]:
-        """Begin a new epoch: nothing is in any slot, whoever was active or swapped out waits to be computed again.
-
-        Published pages stay, for their content was complete before. Returns the lost steps.
-        """
-        lost = self.lane.reopen()
-        for step in lost:
-            for entry in step.entries:
-                if entry.request.in_flight and entry.request.state is State.GONE:
-                    self.spent(entry.request)
-                entry.request.in_flight = 0
-            self.free(step, now_ns)
-        for request in (*self.prefilling, *self.decoding, *self.draining):
-            request.computed = max(request.computed, request.length)
-            if request.state is not State.DRAINING:
-                self._vacate(request)
-            self._leave(request)
-            request.length = 0
-            self.wait(request, now_ns, "epoch")
-        for request in self.waiting:
-            request.planned = len(request.output)
-            request.in_flight = 0
-            if request.stored is not None:
-                request.computed = max(request.computed, request.stored.length)
-                request.stored = None
-            self.waiting.wake(request)
-        if self.memory is not None:
-            self.memory.reopen()
-        self.slots.clear()
-        self.adopted.clear()
-        return lost
-
-    def _leave(self, request: Request) -> None:
-        """Take it out of the active request lists."""
+    def leave(self, request: Request) -> None:
+        """Take an active request out of the lists."""
         match request.state:
             case State.PREFILLING:
                 del self.prefilling[request]
@@ -310,7 +216,7 @@ class Board:
             case _:
                 assert_never(request.state)
 
-    def _vacate(self, request: Request) -> None:
+    def vacate(self, request: Request) -> None:
         """Take slot and cache from a request that runs; blocks that steps in flight touch are freed after them."""
         assert self.memory is not None and request.held is not None
         # A holding grows about evenly while it lasts, so that its mean is that of its beginning and its end.
@@ -343,19 +249,11 @@ class Board:
                 if self.memory is not None:
                     self.memory.drop(request)
             case State.PREFILLING | State.DECODING:
-                self._leave(request)
-                self._vacate(request)
+                self.leave(request)
+                self.vacate(request)
             case State.DRAINING:
-                self._leave(request)
+                self.leave(request)
             case State.FINISHED | State.GONE:
                 pass
             case _:
                 assert_never(request.state)
-
-    def _reclaimed(self, request: Request, blocks: int, steps: int, delay_us: int) -> None:
-        self.news.append(Reclaimed(request.stream, blocks, steps, delay_us))
-        counters = self.counters
-        counters.reclaims += 1
-        counters.reclaim_us_total += delay_us
-        counters.reclaim_us_max = max(counters.reclaim_us_max, delay_us)
-        counters.reclaim_steps_max = max(counters.reclaim_steps_max, steps)

@@ -12,6 +12,7 @@ from noria.proto.output import TokenRun
 from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
+from noria.services.scheduler.core.epochs import install, reopen
 from noria.services.scheduler.core.events import (
     ExecutorLost,
     ExecutorReturned,
@@ -71,7 +72,7 @@ class Results:
         self._credit.done(step, body.compute_us)
         self._recover()
         self._collect(step, body.sampled, now_ns)
-        self._board.free(step, now_ns)
+        self._board.returns.freed(self._board.memory, step, now_ns)
 
     def failed(self, now_ns: int, body: StepFailed) -> None:
         """A step was not computed, nor any later one: everything is planned again in a new epoch.
@@ -83,7 +84,7 @@ class Results:
         lane = self._board.lane
         if body.number not in lane.numbers:
             raise IllegalEventError(f"step {body.number} failed, but only {lane.numbers} are in flight")
-        step = next(each for each in self._board.reopen(now_ns) if each.number == body.number)
+        step = next(each for each in reopen(self._board, now_ns) if each.number == body.number)
         self._measure_all(now_ns)
         self._board.counters.failed_steps += 1
         self._steps_since_failure = 0
@@ -127,8 +128,8 @@ class Results:
                 assert_never(body)
 
     def _begin(self, now_ns: int, geometry: Geometry | None) -> list[Step]:
-        lost = self._board.reopen(now_ns)
-        self._board.install(geometry)
+        lost = reopen(self._board, now_ns)
+        install(self._board, geometry)
         self._planner.token_limit = self._planner.tokens_max
         self._measure_all(now_ns)
         return lost
@@ -179,7 +180,7 @@ class Results:
                 request.wasted += tokens
                 board.policy.discarded(request, output, end - tokens, end)
                 if state is gone and not request.in_flight:
-                    board.spent(request)
+                    board.returns.spent(request)
                 continue
             if got is None:
                 continue

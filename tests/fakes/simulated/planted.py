@@ -25,7 +25,7 @@ from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
 from noria.services.scheduler import service as scheduler_module
-from noria.services.scheduler.core.board import Board
+from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
@@ -167,12 +167,12 @@ def _late_commit() -> AbstractContextManager[None]:
 
 def _too_much_adopted() -> AbstractContextManager[None]:
     """A scheduler takes over one position more than the executor holds."""
-    sound = Board.adopt
+    sound = Adoption.adopt
 
-    def adopt(self: Board, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+    def adopt(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
         return sound(self, request, blocks, min(length + 1, request.known - 1), now_ns)
 
-    return _planted(Board, "adopt", adopt)
+    return _planted(Adoption, "adopt", adopt)
 
 
 def _condemned_together() -> AbstractContextManager[None]:
