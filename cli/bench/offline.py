@@ -87,8 +87,8 @@ class _Machine:
     """An executor's shell with nobody around it. Raises UserError when the model cannot be loaded."""
 
     def __init__(self, settings: ExecutorConfig) -> None:
+        from noria.services.executor.cpu_lane import CpuLane
         from noria.services.executor.engine import load
-        from noria.services.executor.lane import CpuLane
         from noria.services.executor.service import ExecutorShell
 
         self.post = _Post()

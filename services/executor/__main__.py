@@ -19,8 +19,8 @@ def start(config: Config) -> int:
     # Read by OpenMP and MKL when torch is first imported. Default wait policy and no pinning were the fastest.
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or cores()))
     os.environ.setdefault("MKL_NUM_THREADS", str(settings.threads or cores()))
+    from noria.services.executor.cpu_lane import CpuLane
     from noria.services.executor.engine import load
-    from noria.services.executor.lane import CpuLane
     from noria.services.executor.service import ExecutorShell
 
     shells: list[ExecutorShell] = []

@@ -8,7 +8,7 @@ from noria.services.executor.families import Architecture
 from noria.services.executor.layer import Layer
 from noria.services.executor.linear import ReferenceProducts
 from noria.services.executor.mlp import load_mlp
-from noria.services.executor.operations import Operations
+from noria.services.executor.operations import Operations, StepOperations
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Products
 from noria.services.executor.shape import Integers
@@ -50,11 +50,15 @@ class Decoder:
     def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
         del batch  # the operations know it
+        return self.forward(operations, sampled=rows is not None)
+
+    def forward(self, operations: StepOperations, *, sampled: bool) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits of its rows [rows, vocabulary] if it has any."""
         x = operations.embedded(self._embedding, self._embedding_scale)
         x, residual = operations.layers(self._layers, x)
-        if rows is None:
+        if not sampled:
             return None
-        logits = operations.logits(x, residual, rows, self._norm, self._head)
+        logits = operations.logits(x, residual, self._norm, self._head)
         cap = self.architecture.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

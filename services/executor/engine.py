@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 import torch
 
@@ -17,6 +16,7 @@ from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.footprint import footprint
 from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.loading import make_model
 from noria.services.executor.machine import cores, free_memory, return_freed
 from noria.services.executor.model import Model
@@ -27,7 +27,7 @@ from noria.services.executor.packed import packed_path
 from noria.services.executor.reference import ReferenceOperations
 from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
-from noria.services.executor.sizing import Memory, sized
+from noria.services.executor.sizing import sized
 from noria.services.executor.stores import page_bytes
 from noria.shared.models import facts, resolve, served_names
 
@@ -38,22 +38,6 @@ CACHE_DTYPES: Final = {
     "int8": torch.int8,
 }
 _PROCESSOR: Final = Path("/proc/cpuinfo")
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """What loading found out. steady: every matrix product gives a row the same bits in any batch.
-
-    kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing.
-    """
-
-    shape: Shape
-    geometry: Geometry
-    threads: int
-    memory: Memory
-    load_s: float
-    steady: bool
-    kernels: str = ""
-    unkept: str = ""
 
 
 class Engine:
@@ -114,7 +98,7 @@ class Engine:
             if self._ahead is not None:
                 written = [each.write_slots // self.shape.page_size % self.shape.num_blocks for each in batch.pages]
                 self._ahead.reach(max(int(chunks.max()) for chunks in written))
-            self._operations.begin(batch)
+            self._operations.begin(batch, rows)
             return self.decoder.logits(self._operations, batch, rows)
 
 

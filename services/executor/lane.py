@@ -1,27 +1,19 @@
-"""Lanes run steps in order beside the actor: the actor prepares the next batch while a lane computes this one.
+"""What a lane is: it runs steps in order beside the actor, which prepares the next batch while a lane computes this one.
 
 A lane holds at most `LANE_BATCHES` batches, the one being computed and the next: the two sets of arrays are the two
 input buffers. It knows no sockets and no plans; after a failure it drops what is left of that epoch.
 """
 
-import queue
-import threading
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
 from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
-from noria.services.executor.engine import Engine, Loaded
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
-from noria.shared.errors import UserError
 
 LANE_BATCHES: Final = 2
-_CLOSE_S: Final = 1.0
 
 
 class Computed(msgspec.Struct, frozen=True):
@@ -65,86 +57,3 @@ class Lane(Protocol):
 
     def close(self) -> bool:
         """Stop after the batch under way; False when that takes longer than a moment."""
-
-
-@dataclass(slots=True, eq=False)
-class _Clock:
-    ended_ns: int = 0
-
-
-class CpuLane:
-    """One worker thread; torch releases the interpreter while it computes. `wake` is called for each outcome."""
-
-    def __init__(self, load: Callable[[], tuple[Engine, Loaded]], wake: Callable[[], None]) -> None:
-        self._load = load
-        self._wake = wake
-        self._posted: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._outcomes: deque[Outcome] = deque()
-        self._held = 0
-        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
-        self._thread.start()
-
-    @property
-    def held(self) -> int:
-        """Batches posted whose outcome has not been collected."""
-        return self._held
-
-    def post(self, batch: Batch) -> None:
-        """Queue a batch."""
-        assert self._held < LANE_BATCHES
-        self._held += 1
-        self._posted.put(batch)
-
-    def collect(self) -> list[Outcome]:
-        """Outcomes since the last call."""
-        found = []
-        while self._outcomes:
-            outcome = self._outcomes.popleft()
-            self._held -= isinstance(outcome, Computed | Broken)
-            found.append(outcome)
-        return found
-
-    def close(self) -> bool:
-        """Stop after the batch under way; False when that, or a load still going on, takes longer than a moment."""
-        self._posted.put(None)
-        self._thread.join(_CLOSE_S)
-        return not self._thread.is_alive()
-
-    def _report(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._wake()
-
-    def _run(self) -> None:
-        try:
-            engine, loaded = self._load()
-        except UserError as error:
-            self._report(LoadFailed(str(error)))
-            return
-        except Exception as error:  # the thread's edge: the process must hear of it and stop, not hang
-            self._report(LoadFailed(f"{type(error).__name__}: {error}"))
-            return
-        self._report(loaded)
-        broken_epoch: int | None = None
-        clock = _Clock()
-        while (batch := self._posted.get()) is not None:
-            if batch.epoch == broken_epoch and batch.number != 1:
-                outcome: Computed | Broken = Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
-            else:
-                outcome = _compute(engine, batch, clock)
-            broken_epoch = batch.epoch if isinstance(outcome, Broken) else None
-            self._report(outcome)
-
-
-def _compute(engine: Engine, batch: Batch, clock: _Clock) -> Computed | Broken:
-    began_ns = time.monotonic_ns()
-    idle_us = (began_ns - clock.ended_ns) // 1000 if clock.ended_ns else 0
-    try:
-        drawn = engine.run(batch)
-    except MemoryError as error:
-        return Broken(batch, Failure.MEMORY, str(error))
-    except Exception as error:  # the lane's edge: a bad step must not take the model with it
-        # torch raises a plain RuntimeError when the allocator gives up.
-        memory = isinstance(error, RuntimeError) and "memory" in str(error).lower()
-        return Broken(batch, Failure.MEMORY if memory else Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
-    clock.ended_ns = time.monotonic_ns()
-    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us)

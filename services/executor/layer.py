@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from noria.services.executor.mlp import Mlp
-from noria.services.executor.operations import Operations
+from noria.services.executor.operations import StepOperations
 from noria.services.executor.products import Linear
 
 
@@ -28,7 +28,7 @@ class Layer:
 
 
 def composed(
-    operations: Operations, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
+    operations: StepOperations, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute a layer, operation by operation. x is added to the residual stream; returns (what is to be added next, sum)."""
     x, residual = operations.add_norm(x, residual, layer.input_norm)
@@ -43,7 +43,7 @@ def composed(
     return x, residual
 
 
-def in_turn(operations: Operations, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_turn(operations: StepOperations, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute a model's layers, operation by operation. x begins the residual stream; returns as `composed` does."""
     residual: torch.Tensor | None = None
     for index, layer in enumerate(layers):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from noria.services.executor.engine import Loaded
+from noria.services.executor.loaded import Loaded
 from noria.shared import instruments
 from noria.shared.metrics import Value
 from noria.shared.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from noria.services.executor.families import Architecture
-from noria.services.executor.operations import Operations
+from noria.services.executor.operations import StepOperations
 from noria.services.executor.products import Linear
 from noria.services.executor.weights import Weights
 
@@ -17,7 +17,7 @@ class Dense:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [T, hidden]."""
         return operations.linear(operations.gated(operations.linear(x, self.gate_up)), self.down)
 
@@ -45,7 +45,7 @@ class Mixture:
     normed: bool
     shared: Shared | None
 
-    def __call__(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [T, hidden]."""
         likely = torch.softmax(operations.linear(x, self.router).float(), -1)
         weights, chosen = likely.topk(self.per_token, -1)
@@ -65,7 +65,7 @@ class Mixture:
         return total.to(found.dtype)
 
     def _experts(
-        self, x: torch.Tensor, rows: torch.Tensor, chosen: torch.Tensor, operations: Operations
+        self, x: torch.Tensor, rows: torch.Tensor, chosen: torch.Tensor, operations: StepOperations
     ) -> torch.Tensor:
         """What the experts make of the rows of x, each of its part of them: [rows, hidden]."""
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()

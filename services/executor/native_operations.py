@@ -81,8 +81,9 @@ class NativeOperations:
         self._scratch = Scratch()
         self._sampling = NativeSampling(kernels, architecture.vocabulary, threads)
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, rows: Integers | None) -> None:
         """Lay out a step."""
+        self._picked = None if rows is None else np.ascontiguousarray(rows)
         self._batch = batch
         self._rows = len(batch.token_ids)
         self._ids, self._positions = _address(batch.token_ids), _address(batch.positions)
@@ -217,11 +218,10 @@ class NativeOperations:
         self._kernels.gated(gate_up.data_ptr(), gelu, out.data_ptr(), self._type, rows, width, self._threads)
         return out
 
-    def logits(
-        self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
-    ) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
         """Float32 products of the head."""
-        rows = np.ascontiguousarray(rows)
+        rows = self._picked
+        assert rows is not None
         count, width = len(rows), x.shape[1]
         picked = self._buffers.of("picked", count, width, self._dtype)
         self._kernels.add_norm(

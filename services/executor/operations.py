@@ -14,15 +14,12 @@ if TYPE_CHECKING:  # a layer is made of these operations
     from noria.services.executor.layer import Layer
 
 
-class Operations(Protocol):
-    """The functions of one step at a time. Tensors are [query tokens, features] and live until the step's end.
+class StepOperations(Protocol):
+    """The functions of a step that has begun, one step at a time: what a decoder is made of, wherever it computes.
 
-    What flows between two products is in the model's dtype; an implementation may keep the residual stream, and what is
-    added to it, in float32.
+    Tensors are [query tokens, features] and live until the step's end. What flows between two products is in the model's
+    dtype; an implementation may keep the residual stream, and what is added to it, in float32.
     """
-
-    def begin(self, batch: Batch) -> None:
-        """Lay out a step: its positions, and the pages that it writes and reads. All its token ids are known."""
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
@@ -55,10 +52,18 @@ class Operations(Protocol):
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """activation(first half) * second half."""
 
-    def logits(
-        self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
-    ) -> torch.Tensor:
-        """Float32 products of the head with the normed sums of some rows: [rows, vocabulary]."""
+    def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
+        """Float32 products of the head with the normed sums of the step's rows: [rows, vocabulary]."""
+
+
+class Operations(StepOperations, Protocol):
+    """Those of a processor, whose steps are numpy arrays."""
+
+    def begin(self, batch: Batch, rows: Integers | None) -> None:
+        """Lay out a step: its positions, the pages that it writes and reads, and the query rows that logits are asked of.
+
+        All its token ids are known.
+        """
 
     def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten; see sampling.py."""

@@ -45,8 +45,9 @@ class ReferenceOperations:
         self._query_width = architecture.heads * architecture.head_dim
         self._key_width = architecture.kv_heads * architecture.head_dim
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, rows: Integers | None) -> None:
         """Lay out a step."""
+        self._rows = None if rows is None else torch.from_numpy(rows)
         self._step = to_step(batch, self._rotations, self._shape, self._architecture.query_group, self._dtype)
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
@@ -123,12 +124,10 @@ class ReferenceOperations:
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
 
-    def logits(
-        self, x: torch.Tensor, residual: torch.Tensor, rows: Integers, weight: torch.Tensor, head: Linear
-    ) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
         """Float32 products of the head."""
-        picked = torch.from_numpy(rows)
-        normed, _ = self.add_norm(x.index_select(0, picked), residual.index_select(0, picked), weight)
+        assert self._rows is not None
+        normed, _ = self.add_norm(x.index_select(0, self._rows), residual.index_select(0, self._rows), weight)
         return self.linear(normed, head)
 
     def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:

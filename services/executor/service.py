@@ -15,9 +15,9 @@ from noria.proto.base import Header, Service
 from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch, prepare, results
-from noria.services.executor.engine import Loaded
 from noria.services.executor.inventory import inventory
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans

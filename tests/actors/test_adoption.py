@@ -23,8 +23,9 @@ from noria.proto.output import Tokens
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.engine import Engine, Loaded, load
-from noria.services.executor.lane import CpuLane
+from noria.services.executor.cpu_lane import CpuLane
+from noria.services.executor.engine import Engine, load
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
 from noria.shared.actor import Actor

@@ -118,7 +118,7 @@ def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: s
         fills = _fills(layer, shape, per) if number == 1 else ()
         plan = StepPlan(1, number, tuple(Slice(*each, False, False) for each in slices), fill=fills)
         operations = sides[number % 2 == 0]
-        operations.begin(prepare(slots, plan))
+        operations.begin(prepare(slots, plan), None)
         qkv = torch.cat([given[slot][start : start + length] for slot, start, length in slices]).to(layer.dtype)
         queries = operations.rotate_write(
             0,

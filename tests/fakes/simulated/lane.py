@@ -18,8 +18,8 @@ from fakes.simulated.layout import verify
 from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
 from noria.services.executor.batch import Batch
-from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import Broken, Computed, Lane, Outcome
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn, RecentTokens, wanted_logprobs
 from noria.services.executor.service import ExecutorShell, Post
 from noria.services.executor.shape import Shape

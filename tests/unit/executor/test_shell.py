@@ -26,8 +26,8 @@ from noria.proto.execution import (
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch
 from noria.services.executor.departures import PLANS_KEPT
-from noria.services.executor.engine import Loaded
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
+from noria.services.executor.loaded import Loaded
 from noria.services.executor.service import HANG_S, ExecutorShell
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
