@@ -3,6 +3,8 @@
 An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
 then calls `advance` once, so that a burst of messages costs one round of work. The actor greets peers, beats the heart,
 notices who is gone, answers `Inspect`, and stops at SIGTERM. It knows nothing of requests.
+
+What is told of a process is what it stands at between two turns: whatever came is worked off, on record and counted.
 """
 
 import contextlib
@@ -84,6 +86,7 @@ class Actor:
         self._expected_us: Callable[[], int] | None = None
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
+        self._asked: list[tuple[bytes, Inspect]] = []
         self._flushing: dict[Service, zmq.Socket[bytes]] = {}
         self._next_heartbeat_ns = 0
         self._next_hello_ns = 0
@@ -134,7 +137,7 @@ class Actor:
         self._topics[topic] = answer
 
     def each_turn(self, call: Callable[[int], None]) -> None:
-        """Call this with the monotonic time in every turn."""
+        """Call this with the monotonic time at the end of every turn."""
         self._each_turn.append(call)
 
     def on_leave(self, release: Callable[[], None]) -> None:
@@ -205,9 +208,12 @@ class Actor:
                 self._reload()
         now_ns = time.monotonic_ns()
         self._tend_links(shell, now_ns)
+        self._wanted_ns = shell.advance(now_ns)
         for call in self._each_turn:
             call(now_ns)
-        self._wanted_ns = shell.advance(now_ns)
+        for identity, asked in self._asked:
+            self.mailbox.answer(identity, self._told_of(shell, asked))
+        self._asked.clear()
         if shell.state() is not self._told:
             # A change of state is news that others wait for: it goes out at once.
             self._told = shell.state()
@@ -242,7 +248,7 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self.mailbox.answer(identity, self._told_of(shell, body))
+            self._asked.append((identity, body))
             return
         sender = Service(header.sender)
         link = self.mailbox.links.get(sender)

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from fakes.peers import BarePeer, Recorder, running, runtime, wait_for
+from fakes.peers import CODEC, BarePeer, Recorder, running, runtime, wait_for
 
 from noria.proto.base import Header, Service, Stream
-from noria.proto.lifecycle import Drain, Heartbeat, Hello, State
+from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
 from noria.proto.output import Gap, Progress, TokenRun, Tokens
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
+from noria.shared.mailbox import INSPECTOR_PREFIX, Mailbox
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1, 2, 3)),))
@@ -65,6 +65,58 @@ def test_two_actors_greet_each_other_and_exchange_mail_in_order(settings: Runtim
         assert one.joins == [B]
         assert other.joins == [A]
         assert counts(one) == {"dropped": 0, "malformed": 0, "gaps": 0, "outbox": 0}
+
+
+class Settling(Recorder):
+    """Says how much it has received, and how much of that its last turn has worked off."""
+
+    worked_off = 0
+
+    def advance(self, now_ns: int) -> int | None:
+        self.worked_off = len(self.received)
+        return super().advance(now_ns)
+
+    def snapshot(self) -> dict[str, int]:
+        return {"received": len(self.received), "worked off": self.worked_off}
+
+
+def test_what_an_actor_tells_of_itself_is_what_it_stands_at_after_a_turn(
+    settings: RuntimeSettings, peer: BarePeer
+) -> None:
+    prepare_runtime_dir(settings)
+    shell = Settling()
+    shell.actor = actor = Actor(Mailbox(A, mailbox(settings, A), {B: mailbox(settings, B)}, settings), settings)
+    published: list[int] = []
+    actor.each_turn(lambda now_ns: published.append(len(shell.received) - shell.worked_off))
+    name = f"{INSPECTOR_PREFIX}test"
+    inspector = zmq.Context.instance().socket(zmq.DEALER)
+    inspector.setsockopt(zmq.ROUTING_ID, name.encode())
+    inspector.connect(mailbox(settings, A))
+    answers: list[dict[str, int]] = []
+    try:
+        peer.bind()
+        peer.hello()
+        while not shell.joins:
+            actor.turn(shell)
+        for number in range(20):
+            peer.send(progress(number), incarnation(shell))
+            inspector.send_multipart(CODEC.encode(Header("Inspect", name, 1), Inspect()))
+        deadline = time.monotonic() + 10
+        while min(len(answers), len(shell.received)) < 20 and time.monotonic() < deadline:
+            actor.turn(shell)
+            while inspector.poll(0):
+                frames = inspector.recv_multipart()
+                answer = CODEC.body(CODEC.header(frames), frames)
+                assert isinstance(answer, Snapshot)
+                answers.append(msgspec.json.decode(answer.json))
+    finally:
+        inspector.close(0)
+        actor.stop()
+        actor.run(shell)
+    assert len(answers) == 20
+    assert all(each["received"] == each["worked off"] for each in answers)
+    assert not any(published)
+    assert len(shell.received) == 20
 
 
 def test_mail_sent_at_join_arrives_whichever_side_comes_first(tmp_path: Path) -> None:
