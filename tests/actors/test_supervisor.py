@@ -277,7 +277,8 @@ def test_a_hang_up_reads_classes_and_tenants_again_and_tells_the_children(folder
         assert json.loads(effective.read_text())["tenants"] == {}
         change({"acme": {"weight": 2.0}})
         stack.wait(lambda: stack.text().count('"configuration reloaded"') == 1)
-        stack.wait(lambda: json.loads(effective.read_text())["tenants"]["acme"]["weight"] == 2.0)
+        stack.wait(lambda: "acme" in json.loads(effective.read_text())["tenants"])
+        assert json.loads(effective.read_text())["tenants"]["acme"]["weight"] == 2.0
         assert len(stack.snapshots()) == len(Service)
 
 
