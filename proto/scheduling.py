@@ -73,19 +73,32 @@ class Spent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     computed_tokens: query tokens computed for it, again after preemptions included. wasted_tokens: those of them that
     were computed after its end and thrown away. block_us: cache blocks held, times microseconds; a shared block counts
-    for each stream that holds it.
+    for each stream that holds it. tenant, traffic_class: whose it was, for an admission that has forgotten it.
     """
 
     stream: Stream
     computed_tokens: int
     wasted_tokens: int
     block_us: int
+    tenant: str = ""
+    traffic_class: str = ""
 
 
 class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """All `Spent` of one turn."""
+    """All `Spent` of one turn, numbered from `first` on in the life of a scheduler.
+
+    What is not `Accounted` is told again to an admission that joins; numbers say what it has already.
+    """
 
     entries: tuple[Spent, ...]
+    first: int = 0
+
+
+class Accounted(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the scheduler of this incarnation has told of expenses up to `number` is on record: it need not be told again."""
+
+    life: int
+    number: int
 
 
 class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -138,5 +151,5 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefill_step_ms: float = 0.0
 
 
-ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended)
+ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended, Accounted)
 SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Expenses)

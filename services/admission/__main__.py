@@ -10,7 +10,7 @@ from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
 from noria.services.admission.journal import own_journal
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import UsageBook
+from noria.services.admission.usage import TABLES, UsageBook
 from noria.shared import models
 from noria.shared.actor import Actor
 from noria.shared.chat_template import ChatTemplate
@@ -21,7 +21,7 @@ from noria.shared.mailbox import Mailbox
 from noria.shared.process import main, reload, run
 from noria.shared.telemetry import Telemetry
 from noria.shared.tokenizer import Tokenizer
-from noria.shared.usage import SCHEMA, database_path
+from noria.shared.usage import database_path
 
 
 def start(config: Config) -> int:
@@ -33,7 +33,7 @@ def start(config: Config) -> int:
     endpoint = public_mailbox(config.runtime, binding=True)
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
-        database = Database(database_path(config.runtime), (SCHEMA, *JOURNAL_SCHEMA))
+        database = Database(database_path(config.runtime), (*TABLES, *JOURNAL_SCHEMA))
         usage = UsageBook(database)
         journal = own_journal(database, kept=config.runtime.journal)
         door = _open(endpoint, actor.mailbox, settings)

@@ -79,6 +79,7 @@ class AdmissionService:
         self._pool = pool
         self._core = Admission(rules, first_number(), policy)
         self._usage = usage
+        self._core.resume_costs(usage.recorded)
         self._journal = journal
         if journal is not None:
             now_ns = time.monotonic_ns()
@@ -99,7 +100,7 @@ class AdmissionService:
         match body:
             case Capacity() | Reclaims() | Expenses() | Texts() | Unknown():
                 self._taken += 1
-                self._core.apply(News(body, time.monotonic_ns()))
+                self._core.apply(News(body, time.monotonic_ns(), header.incarnation))
             case _:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
@@ -224,7 +225,12 @@ class AdmissionService:
         used = self._core.used()
         if self._handed_over:
             return None  # the next life will say what was used
-        self._usage.add(used)
+        self._usage.add(*used)
+        again_ns = self._write_down(now_ns)
+        self._core.accounted(self._usage.recorded)
+        return again_ns
+
+    def _write_down(self, now_ns: int) -> int | None:
         if self._journal is None:
             return self._usage.advance(now_ns)
         page = self._core.page(now_ns)

@@ -12,7 +12,7 @@ from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
-from noria.proto.scheduling import Capacity, Expenses, Reclaimed, Reclaims, Spent, Submit, Withdraw
+from noria.proto.scheduling import Accounted, Reclaimed, Spent, Submit, Withdraw
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.events import (
     AdmissionJoined,
@@ -31,6 +31,7 @@ from noria.services.scheduler.core.stories import Stories
 from noria.services.scheduler.event_log import EventLog
 from noria.services.scheduler.live import Live
 from noria.services.scheduler.metrics import BoardMetrics
+from noria.services.scheduler.reports import Reports
 from noria.services.scheduler.spans import StageSpans
 from noria.shared.actor import Actor
 from noria.shared.log import logger
@@ -64,10 +65,9 @@ class SchedulerService:
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
         self._runs: list[TokenRun] = []
-        self._reclaimed: list[Reclaimed] = []
-        self._spent: list[Spent] = []
         self._owed: dict[Stream, int] = {}
-        self._told: Capacity | None = None
+        life = actor.mailbox.incarnation
+        self._reports = Reports(self._core, life, lambda body: actor.send(self, Service.ADMISSION, body))
         self._applied = False
         self._adopted = 0
         self._executor = 0
@@ -75,6 +75,9 @@ class SchedulerService:
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
         del sender, header
+        if isinstance(body, Accounted):
+            self._reports.accounted(body)
+            return
         assert isinstance(body, _MAIL), f"unexpected {type(body).__name__}"
         if isinstance(body, Geometry):
             self._log.info("executor ready", model=body.model, blocks=body.num_blocks, page_size=body.page_size)
@@ -94,7 +97,7 @@ class SchedulerService:
         """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""
         match peer:
             case Service.ADMISSION:
-                self._told = None
+                self._reports.joined()
                 self._apply(AdmissionJoined())
             case Service.EXECUTOR:
                 # The same life, when mail was lost, or it was silent for long: it has not died of what it computed.
@@ -138,15 +141,7 @@ class SchedulerService:
             return self._core.due_ns
         self._applied = False
         retry_ns = self._send_tokens(now_ns)
-        if self._reclaimed:
-            self._actor.send(self, Service.ADMISSION, Reclaims(tuple(self._reclaimed)))
-            self._reclaimed.clear()
-        if self._spent:
-            self._actor.send(self, Service.ADMISSION, Expenses(tuple(self._spent)))
-            self._spent.clear()
-        capacity = self._core.capacity()
-        if capacity != self._told and self._actor.send(self, Service.ADMISSION, capacity):
-            self._told = capacity
+        self._reports.advance()
         return min((each for each in (retry_ns, self._core.due_ns) if each is not None), default=None)
 
     def change_policy(self, settings: Settings) -> None:
@@ -178,6 +173,7 @@ class SchedulerService:
             "blocks_used": board.memory.cache.used if board.memory else 0,
             "slots_used": board.slots.used,
             "in_flight": len(board.lane.steps),
+            "unaccounted": len(self._reports.costs),
             "epoch": board.lane.epoch,
             "capacity": msgspec.to_builtins(self._core.capacity()),
             "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
@@ -207,9 +203,9 @@ class SchedulerService:
                 case TokenRun():
                     self._runs.append(reply)
                 case Reclaimed():
-                    self._reclaimed.append(reply)
+                    self._reports.reclaimed(reply)
                 case Spent():
-                    self._spent.append(reply)
+                    self._reports.spent(reply)
                 case Moved():
                     self._spans.move(reply, now_ns)
                     self._stories.moved(reply)

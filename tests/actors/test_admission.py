@@ -43,7 +43,7 @@ from noria.services.admission.database import Database
 from noria.services.admission.door import Door
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import UsageBook
+from noria.services.admission.usage import TABLES, UsageBook
 from noria.shared.actor import Actor
 from noria.shared.chat_template import ChatTemplate
 from noria.shared.config import RuntimeSettings, TelemetrySettings
@@ -51,7 +51,7 @@ from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
 from noria.shared.inspect import inspect
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
-from noria.shared.usage import SCHEMA, database_path
+from noria.shared.usage import database_path
 
 PATIENCE_S = 20
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -188,7 +188,7 @@ class Stack:
             TokenizerPool(tokenizer, template, self.actor.wake),
             self.rules,
             policy or Policy(),
-            UsageBook(Database(database_path(self.settings), (SCHEMA,))),
+            UsageBook(Database(database_path(self.settings), TABLES)),
         )
         self._failed: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)

@@ -9,7 +9,7 @@ from noria.proto.base import Sampling, Service, Stream
 from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected, Updates
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
-from noria.services.admission.core.accounts import Account, Usage
+from noria.services.admission.core.accounts import Account, Told, Usage
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import ToClient
 from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
@@ -94,6 +94,7 @@ class Bench:
         self.core = self._begin()
         self.now_ns = 1_000 * SECOND
         self.used: dict[Account, Usage] = {}
+        self.told = Told()
         self.database = MemoryDatabase()
         self.journal = Journal(self.database) if journal else None
         if self.journal is not None:
@@ -116,6 +117,7 @@ class Bench:
         assert self.journal is not None
         self.now_ns += int(seconds * SECOND)
         self.core = self._begin()
+        self.core.resume_costs(self.told)
         self.inbox.clear()
         self._recover(self.journal)
 
@@ -157,8 +159,11 @@ class Bench:
     def step(self) -> Turn:
         """One turn, as the shell makes it."""
         self.apply(Tick(self.now_ns))
-        self.used = self.core.used()
+        self.used, told = self.core.used()
         self._put_on_record()
+        if not self.core.stuck:
+            self.told = told
+        self.core.accounted(self.told)
         self.turn = self.core.take(self.now_ns)
         self.core.check()
         for client in self.core.delivery.due(self.now_ns):

@@ -14,7 +14,7 @@ from noria.proto.output import TextRun, Texts
 from noria.services.admission.database import Database
 from noria.services.admission.journal import SCHEMA, Journal
 from noria.services.admission.records import Clock
-from noria.shared.usage import SCHEMA as USAGE
+from noria.services.admission.usage import TABLES as USAGE
 
 STREAMS = 6
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Emit until killed."""
     bench = Bench(context_tokens=1 << 20, client_timeout_ns=1 << 60)
     bench.now_ns = time.monotonic_ns()
-    journal = Journal(Database(Path(sys.argv[1]), (USAGE, *SCHEMA)))
+    journal = Journal(Database(Path(sys.argv[1]), (*USAGE, *SCHEMA)))
     bench.core.recover(journal.read(bench.now_ns, Clock.read()), bench.now_ns)
     bench.ready()
     bench.capacity(tokens=1 << 40, largest=1 << 20)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from noria.services.admission.database import Database, Write
 from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
+from noria.services.admission.usage import TABLES
 from noria.shared.log import logger
-from noria.shared.usage import SCHEMA
 
 
 class MemoryDatabase(Database):
@@ -21,7 +21,7 @@ class MemoryDatabase(Database):
         self._log = logger("admission")
         self._commits = 0
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
-        for statement in (SCHEMA, *JOURNAL_SCHEMA):
+        for statement in (*TABLES, *JOURNAL_SCHEMA):
             self._connection.execute(statement)
 
     def commit(self, writes: Sequence[Write]) -> bool:

@@ -1,7 +1,8 @@
 """What each tenant used, by class: counted for the metrics, and handed out in pieces to be written down.
 
 A request is counted once, at its end, however often it was asked for. What a stream cost in computation and cache is known
-only when the scheduler has done with it, a step or two later.
+only when the scheduler has done with it, a step or two later; the scheduler tells that again until it is on record, perhaps
+to a later life of ours, and numbers say what is there already.
 """
 
 from dataclasses import dataclass, field, fields
@@ -9,8 +10,8 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
-from noria.proto.scheduling import Reclaimed, Spent
-from noria.services.admission.core.ledger import Request
+from noria.proto.scheduling import Expenses, Reclaimed, Spent
+from noria.services.admission.core.ledger import Request, Stage
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
 
@@ -20,6 +21,13 @@ class Account(NamedTuple):
 
     tenant: str
     traffic_class: str
+
+
+class Told(NamedTuple):
+    """How much the scheduler of incarnation `life` has told of costs: those numbered 1 to `number`."""
+
+    life: int = 0
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -58,9 +66,14 @@ class Traffic:
 
 
 class Accounts:
-    """All accounts. unwritten: what was used since it was last taken. moved: whose counts of streams have changed since."""
+    """All accounts. unwritten: what was used since it was last taken. moved: whose counts of streams have changed since.
+
+    told: the costs in it. owes_answer: the scheduler has told some since it last heard what is on record.
+    """
 
     def __init__(self) -> None:
+        self.told = Told()
+        self.owes_answer = False
         self.traffic: dict[Account, Traffic] = {}
         self.unwritten: dict[Account, Usage] = {}
         self.moved: set[Account] = set()
@@ -110,16 +123,26 @@ class Accounts:
         self._use(self.of(request), usage)
         return usage.prompt_tokens + usage.output_tokens
 
+    def fresh(self, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+        """Those of the costs that the scheduler of this incarnation tells which are not counted yet."""
+        known = self.told.number if self.told.life == life else 0
+        entries = expenses.entries[max(known + 1 - expenses.first, 0) :]
+        self.told = Told(life, max(known, expenses.first + len(expenses.entries) - 1))
+        self.owes_answer = True
+        return entries
+
     def spent(self, spent: Spent, request: Request | None) -> tuple[str, int]:
-        """The scheduler has done with a stream; `request`: of one that goes on, under a new attempt.
+        """The scheduler has done with a stream; `request`: its own, if that is still in the ledger.
 
         Returns the tenant and what it owes for the beginning of a prompt that came to nothing.
         """
         known = self._awaited.pop(spent.stream, None)
-        if known is None and request is not None:
-            known = (self.of(request), 0)
         if known is None:
-            return "", 0
+            # It goes on under a new attempt, or it ended in an earlier life, or before the scheduler was there again.
+            barren = request is not None and request.stage is Stage.ENDED and not begun(request)
+            first = request is not None and request.choices[0].stream == spent.stream
+            tokens = request.prompt_tokens if request is not None and barren and first else 0
+            known = (Account(spent.tenant, spent.traffic_class), tokens)
         account, prompt_tokens = known
         begun_tokens = min(prompt_tokens, spent.computed_tokens)
         usage = Usage(

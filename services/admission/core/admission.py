@@ -8,7 +8,7 @@ from typing import assert_never
 
 from noria.proto.base import End
 from noria.services.admission.core import intake, recovery, showing
-from noria.services.admission.core.accounts import Account, Usage
+from noria.services.admission.core.accounts import Account, Told, Usage
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.desk import Desk
@@ -105,9 +105,17 @@ class Admission:
         books.notes.clear()
         return turn
 
-    def used(self) -> dict[Account, Usage]:
-        """What was used since the last call, to be written down."""
-        return self.books.accounts.take()
+    def used(self) -> tuple[dict[Account, Usage], Told]:
+        """What was used since the last call, to be written down, and which of the scheduler's costs are in it and before."""
+        return self.books.accounts.take(), self.books.accounts.told
+
+    def resume_costs(self, told: Told) -> None:
+        """Earlier lives have written costs down up to there. To be called before anything else."""
+        self.books.accounts.told = told
+
+    def accounted(self, told: Told) -> None:
+        """Costs are written down up to there."""
+        self.books.accounted(told)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""

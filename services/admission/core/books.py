@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast, Rejected
-from noria.services.admission.core.accounts import Account, Accounts
+from noria.proto.scheduling import Accounted
+from noria.services.admission.core.accounts import Account, Accounts, Told
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
@@ -259,6 +260,13 @@ class Books:
         if page.totals is not None:
             self.accounts.moved.clear()
             self.tenants.recorded()
+
+    def accounted(self, told: Told) -> None:
+        """The scheduler's costs are written down up to there: it hears of it when it has told any since it last did."""
+        accounts = self.accounts
+        if accounts.owes_answer and accounts.told == told and self.scheduler.joined:
+            accounts.owes_answer = False
+            self.scheduler.accounted = Accounted(*told)
 
     def unfinished(self) -> Iterator[Pair]:
         """Every stream that has not ended, oldest first."""

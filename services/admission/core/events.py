@@ -56,10 +56,11 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A peer's message."""
+    """A peer's message; life: the incarnation that sent it."""
 
     body: Capacity | Reclaims | Expenses | Texts | Unknown
     now_ns: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

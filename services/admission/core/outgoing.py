@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
-from noria.proto.scheduling import Submission, Submit, Withdraw
+from noria.proto.scheduling import Accounted, Submission, Submit, Withdraw
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.ledger import Choice, Request
 from noria.services.admission.core.rules import Rules
 
-ToScheduler = Submit | Withdraw | Ended
+ToScheduler = Submit | Withdraw | Ended | Accounted
 ToDetokenizer = Open | Ended | Resend
 Pair = tuple[Request, Choice]
 
@@ -31,6 +31,7 @@ class SchedulerPost:
     withdrawals: dict[Stream, End] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
     recite: bool = False
+    accounted: Accounted | None = None
 
     def join(self, unfinished: Iterable[Pair]) -> None:
         """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
@@ -42,6 +43,7 @@ class SchedulerPost:
     def leave(self) -> None:
         """The scheduler is gone."""
         self.joined = self.recite = False
+        self.accounted = None
         for request, _ in self.submissions.values():
             self.credit.unqueue(request.prompt_tokens, request.traffic_class)
         self.credit.reset()
@@ -90,6 +92,9 @@ class SchedulerPost:
         )
         if self.ended:
             messages.append(Ended(tuple(self.ended)))
+        if self.accounted is not None:
+            messages.append(self.accounted)
+        self.accounted = None
         self.withdrawals.clear()
         self.ended.clear()
         return messages
@@ -103,6 +108,8 @@ class SchedulerPost:
                 again = {each.stream: pairs[each.stream] for each in message.submissions}
                 self.submissions = again | self.submissions
                 self.recite = self.recite or message.complete
+            case Accounted():
+                self.accounted = self.accounted or message
             case Withdraw():
                 self.withdrawals = {**dict.fromkeys(message.streams, message.end), **self.withdrawals}
             case Ended():

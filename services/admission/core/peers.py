@@ -31,7 +31,7 @@ class Peers:
                     if account is not None:
                         self._books.timings.reclaimed(account, entry.delay_us)
             case Expenses() as expenses:
-                for spent in expenses.entries:
+                for spent in self._books.accounts.fresh(news.life, expenses):
                     self._spent(spent, news.now_ns)
             case Texts() as texts:
                 for run in texts.runs:
@@ -58,8 +58,8 @@ class Peers:
             self._books.detokenizer.leave()
 
     def _spent(self, spent: Spent, now_ns: int) -> None:
-        found = self._books.ledger.choice(spent.stream)
-        tenant, owed = self._books.accounts.spent(spent, found[0] if found is not None else None)
+        request = self._books.ledger.requests.get(spent.stream.request)
+        tenant, owed = self._books.accounts.spent(spent, request)
         self._books.tenants.owe(tenant, owed, now_ns)
 
     def _text(self, run: TextRun, now_ns: int) -> None:

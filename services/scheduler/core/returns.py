@@ -23,7 +23,10 @@ class Returns:
 
     def spent(self, request: Request) -> None:
         """No step touches a forgotten request any more: tell what it cost."""
-        self._tell(Spent(request.stream, request.spent, request.wasted, request.block_us))
+        whose = request.submission
+        self._tell(
+            Spent(request.stream, request.spent, request.wasted, request.block_us, whose.tenant, whose.traffic_class)
+        )
 
     def freed(self, memory: Memory | None, step: Step, now_ns: int) -> None:
         """The last step that touched what others had given back is over."""

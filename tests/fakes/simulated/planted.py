@@ -15,7 +15,9 @@ from noria.proto import frontdoor
 from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
-from noria.proto.scheduling import Submit
+from noria.proto.scheduling import Expenses, Spent, Submit
+from noria.services.admission.core.accounts import Accounts, Told
+from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.record import Page
 from noria.services.admission.database import Write
 from noria.services.admission.journal import Journal
@@ -26,6 +28,7 @@ from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler.core.adoption import Adoption
+from noria.services.scheduler.core.costs import Costs
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.request import Request
 from noria.services.scheduler.core.scheduler import Scheduler
@@ -184,6 +187,32 @@ def _condemned_together() -> AbstractContextManager[None]:
     return _planted(Suspects, "blame", blame)
 
 
+def _costs_told_once() -> AbstractContextManager[None]:
+    """A scheduler takes what it once told of costs for known to every admission."""
+    return _planted(Costs, "tell_again", lambda self: None)
+
+
+def _costs_counted_again() -> AbstractContextManager[None]:
+    """Admission counts costs whenever it is told them."""
+    sound = Accounts.fresh
+
+    def fresh(self: Accounts, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+        sound(self, life, expenses)
+        return expenses.entries
+
+    return _planted(Accounts, "fresh", fresh)
+
+
+def _costs_answered_early() -> AbstractContextManager[None]:
+    """Admission says that costs are on record as soon as it has heard of them."""
+    sound = Admission.accounted
+
+    def accounted(self: Admission, told: Told) -> None:
+        sound(self, self.books.accounts.told)
+
+    return _planted(Admission, "accounted", accounted)
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "missed reference count": _core(MissedReference),
     "early free": _core(FreedWhileRead),
@@ -202,4 +231,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "commit after telling": _late_commit,
     "more taken over than is held": _too_much_adopted,
     "condemned together": _condemned_together,
+    "costs told once": _costs_told_once,
+    "costs counted again": _costs_counted_again,
+    "costs answered early": _costs_answered_early,
 }

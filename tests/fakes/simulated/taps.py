@@ -6,6 +6,7 @@ from typing import Any
 
 from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure, StepFailed
+from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.books import Books
@@ -111,6 +112,22 @@ def note_failures(shell: Shell, failed: Callable[[set[Stream]], None]) -> None:
         return apply(event)
 
     core.apply = tell_and_apply  # type: ignore[method-assign]  # a wiretap
+
+
+def note_costs(shell: Shell, spent: Callable[[Spent], None]) -> None:
+    """Tell what a scheduler finds streams to have cost."""
+    if not isinstance(shell, SchedulerService):
+        return
+    apply = shell._core.apply
+
+    def apply_and_tell(event: Event) -> list[Reply]:
+        replies = apply(event)
+        for reply in replies:
+            if isinstance(reply, Spent):
+                spent(reply)
+        return replies
+
+    shell._core.apply = apply_and_tell  # type: ignore[method-assign]  # a wiretap
 
 
 def note_congestion(shell: Shell, full: Callable[[], None]) -> None:

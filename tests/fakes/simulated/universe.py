@@ -25,13 +25,14 @@ from fakes.simulated.taps import (
     charges_told,
     check_every_event,
     note_congestion,
+    note_costs,
     note_failures,
     note_joins,
     notes_told,
 )
 from fakes.simulated.trace import Trace
 from fakes.simulated.traffic import Traffic, draw_servable_rules, draw_traffic
-from fakes.simulated.verdict import Record, Violation
+from fakes.simulated.verdict import Costs, Record, Violation
 from fakes.simulated.wishes import Wish, draw_wishes
 
 from noria.proto.base import Service, Stream
@@ -64,7 +65,7 @@ _COUNTED: Final = (
 )
 _KEPT: Final = {
     Service.ADMISSION: ("requests", "streams", "tokenizing", "attachments", "orphans"),
-    Service.SCHEDULER: ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight"),
+    Service.SCHEDULER: ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight", "unaccounted"),
     Service.EXECUTOR: ("queued_plans",),
     Service.DETOKENIZER: ("streams", "spans"),
 }
@@ -193,6 +194,7 @@ class Universe:
         met: set[Service] = set()
         note_joins(life.shell, lambda peer: self._joined(peer, met, again=again))
         note_failures(life.shell, self.record.failed.update)
+        note_costs(life.shell, self.record.costs.setdefault(life.mailbox.incarnation, Costs()).spent.append)
         note_congestion(life.shell, lambda: self.counts.update(["outbox full"]))
         self.trace.overhear(life)
         self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
@@ -234,6 +236,8 @@ class Universe:
         self._count_board(life)
         if isinstance(life.shell, SimulatedExecutor):
             life.shell.close()
+        if isinstance(life.shell, SchedulerService):
+            self.record.costs[life.mailbox.incarnation].unaccounted = len(life.shell._reports.costs)
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:

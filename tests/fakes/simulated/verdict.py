@@ -11,6 +11,7 @@ from fakes.simulated.traffic import Traffic
 from fakes.simulated.wishes import Read, Wish
 
 from noria.proto.base import End, Service, Stream
+from noria.proto.scheduling import Spent
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 
@@ -23,12 +24,20 @@ class Violation(AssertionError):  # noqa: N818  # a state of affairs
 
 
 @dataclass(slots=True, eq=False)
+class Costs:
+    """What one life of the scheduler found streams to have cost; unaccounted: of how many it died unanswered."""
+
+    spent: list[Spent] = field(default_factory=list)
+    unaccounted: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Record:
     """What admission's book says became of requests, and what happened to their streams.
 
     failed: how often a stream was in a step that failed, or in flight when the executor died. taken: tokens taken from
     each tenant's bucket in admission's present life. rejoined: whether a process has joined that another had known before.
-    shut: requests whose client was told that the server shuts down.
+    shut: requests whose client was told that the server shuts down. costs: by the scheduler's incarnation.
     """
 
     traffic: Traffic
@@ -39,6 +48,7 @@ class Record:
     taken: Counter[int] = field(default_factory=Counter)
     rejoined: bool = False
     shut: set[str] = field(default_factory=set)
+    costs: dict[int, Costs] = field(default_factory=dict)
 
     def note(self, note: Note, now_ns: int, wish: Wish | None) -> None:
         """Each request is accepted once and each stream ends once, and not before its time. wish: whose it is, if known."""
@@ -94,6 +104,7 @@ def judge(people: list[Person], record: Record, books: Books, database: MemoryDa
     _judge_books(books, record)
     _judge_totals(books, record)
     _judge_usage(record, database)
+    _judge_costs(record, database)
 
 
 def _judge_choice(wish: Wish, index: int, record: Record) -> None:
@@ -159,6 +170,19 @@ def _judge_usage(record: Record, database: MemoryDatabase) -> None:
         raise Violation(
             f"usage of {written_requests} requests and {written_tokens} tokens is written, {requests} and {tokens} ended"
         )
+
+
+def _judge_costs(record: Record, database: MemoryDatabase) -> None:
+    """What is written down of costs is each once; of what a scheduler died with before it had an answer, any part."""
+    ((computed, block_us),) = database.read(
+        "SELECT ifnull(sum(computed_tokens), 0), ifnull(sum(block_us), 0) FROM usage"
+    )
+    found = [spent for costs in record.costs.values() for spent in costs.spent]
+    sure = [spent for costs in record.costs.values() for spent in costs.spent[: len(costs.spent) - costs.unaccounted]]
+    least = sum(each.computed_tokens for each in sure), sum(each.block_us for each in sure)
+    most = sum(each.computed_tokens for each in found), sum(each.block_us for each in found)
+    if not (least[0] <= computed <= most[0] and least[1] <= block_us <= most[1]):
+        raise Violation(f"{computed} computed tokens and {block_us} block µs are written, not {least} to {most}")
 
 
 def _judge_books(books: Books, record: Record) -> None:

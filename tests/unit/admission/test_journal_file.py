@@ -14,11 +14,11 @@ from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.database import Database, Write
 from noria.services.admission.journal import SCHEMA, Journal, own_journal
 from noria.services.admission.records import Clock
+from noria.services.admission.usage import TABLES as USAGE
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
-from noria.shared.usage import SCHEMA as USAGE
 
-TABLES = (USAGE, *SCHEMA)
+TABLES = (*USAGE, *SCHEMA)
 KILLS = 6
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 

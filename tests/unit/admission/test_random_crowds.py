@@ -8,7 +8,7 @@ from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, Bench, policy, tenan
 from noria.proto.base import End, Ended, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate, Ping, Preview
 from noria.proto.output import TextRun, Texts
-from noria.proto.scheduling import Capacity, ClassCapacity, Expenses, Spent, Submit, Withdraw
+from noria.proto.scheduling import Accounted, Capacity, ClassCapacity, Expenses, Spent, Submit, Withdraw
 from noria.services.admission.core.accounts import Account, Usage
 from noria.services.admission.core.events import PolicyChanged
 from noria.services.admission.core.tenancy import ClassRule, Policy
@@ -36,6 +36,7 @@ class Crowd:
         self.submitted = 0
         self.most = 0
         self.names = 0
+        self.gone = 0
 
     def step(self) -> None:
         """One event and one turn; the scheduler hears of it at once or later."""
@@ -106,7 +107,10 @@ class Crowd:
                     pass
                 case Ended():
                     gone = [each for each in message.streams if self.scheduled.pop(each, None) is not None]
-                    self.bench.news(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone)))
+                    self.bench.news(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone), self.gone + 1))
+                    self.gone += len(gone)
+                case Accounted():
+                    pass
 
     def offer(self) -> None:
         free = max(0, ROOM - len(self.scheduled))

@@ -251,13 +251,13 @@ def test_usage_is_written_down_once_at_the_end_and_the_cost_when_the_scheduler_h
     number = run(it, tokens=3, output=4)
     used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.output_tokens, used.computed_tokens) == (1, 3, 4, 0)
-    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),)))
+    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
     it.step()
     used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.computed_tokens, used.wasted_tokens, used.block_us) == (
         0, 0, 8, 2, 700,
     )  # fmt: skip
-    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),)))
+    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
     it.step()
     assert it.used == {}
     assert it.core.books.accounts.awaited == 0
@@ -269,7 +269,7 @@ def test_of_a_prompt_that_came_to_nothing_what_was_computed_is_charged() -> None
     number = it.accepted().request
     it.hear(ALICE, Cancel("a"))
     it.step()
-    it.news(Expenses((Spent(Stream(number, 0), 16, 0, 5),)))
+    it.news(Expenses((Spent(Stream(number, 0), 16, 0, 5),), 1))
     it.step()
     used = it.used[ACME]
     assert (used.prompt_tokens, used.computed_tokens) == (16, 16)
@@ -285,7 +285,7 @@ def test_from_cancel_to_reclaim_is_known_by_tenant_and_class() -> None:
     it.hear(ALICE, Cancel("a"))
     it.step()
     it.news(Reclaims((Reclaimed(Stream(number, 0), 3, 1, 900),)))
-    it.news(Expenses((Spent(Stream(number, 0), 5, 1, 10),)))
+    it.news(Expenses((Spent(Stream(number, 0), 5, 1, 10),), 1))
     (shown,) = it.core.snapshot()["traffic"]  # type: ignore[misc]  # plain values
     assert (shown["reclaims"], shown["reclaim_us_max"], shown["used"]["wasted_tokens"]) == (1, 900, 1)
     assert shown["ended"] == {"cancelled": 1}

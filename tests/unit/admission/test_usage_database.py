@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from noria.services.admission.core.accounts import Account, Usage
+from noria.services.admission.core.accounts import Account, Told, Usage
 from noria.services.admission.database import Database
-from noria.services.admission.usage import UsageBook
+from noria.services.admission.usage import TABLES, UsageBook
 from noria.shared.errors import UserError
-from noria.shared.usage import SCHEMA, read
+from noria.shared.usage import read
 
 ACME, BETA = Account("acme", "batch"), Account("beta", "standard")
 SECOND = 1_000_000_000
@@ -21,15 +21,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_file_and_its_folder_are_the_owners_alone(path: Path) -> None:
-    Database(path, (SCHEMA,)).close()
+    Database(path, TABLES).close()
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_usage_of_many_turns_adds_up_and_is_written_at_most_once_a_second(path: Path) -> None:
-    book = UsageBook(Database(path, (SCHEMA,)))
+    book = UsageBook(Database(path, TABLES))
     for turn in range(100):
-        book.add({ACME: Usage(requests=1, prompt_tokens=turn), BETA: Usage(output_tokens=2)})
+        book.add({ACME: Usage(requests=1, prompt_tokens=turn), BETA: Usage(output_tokens=2)}, Told())
         wanted_ns = book.advance(turn * SECOND // 10)
     assert wanted_ns == 10 * SECOND
     book.close()
@@ -40,18 +40,18 @@ def test_usage_of_many_turns_adds_up_and_is_written_at_most_once_a_second(path: 
 
 def test_a_second_life_adds_to_the_first(path: Path) -> None:
     for _ in range(2):
-        book = UsageBook(Database(path, (SCHEMA,)))
-        book.add({ACME: Usage(requests=1, block_us=1_500_000)})
+        book = UsageBook(Database(path, TABLES))
+        book.add({ACME: Usage(requests=1, block_us=1_500_000)}, Told())
         book.close()
     (row,) = read(path, tenant="acme")
     assert (row.requests, row.cache_block_s) == (2, 3.0)
 
 
 def test_what_a_busy_database_does_not_take_waits_and_is_written_once(path: Path) -> None:
-    book = UsageBook(Database(path, (SCHEMA,)))
+    book = UsageBook(Database(path, TABLES))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    book.add({ACME: Usage(requests=1)})
+    book.add({ACME: Usage(requests=1)}, Told())
     assert book.advance(SECOND) is not None
     other.execute("ROLLBACK")
     other.close()
@@ -63,4 +63,4 @@ def test_what_a_busy_database_does_not_take_waits_and_is_written_once(path: Path
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--state-dir"):
-        Database(tmp_path / "file" / "noria.sqlite", (SCHEMA,))
+        Database(tmp_path / "file" / "noria.sqlite", TABLES)

@@ -1,0 +1,50 @@
+"""What admission is told, at most once a turn each: blocks that are back, what streams cost, what it may count on."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from noria.proto.scheduling import Accounted, Capacity, Reclaimed, Reclaims, Spent
+from noria.services.scheduler.core.costs import Costs
+from noria.services.scheduler.core.scheduler import Scheduler
+
+
+class Reports:
+    """Gathers what a core has to tell. send: a message to admission; False when it was not taken. life: this process's."""
+
+    def __init__(self, core: Scheduler, life: int, send: Callable[[msgspec.Struct], bool]) -> None:
+        self.costs = Costs()
+        self._core = core
+        self._life = life
+        self._send = send
+        self._reclaimed: list[Reclaimed] = []
+        self._capacity: Capacity | None = None
+
+    def joined(self) -> None:
+        """Admission knows only what is on record."""
+        self._capacity = None
+        self.costs.tell_again()
+
+    def reclaimed(self, entry: Reclaimed) -> None:
+        """A stream's last block is back."""
+        self._reclaimed.append(entry)
+
+    def spent(self, entry: Spent) -> None:
+        """What a stream cost is known."""
+        self.costs.add(entry)
+
+    def accounted(self, body: Accounted) -> None:
+        """Costs are on record; those of an earlier scheduler are nothing to this one."""
+        if body.life == self._life:
+            self.costs.accounted(body.number)
+
+    def advance(self) -> None:
+        """Tell what there is to tell."""
+        if self._reclaimed:
+            self._send(Reclaims(tuple(self._reclaimed)))
+            self._reclaimed.clear()
+        while (expenses := self.costs.due()) is not None and self._send(expenses):
+            self.costs.told(expenses)
+        capacity = self._core.capacity()
+        if capacity != self._capacity and self._send(capacity):
+            self._capacity = capacity
