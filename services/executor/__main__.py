@@ -37,6 +37,10 @@ def start(config: Config) -> int:
     if shells and shells[0].failed:
         sys.stderr.write(f"noria executor: {shells[0].failed}\n")
         return 2
+    if shells and shells[0].lost_device:
+        sys.stderr.write(f"noria executor: the device is lost: {shells[0].lost_device}\n")
+        sys.stderr.flush()
+        os._exit(1)  # whatever frees memory on a device that is lost may hang
     if shells and shells[0].hung:
         sys.stderr.write("noria executor: a step does not end; this is where it hangs\n")
         leave_hung()

@@ -11,7 +11,7 @@ from noria.proto.execution import Copy, Sampled, Slice, StepPlan
 from noria.services.executor.pages import Pages, Slices, pages
 from noria.services.executor.sampled_rows import sampled_rows
 from noria.services.executor.sampler import Drawn, Sampler
-from noria.services.executor.shape import Integers
+from noria.services.executor.shape import Integers, Shape
 from noria.services.executor.slots import IllegalPlanError, Occupant, Slots
 
 
@@ -53,6 +53,12 @@ def prepare(slots: Slots, plan: StepPlan) -> Batch:
     except IllegalPlanError:
         slots.clear()
         raise
+
+
+def idle_batch(shape: Shape) -> Batch:
+    """A step of nobody: what a device is given to compute padding alone."""
+    slots = Slots(shape)
+    return _layout(slots, StepPlan(0, 0, ()))
 
 
 def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, ...]:

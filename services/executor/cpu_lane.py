@@ -11,7 +11,7 @@ from typing import Final
 from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Engine
-from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
+from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome, Times
 from noria.services.executor.loaded import Loaded
 from noria.shared.errors import UserError
 
@@ -29,7 +29,7 @@ class CpuLane:
     def __init__(self, load: Callable[[], tuple[Engine, Loaded]], wake: Callable[[], None]) -> None:
         self._load = load
         self._wake = wake
-        self._posted: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
         self._outcomes: deque[Outcome] = deque()
         self._held = 0
         self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
@@ -44,7 +44,7 @@ class CpuLane:
         """Queue a batch."""
         assert self._held < LANE_BATCHES
         self._held += 1
-        self._posted.put(batch)
+        self._posted.put((batch, time.monotonic_ns()))
 
     def collect(self) -> list[Outcome]:
         """Outcomes since the last call."""
@@ -77,16 +77,17 @@ class CpuLane:
         self._report(loaded)
         broken_epoch: int | None = None
         clock = _Clock()
-        while (batch := self._posted.get()) is not None:
+        while (posted := self._posted.get()) is not None:
+            batch, posted_ns = posted
             if batch.epoch == broken_epoch and batch.number != 1:
                 outcome: Computed | Broken = Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
             else:
-                outcome = _compute(engine, batch, clock)
+                outcome = _compute(engine, batch, clock, posted_ns)
             broken_epoch = batch.epoch if isinstance(outcome, Broken) else None
             self._report(outcome)
 
 
-def _compute(engine: Engine, batch: Batch, clock: _Clock) -> Computed | Broken:
+def _compute(engine: Engine, batch: Batch, clock: _Clock, posted_ns: int) -> Computed | Broken:
     began_ns = time.monotonic_ns()
     idle_us = (began_ns - clock.ended_ns) // 1000 if clock.ended_ns else 0
     try:
@@ -98,4 +99,5 @@ def _compute(engine: Engine, batch: Batch, clock: _Clock) -> Computed | Broken:
         memory = isinstance(error, RuntimeError) and "memory" in str(error).lower()
         return Broken(batch, Failure.MEMORY if memory else Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
     clock.ended_ns = time.monotonic_ns()
-    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us)
+    times = Times(posted_ns, began_ns, began_ns, clock.ended_ns, clock.ended_ns)
+    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us, times)

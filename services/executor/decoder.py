@@ -18,7 +18,8 @@ from noria.services.executor.weights import Weights
 class Decoder:
     """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
 
-    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere.
+    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
+    where they compute, the processor where absent.
     """
 
     def __init__(
@@ -30,11 +31,14 @@ class Decoder:
         samples_max: int,
         products: Products | None = None,
         packed: PackedWeights | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
         products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
-        weights = Weights(checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset)
+        weights = Weights(
+            checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset, device=device
+        )
         size = (architecture.vocabulary, architecture.hidden)
         self._embedding = weights.table("model.embed_tokens.weight", size)
         # Rounded as transformers rounds it: the checkpoint was trained so.

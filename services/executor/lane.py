@@ -16,6 +16,20 @@ from noria.services.executor.sampler import Drawn
 LANE_BATCHES: Final = 2
 
 
+class Times(msgspec.Struct, frozen=True):
+    """When a batch was posted, taken up, began and ended computing, and was told of: on the host's monotonic clock, in ns.
+
+    way: how it was computed, where there is more than one.
+    """
+
+    posted_ns: int = 0
+    launched_ns: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    told_ns: int = 0
+    way: str = ""
+
+
 class Computed(msgspec.Struct, frozen=True):
     """A finished batch: what it sampled in the order of its products, and microseconds computing and waiting before."""
 
@@ -23,6 +37,7 @@ class Computed(msgspec.Struct, frozen=True):
     drawn: Drawn | None
     compute_us: int
     idle_us: int
+    times: Times = Times()
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -39,7 +54,20 @@ class LoadFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-Outcome = Loaded | LoadFailed | Computed | Broken
+class Lost(msgspec.Struct, frozen=True):
+    """The device failed, and with it everything on it: the process must end. `reason` is for a person."""
+
+    reason: str
+
+
+class NotRecorded(msgspec.Struct, frozen=True):
+    """For the first time a step could not be recorded as a graph: it, and others like it, are computed without one."""
+
+    shape: str
+    reason: str
+
+
+Outcome = Loaded | LoadFailed | Computed | Broken | Lost | NotRecorded
 
 
 class Lane(Protocol):

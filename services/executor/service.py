@@ -16,7 +16,7 @@ from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.inventory import inventory
-from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed
+from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed, Lost, NotRecorded
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
@@ -55,11 +55,12 @@ class ExecutorShell:
     """One model replica. `make_lane` makes the lane that computes for it. hang_s: what a step may take in any case.
 
     failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the lane
-    still works, after `close` too.
+    still works, after `close` too. lost_device: why the device cannot be used any more, and the process must end.
     """
 
     def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane], hang_s: float = HANG_S) -> None:
         self.failed = ""
+        self.lost_device = ""
         self.hung = False
         self.computing = True
         self._post = post
@@ -130,6 +131,12 @@ class ExecutorShell:
                 case Broken():
                     self._vigil.finished(now_ns)
                     self._broken(outcome)
+                case Lost():
+                    self.lost_device = outcome.reason
+                    self._log.error("the device is lost", reason=outcome.reason)
+                    self._post.stop()
+                case NotRecorded():
+                    self._log.warning("no graph", shape=outcome.shape, reason=outcome.reason)
                 case _:
                     assert_never(outcome)
         if self._owed and not self._lane.held:

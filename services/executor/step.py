@@ -64,11 +64,11 @@ class Step:
 class Rotations:
     """Cosine and sine of every position of the context; the sine's first half is negated, as rotation needs it."""
 
-    def __init__(self, rope: Rope, head_dim: int, max_model_tokens: int) -> None:
+    def __init__(self, rope: Rope, head_dim: int, max_model_tokens: int, device: torch.device | None = None) -> None:
         frequencies = torch.tensor(rope.frequencies(head_dim), dtype=torch.float32)
         angles = torch.arange(max_model_tokens, dtype=torch.float32)[:, None] * frequencies
-        self._cosine = torch.cat((angles.cos(), angles.cos()), -1)[:, None]
-        self._sine = torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
+        self._cosine = torch.cat((angles.cos(), angles.cos()), -1)[:, None].to(device)
+        self._sine = torch.cat((-angles.sin(), angles.sin()), -1)[:, None].to(device)
 
     def of(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and signed sine [T, 1, head size]."""

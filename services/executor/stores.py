@@ -57,11 +57,17 @@ class Store(Protocol):
         """A layer's pages in a pool [2, rows, page bytes] that begins at its first row."""
 
 
-def make_store(architecture: Architecture, shape: Shape, compute: torch.dtype, store: torch.dtype) -> Store:
-    """The format for a dtype: a float type or torch.int8."""
+def make_store(
+    architecture: Architecture,
+    shape: Shape,
+    compute: torch.dtype,
+    store: torch.dtype,
+    device: torch.device | None = None,
+) -> Store:
+    """The format for a dtype: a float type or torch.int8. device: as in `Gathered`."""
     if store == torch.int8:
-        return Int8Store(shape.page_size, architecture.kv_heads, architecture.head_dim, compute)
-    return FloatStore(shape.page_size, architecture.key_width, compute, store)
+        return Int8Store(shape.page_size, architecture.kv_heads, architecture.head_dim, compute, device)
+    return FloatStore(shape.page_size, architecture.key_width, compute, store, device)
 
 
 def page_bytes(architecture: Architecture, page_size: int, store: torch.dtype) -> int:
@@ -75,14 +81,19 @@ def page_bytes(architecture: Architecture, page_size: int, store: torch.dtype) -
 class Gathered:
     """Memory for gathered pages that is kept.
 
-    Fresh memory of this size comes from the kernel page by page, which at 32 sequences took three fifths of a step.
+    Fresh memory of this size comes from the kernel page by page, which at 32 sequences took three fifths of a step. On a
+    device it is new each time: there the allocator keeps it, and graphs must keep theirs.
     """
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        self._memory = torch.empty(2, 0, width, dtype=dtype)
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device | None) -> None:
+        self._memory = torch.empty(2, 0, width, dtype=dtype, device=device)
+        self._kept = device is None
 
     def of(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two tensors [pages, width] of whatever content."""
+        if not self._kept:
+            keys, values = self._memory.new_empty(2, pages, self._memory.shape[2])
+            return keys, values
         if self._memory.shape[1] < pages:
             self._memory = self._memory.new_empty(2, pages, self._memory.shape[2])
         return self._memory[0, :pages], self._memory[1, :pages]
@@ -91,11 +102,18 @@ class Gathered:
 class FloatStore:
     """Pages of numbers."""
 
-    def __init__(self, page_size: int, width: int, compute: torch.dtype, store: torch.dtype) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        width: int,
+        compute: torch.dtype,
+        store: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
         self.page_size, self.width, self.compute, self.store = page_size, width, compute, store
         self.page_bytes = page_size * width * torch.empty(0, dtype=store).element_size()
-        self.gathered = Gathered(page_size * width, store)
-        self.converted = Gathered(page_size * width, compute)
+        self.gathered = Gathered(page_size * width, store, device)
+        self.converted = Gathered(page_size * width, compute, device)
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """As they are."""
@@ -129,13 +147,15 @@ class _FloatLayer:
 class Int8Store:
     """Pages of integers, then their scales."""
 
-    def __init__(self, page_size: int, kv_heads: int, head_dim: int, compute: torch.dtype) -> None:
+    def __init__(
+        self, page_size: int, kv_heads: int, head_dim: int, compute: torch.dtype, device: torch.device | None = None
+    ) -> None:
         self.page_size, self.kv_heads, self.head_dim = page_size, kv_heads, head_dim
         self.integers = page_size * kv_heads * head_dim
         self.page_bytes = self.integers + page_size * kv_heads * 2
         self.compute = compute
-        self.gathered = Gathered(self.page_bytes, torch.uint8)
-        self.converted = Gathered(self.integers, compute)
+        self.gathered = Gathered(self.page_bytes, torch.uint8, device)
+        self.converted = Gathered(self.integers, compute, device)
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Turned as the keys are."""

@@ -10,7 +10,10 @@ from noria.services.executor.products import Linear, Matrix, Products
 
 
 class Weights:
-    """Reads a checkpoint in one dtype. rows_max bounds the query tokens of a step; norm_offset as in `Architecture`."""
+    """Reads a checkpoint in one dtype. rows_max bounds the query tokens of a step; norm_offset as in `Architecture`.
+
+    device: where tables and norms go; products are where `products` makes them.
+    """
 
     def __init__(
         self,
@@ -21,6 +24,7 @@ class Weights:
         packed: PackedWeights,
         *,
         norm_offset: bool,
+        device: torch.device | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
@@ -29,6 +33,7 @@ class Weights:
         self._products = products
         self._packed = packed
         self._norm_offset = norm_offset
+        self._device = device
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +63,6 @@ class Weights:
         return self._products.linear(Matrix(self.checkpoint, ((name, size[0]),), size[1]), rows_max, logits=True)
 
     def _kept(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        array = self._packed.array(name, make)
+        array = self._packed.array(name, make).to(self._device)
         self._others += array.nbytes
         return array

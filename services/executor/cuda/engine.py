@@ -1,0 +1,53 @@
+"""A model on its device: what one step computes, from the arrays of its input to those of its output.
+
+Everything here only queues work; nothing looks at a number.
+"""
+
+from typing import Protocol
+
+import torch
+
+from noria.services.executor.batch import Batch
+from noria.services.executor.cuda.operations import DeviceOperations
+from noria.services.executor.cuda.pool import Pool
+from noria.services.executor.cuda.state import SlotState
+from noria.services.executor.device.inputs import Inputs
+from noria.services.executor.device.outputs import Outputs
+from noria.services.executor.operations import StepOperations
+from noria.services.executor.shape import Shape
+
+
+class DeviceModel(Protocol):
+    """A forward pass made of operations alone: `Decoder`."""
+
+    def forward(self, operations: StepOperations, *, sampled: bool) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits of its sampled rows if it has any."""
+
+
+class DeviceEngine:
+    """Model, cache and slots' last tokens."""
+
+    def __init__(self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations) -> None:
+        self.shape = shape
+        self.pool = pool
+        self.operations = operations
+        self.state = SlotState(shape.max_slots, pool.data.device)
+        self._model = model
+
+    def plan(self, batch: Batch, step: Inputs) -> None:
+        """Before a step, on the host."""
+        self.operations.plan(batch, step)
+
+    def forward(self, step: Inputs) -> torch.Tensor | None:
+        """The logits of a step's sampled rows, if it has any."""
+        with torch.inference_mode():
+            self.state.carry(step)
+            self.operations.begin(step)
+            return self._model.forward(self.operations, sampled=step.sizes.samples > 0)
+
+    def sample(self, step: Inputs, logits: torch.Tensor, out: Outputs) -> None:
+        """Sample a step's rows, for its output and for the next step."""
+        with torch.inference_mode():
+            self.state.complete(step.sampled)
+            self.operations.sample(logits, step.sampled, out)
+            self.state.note(step.sampled, out.ids)

@@ -1,0 +1,137 @@
+"""The lane of a GPU: one thread queues steps, another waits for them.
+
+The first never waits for the device, so step N + 1 is queued while N computes; the second sleeps until what N sampled has
+arrived on the host. They know no sockets and no plans.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from noria.proto.execution import Failure
+from noria.services.executor.batch import Batch
+from noria.services.executor.cuda.pipeline import Finished, Flight, Pipeline
+from noria.services.executor.cuda.streams import DeviceLostError
+from noria.services.executor.lane import (
+    LANE_BATCHES,
+    Broken,
+    Computed,
+    LoadFailed,
+    Lost,
+    NotRecorded,
+    Outcome,
+    Times,
+)
+from noria.services.executor.loaded import Loaded
+from noria.shared.errors import UserError
+
+_CLOSE_S: Final = 1.0
+_Queued = tuple[Flight, int] | Broken | None
+
+
+class CudaLane:
+    """`wake` is called for each outcome."""
+
+    def __init__(self, load: Callable[[], tuple[Pipeline, Loaded]], wake: Callable[[], None]) -> None:
+        self._load = load
+        self._wake = wake
+        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
+        self._flying: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
+        self._outcomes: deque[Outcome] = deque()
+        self._held = 0
+        self._lost = False
+        self._launcher = threading.Thread(target=self._launch_all, name="lane", daemon=True)
+        self._launcher.start()
+
+    @property
+    def held(self) -> int:
+        """Batches posted whose outcome has not been collected."""
+        return self._held
+
+    def post(self, batch: Batch) -> None:
+        """Queue a batch."""
+        assert self._held < LANE_BATCHES
+        self._held += 1
+        self._posted.put((batch, time.monotonic_ns()))
+
+    def collect(self) -> list[Outcome]:
+        """Outcomes since the last call."""
+        found = []
+        while self._outcomes:
+            outcome = self._outcomes.popleft()
+            self._held -= isinstance(outcome, Computed | Broken)
+            found.append(outcome)
+        return found
+
+    def close(self) -> bool:
+        """Stop after the batches under way; False when that, or a load still going on, takes longer than a moment."""
+        self._posted.put(None)
+        self._launcher.join(_CLOSE_S)
+        return not self._launcher.is_alive()
+
+    def _report(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._wake()
+
+    def _launch_all(self) -> None:
+        try:
+            pipeline, loaded = self._load()
+        except UserError as error:
+            self._report(LoadFailed(str(error)))
+            return
+        except Exception as error:  # the thread's edge: the process must hear of it and stop, not hang
+            self._report(LoadFailed(f"{type(error).__name__}: {error}"))
+            return
+        pipeline.recorded.told = lambda shape, reason: self._report(NotRecorded(shape, reason))
+        self._report(loaded)
+        finisher = threading.Thread(target=self._finish_all, args=(pipeline,), name="lane results", daemon=True)
+        finisher.start()
+        broken_epoch: int | None = None
+        while (posted := self._posted.get()) is not None and not self._lost:
+            batch, posted_ns = posted
+            if batch.epoch == broken_epoch and batch.number != 1:
+                queued: _Queued = Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
+            else:
+                queued = self._launched(pipeline, batch, posted_ns)
+            broken_epoch = batch.epoch if isinstance(queued, Broken) else None
+            self._flying.put(queued)
+        self._flying.put(None)
+        finisher.join()
+
+    def _launched(self, pipeline: Pipeline, batch: Batch, posted_ns: int) -> tuple[Flight, int] | Broken:
+        try:
+            return pipeline.launch(batch), posted_ns
+        except MemoryError as error:
+            pipeline.make_room()
+            return Broken(batch, Failure.MEMORY, str(error))
+        except DeviceLostError as error:
+            self._lose(str(error))
+            return Broken(batch, Failure.ERROR, str(error))
+        except Exception as error:  # the lane's edge: a bad step must not take the model with it
+            return Broken(batch, Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
+
+    def _finish_all(self, pipeline: Pipeline) -> None:
+        while (queued := self._flying.get()) is not None:
+            if isinstance(queued, Broken):
+                self._report(queued)
+                continue
+            flight, posted_ns = queued
+            try:
+                finished = pipeline.finish(flight)
+            except Exception as error:  # nothing on the device can be relied on any more
+                self._lose(f"{type(error).__name__}: {error}"[:1000])
+                return
+            self._report(_computed(flight.batch, finished, posted_ns, flight.launched_ns))
+
+    def _lose(self, reason: str) -> None:
+        self._lost = True
+        self._report(Lost(reason))
+
+
+def _computed(batch: Batch, finished: Finished, posted_ns: int, launched_ns: int) -> Computed:
+    way = finished.way.value if finished.way is not None else ""
+    times = Times(posted_ns, launched_ns, finished.began_ns, finished.ended_ns, time.monotonic_ns(), way)
+    return Computed(batch, finished.drawn, finished.compute_us, finished.idle_us, times)

@@ -1,0 +1,187 @@
+"""A step's way through the device: what is queued on which stream, and what waits for what.
+
+    copy in    [host in → device in]
+    compute                          [→ step in][moves][graph, or one after the other][step out →]
+    copy out                                                                              [device out → host out]
+
+The host queues all of it without waiting, and waits for the copy out of step N while step N + 1 computes. It knows
+neither threads nor plans.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from noria.services.executor.batch import Batch, idle_batch
+from noria.services.executor.cuda.engine import DeviceEngine
+from noria.services.executor.cuda.graph_book import Way
+from noria.services.executor.cuda.moves import Moves
+from noria.services.executor.cuda.padding import Padding, beyond, largest_sizes
+from noria.services.executor.cuda.pairs import Pair, Pairs
+from noria.services.executor.cuda.recorded import Recorded, Step
+from noria.services.executor.cuda.streams import Device, Event
+from noria.services.executor.device.layout import Layout
+from noria.services.executor.device.outputs import drawn, output_bytes
+from noria.services.executor.device.sizes import Sizes, needed
+from noria.services.executor.sampler import Drawn
+
+EXTRA_BYTES: Final = 4 << 20
+"""Room in a pair beside the largest step: for what penalties count."""
+
+_LAYOUTS_MAX: Final = 1024
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What came of a step: what it sampled, microseconds computing and waiting before; began and ended on the host's clock.
+
+    way: how it was computed; None where nothing was but moved.
+    """
+
+    drawn: Drawn | None
+    compute_us: int
+    idle_us: int
+    began_ns: int
+    ended_ns: int
+    way: Way | None
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A step that was queued. kept: what must not be freed before it is over."""
+
+    batch: Batch
+    pair: Pair
+    sizes: Sizes
+    launched_ns: int
+    began: Event
+    ended: Event
+    out: Event
+    way: Way | None
+    kept: list[object] = field(default_factory=list)
+
+
+class Pipeline:
+    """Steps through one device. graphs_max: how many graphs are kept. clock_ns: the host's."""
+
+    def __init__(
+        self,
+        device: Device,
+        engine: DeviceEngine,
+        padding: Padding,
+        graphs_max: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.engine = engine
+        self._device = device
+        self._padding = padding
+        self._clock_ns = clock_ns
+        self._layouts: dict[Sizes, Layout] = {}
+        shape = engine.shape
+        largest = self._layout(largest_sizes(shape, padding, engine.operations.tile_tokens))
+        self._pairs = Pairs(device, largest.bytes + EXTRA_BYTES, output_bytes(largest.sizes))
+        self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
+        pool = device.state("pool", engine.pool.data)
+        self._moves = Moves(device, engine.pool, pool)
+        slots = device.state("slots", engine.state.data)
+        self.recorded = Recorded(engine, self._compute, (pool, slots), graphs_max)
+        self._before: tuple[Event, int] | None = None
+
+    def launch(self, batch: Batch) -> Flight:
+        """Queue a step. Raises MemoryError, and whatever the model's code raises, with nothing of it under way."""
+        sizes, padded = self._sizes(batch)
+        layout, rows = self._layout(sizes), self._moves.rows(batch)
+        pair = self._pairs.take(layout.bytes, output_bytes(sizes), rows.nbytes)
+        launched_ns = self._clock_ns()
+        try:
+            with self._device.written(pair.host_in) as array:
+                layout.fill(array, batch)
+            self._copy_in.copy(pair.device_in, pair.host_in, layout.bytes)
+            if len(rows):
+                with self._device.written(pair.host_index) as array:
+                    array[: rows.nbytes] = rows.view("u1")
+                self._copy_in.copy(pair.index, pair.host_index, rows.nbytes)
+            self._compute.wait(self._copy_in.record())
+            step_in, step_out = self._pairs.room(layout.bytes, output_bytes(sizes))
+            self._compute.copy(step_in, pair.device_in, layout.bytes)
+            began = self._compute.record(timed=True)
+            if len(rows):
+                self._moves.launch(batch, self._compute, pair.index)
+            way: Way | None = None
+            kept: list[object] = []
+            if len(batch.token_ids):
+                step = Step(batch, layout, step_in, step_out)
+                fits = step_in is self._pairs.step_in
+                way, kept = self.recorded.compute(step, padded, fits=fits)
+            ended = self._compute.record(timed=True)
+            self._compute.copy(pair.device_out, step_out, output_bytes(sizes))
+            self._copy_out.wait(self._compute.record())
+            self._copy_out.copy(pair.host_out, pair.device_out, output_bytes(sizes))
+            return Flight(batch, pair, sizes, launched_ns, began, ended, self._copy_out.record(), way, kept)
+        except BaseException:
+            self._settle()
+            pair.busy = False
+            raise
+
+    def finish(self, flight: Flight) -> Finished:
+        """Wait for a step, the oldest, and take what came of it. Raises DeviceLostError."""
+        flight.out.wait()
+        found = None
+        if flight.batch.sampler is not None:
+            with self._device.read(flight.pair.host_out) as array:
+                found = drawn(flight.sizes, array, len(flight.batch.sampler.rows))
+        flight.pair.busy = False
+        compute_us = self._device.elapsed_us(flight.began, flight.ended)
+        idle_us, began_ns = 0.0, flight.launched_ns
+        if self._before is not None:
+            ended, ended_ns = self._before
+            idle_us = max(0.0, self._device.elapsed_us(ended, flight.began))
+            # The device's own clock counts between steps that follow each other; else the host's, which does not drift.
+            if ended_ns > flight.launched_ns:
+                began_ns = ended_ns + int(1000 * idle_us)
+        ended_ns = min(began_ns + int(1000 * compute_us), self._clock_ns())
+        self._before = flight.ended, ended_ns
+        return Finished(found, int(compute_us), int(idle_us), began_ns, ended_ns, flight.way)
+
+    def warm(self, sizes: Sizes) -> None:
+        """Compute a step of padding alone, and record its graph."""
+        batch = idle_batch(self.engine.shape)
+        layout = self._layout(sizes)
+        pair = self._pairs.take(layout.bytes, output_bytes(sizes), 0)
+        try:
+            with self._device.written(pair.host_in) as array:
+                layout.fill(array, batch)
+            self._compute.copy(self._pairs.step_in, pair.host_in, layout.bytes)
+            step = Step(batch, layout, self._pairs.step_in, self._pairs.step_out)
+            self.recorded.warm(step)
+        finally:
+            self._settle()
+            pair.busy = False
+
+    def make_room(self) -> None:
+        """After a step for which there was too little memory: give back what is kept for other steps."""
+        self._settle()
+        self.recorded.book.clear()
+        self._device.trim()
+
+    def _sizes(self, batch: Batch) -> tuple[Sizes, Sizes]:
+        """What a step is padded to: in all, and in what a graph is chosen by."""
+        exact = needed(batch, self.engine.operations.tile_tokens)
+        padded = self._padding.padded(self.engine.shape, exact)
+        return beyond(padded, exact), padded
+
+    def _layout(self, sizes: Sizes) -> Layout:
+        found = self._layouts.get(sizes)
+        if found is None:
+            found = Layout(self.engine.shape, sizes, self.engine.operations.tile_tokens)
+            if len(self._layouts) < _LAYOUTS_MAX:
+                self._layouts[sizes] = found
+        return found
+
+    def _settle(self) -> None:
+        """Wait for everything that was queued."""
+        self._copy_in.record().wait()
+        self._compute.record().wait()
+        self._copy_out.record().wait()

@@ -1,0 +1,55 @@
+"""Matrix products on a device, by the library that torch brings for it (cuBLAS, hipBLASLt)."""
+
+import torch
+from torch.nn import functional
+
+from noria.services.executor.products import Matrix
+
+
+class DeviceLinear:
+    """y = x @ weight.T + bias. logits: y is float32, summed in float32, whatever the weights are of."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, logits: bool = False) -> None:
+        self.outputs, self.inputs = weight.shape
+        self._weight, self._bias = weight, bias
+        self._logits = logits
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs]."""
+        weight = self._weight
+        if not self._logits or weight.dtype == torch.float32:
+            return functional.linear(x.to(weight.dtype), weight, self._bias)
+        if weight.is_cuda:
+            # A copy of the weights in float32 would be read twice as slowly.
+            y = torch.mm(x.to(weight.dtype), weight.t(), out_dtype=torch.float32)
+        else:
+            y = functional.linear(x.float(), weight.float())
+        return y if self._bias is None else y + self._bias
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """The same into `out`."""
+        out.copy_(self(x))
+
+
+class DeviceProducts:
+    """Makes products in one dtype on one device. Which kernel computes one depends on its rows, so none is steady."""
+
+    steady = False
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.nbytes = 0
+        self._dtype = dtype
+        self._device = device
+
+    def scratch_bytes(self, rows_max: int) -> int:
+        """What a product takes is found out by computing the largest step."""
+        del rows_max
+        return 0
+
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> DeviceLinear:
+        """A product ready for use."""
+        del rows_max, exact
+        weight = matrix.weights(self._dtype).to(self._device)
+        bias = matrix.biases(self._dtype)
+        self.nbytes += weight.nbytes
+        return DeviceLinear(weight, None if bias is None else bias.to(self._device), logits=logits)
