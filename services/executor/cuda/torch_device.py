@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.cuda.graphs import _POOL_HANDLE
 
 from noria.services.executor.cuda.streams import Buffer, CaptureError, DeviceLostError, Event, Graph, Uses, Work
 from noria.shared.errors import UserError
@@ -16,7 +17,7 @@ _FATAL: Final = ("illegal", "device-side assert", "unspecified launch failure", 
 
 def open_device(index: int = 0) -> "TorchDevice":
     """The GPU of this number. Raises UserError saying what is missing and what to do."""
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         raise UserError(
             f"executor.device is cuda, but this PyTorch ({torch.__version__}) is built for processors alone; install a CUDA "
             "build, for instance `pip install 'noria[cuda]'` from an index that has one, or choose --device cpu"
@@ -40,7 +41,7 @@ class TorchEvent:
     def wait(self) -> None:
         """Have the host wait."""
         try:
-            self.event.synchronize()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self.event.synchronize()
         except RuntimeError as error:
             raise DeviceLostError(_first_line(error)) from error
 
@@ -55,7 +56,7 @@ class TorchGraph:
 class TorchStream:
     """A CUDA stream. pool: the memory that all graphs share."""
 
-    def __init__(self, name: str, stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
+    def __init__(self, name: str, stream: torch.cuda.Stream, pool: _POOL_HANDLE) -> None:
         self.name = name
         self._stream = stream
         self._pool = pool
@@ -104,18 +105,18 @@ class TorchStream:
         """Queue recorded work."""
         assert isinstance(graph, TorchGraph)
         with torch.cuda.stream(self._stream):
-            graph.graph.replay()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            graph.graph.replay()
 
     def record(self, *, timed: bool = False) -> TorchEvent:
         """The point after everything queued so far."""
         event = TorchEvent(timed=timed)
-        event.event.record(self._stream)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.event.record(self._stream)
         return event
 
     def wait(self, event: Event) -> None:
         """Let what is queued from now on begin only after the event."""
         assert isinstance(event, TorchEvent)
-        self._stream.wait_event(event.event)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._stream.wait_event(event.event)
 
 
 class TorchDevice:
@@ -124,7 +125,7 @@ class TorchDevice:
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def torch_device(self) -> torch.device:
@@ -165,7 +166,7 @@ class TorchDevice:
     def elapsed_us(self, first: Event, second: Event) -> float:
         """Time between two timed events that are over."""
         assert isinstance(first, TorchEvent) and isinstance(second, TorchEvent)
-        return 1000.0 * float(first.event.elapsed_time(second.event))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return 1000.0 * float(first.event.elapsed_time(second.event))
 
     def trim(self) -> None:
         """Give memory back that torch keeps for reuse."""
