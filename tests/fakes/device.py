@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from noria.services.executor.cuda.streams import Buffer, CaptureError, Event, Graph, Uses, Work
 
@@ -104,6 +105,7 @@ class FakeStream:
             if self.device.refuses:
                 raise CaptureError("refused")
             self.device.captures += 1
+            self.device.finish()  # as PyTorch does
             kept = [(buffer.data, buffer.data.clone()) for buffer in uses.writes]
             recorder = _Recorder()
             with recorder:
@@ -272,11 +274,17 @@ class _Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} looks at a number on the device")
         found = func(*args, **named)
         aliases = [each.alias_info for each in func._schema.returns]
-        if all(each is None for each in aliases):
-            self.operations.append((func, args, named, _tensors(found)))
-        elif any(each is not None and each.is_write for each in aliases):
+        if any(each is not None and each.is_write for each in aliases):
             self.operations.append((func, args, named, []))
+        elif not _views(found, (args, named)):
+            self.operations.append((func, args, named, _tensors(found)))
         return found
+
+
+def _views(found: Any, given: Any) -> bool:
+    """Whether results lie where arguments do; an operation that may give a view does not always."""
+    places = {each.untyped_storage().data_ptr() for each in tree_leaves(given) if isinstance(each, torch.Tensor)}
+    return any(each.untyped_storage().data_ptr() in places for each in _tensors(found))
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:

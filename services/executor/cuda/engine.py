@@ -13,6 +13,7 @@ from noria.services.executor.cuda.pool import Pool
 from noria.services.executor.cuda.state import SlotState
 from noria.services.executor.device.inputs import Inputs
 from noria.services.executor.device.outputs import Outputs
+from noria.services.executor.device.sizes import Sizes
 from noria.services.executor.operations import StepOperations
 from noria.services.executor.shape import Shape
 
@@ -27,22 +28,24 @@ class DeviceModel(Protocol):
 class DeviceEngine:
     """Model, cache and slots' last tokens."""
 
-    def __init__(self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations) -> None:
+    def __init__(
+        self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations, state: SlotState
+    ) -> None:
         self.shape = shape
         self.pool = pool
         self.operations = operations
-        self.state = SlotState(shape.max_slots, pool.data.device)
+        self.state = state
         self._model = model
 
-    def plan(self, batch: Batch, step: Inputs) -> None:
+    def plan(self, batch: Batch, sizes: Sizes) -> None:
         """Before a step, on the host."""
-        self.operations.plan(batch, step)
+        self.operations.plan(batch, sizes)
 
     def forward(self, step: Inputs) -> torch.Tensor | None:
         """The logits of a step's sampled rows, if it has any."""
         with torch.inference_mode():
             self.state.carry(step)
-            self.operations.begin(step)
+            self.operations.take(step)
             return self._model.forward(self.operations, sampled=step.sizes.samples > 0)
 
     def sample(self, step: Inputs, logits: torch.Tensor, out: Outputs) -> None:

@@ -7,6 +7,7 @@ import torch
 from noria.services.executor.batch import Batch
 from noria.services.executor.device.inputs import Inputs, SampledInputs
 from noria.services.executor.device.outputs import Outputs
+from noria.services.executor.device.sizes import Sizes
 from noria.services.executor.operations import StepOperations
 
 
@@ -21,11 +22,11 @@ class DeviceOperations(StepOperations, Protocol):
     def tile_tokens(self) -> int:
         """Query tokens that a tile of attention takes."""
 
-    def plan(self, batch: Batch, step: Inputs) -> None:
-        """What has to be done on the host before each run of a step, recorded or not; it is no part of a graph."""
+    def plan(self, batch: Batch, sizes: Sizes) -> None:
+        """On the host, before a step of these sizes is queued or replayed: what is not in its inputs, and in no graph."""
 
-    def begin(self, step: Inputs) -> None:
-        """Lay out a step whose token ids are all known. Part of a graph, as everything that follows."""
+    def take(self, step: Inputs) -> None:
+        """The step that follows, of whatever its inputs hold when it is run: all its token ids are known then."""
 
     def sample(self, logits: torch.Tensor, step: SampledInputs, out: Outputs) -> None:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten."""

@@ -85,8 +85,12 @@ class Pipeline:
         self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
         pool = device.state("pool", engine.pool.data)
         self._moves = Moves(device, engine.pool, pool)
-        slots = device.state("slots", engine.state.data)
-        self.recorded = Recorded(engine, self._compute, (pool, slots), graphs_max)
+        kept = (
+            pool,
+            device.state("last tokens", engine.state.last),
+            device.state("recent tokens", engine.state.recent),
+        )
+        self.recorded = Recorded(engine, self._compute, kept, graphs_max)
         self._before: tuple[Event, int] | None = None
 
     def launch(self, batch: Batch) -> Flight:
@@ -159,6 +163,11 @@ class Pipeline:
         finally:
             self._settle()
             pair.busy = False
+
+    @property
+    def common(self) -> list[Sizes]:
+        """The sizes of steps that are worth recording before anybody asks."""
+        return self._padding.common(self.engine.shape)
 
     def make_room(self) -> None:
         """After a step for which there was too little memory: give back what is kept for other steps."""

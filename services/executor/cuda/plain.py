@@ -13,6 +13,7 @@ from noria.services.executor.batch import Batch
 from noria.services.executor.cuda.pool import Pool
 from noria.services.executor.device.inputs import GroupInputs, Inputs, SampledInputs
 from noria.services.executor.device.outputs import Outputs
+from noria.services.executor.device.sizes import Sizes
 from noria.services.executor.families import Architecture
 from noria.services.executor.products import Linear
 from noria.services.executor.step import Rotations
@@ -63,12 +64,12 @@ class PlainOperations(TensorOperations):
         """Query tokens that a tile of attention takes: nobody looks at tiles here."""
         return _TILE_TOKENS
 
-    def plan(self, batch: Batch, step: Inputs) -> None:
+    def plan(self, batch: Batch, sizes: Sizes) -> None:
         """Nothing is to be done on the host."""
-        del batch, step
+        del batch, sizes
 
-    def begin(self, step: Inputs) -> None:
-        """Lay out a step."""
+    def take(self, step: Inputs) -> None:
+        """The step that follows."""
         self._step = step
         self._token_ids = step.token_ids
         self._turns = [each.of(step.positions) for each in self._rotations]

@@ -61,7 +61,7 @@ class Recorded:
         key: the sizes of its graph. Raises MemoryError.
         """
         views, uses = step.views(), self._uses(step)
-        self._stream.run(lambda: self._engine.plan(step.batch, views[0]), uses)
+        self._stream.run(lambda: self._engine.plan(step.batch, key if fits else step.layout.sizes), uses)
         way = self.book.choose(key) if fits else Way.EAGER
         kept: list[object] = []
         match way:

@@ -10,25 +10,26 @@ from noria.services.executor.sampler import RECENT_TOKENS
 class SlotState:
     """By slot, its last token and the few before it; one slot more than there are is padding's.
 
-    data [slots + 1, 1 + RECENT_TOKENS]: the last token, then by position those before.
+    last [slots + 1]; recent [slots + 1, RECENT_TOKENS], by position.
     """
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
-        self.data = torch.zeros(max_slots + 1, 1 + RECENT_TOKENS, dtype=torch.int32, device=device)
+        self.last = torch.zeros(max_slots + 1, dtype=torch.int32, device=device)
+        self.recent = torch.zeros(max_slots + 1, RECENT_TOKENS, dtype=torch.int32, device=device)
 
     def carry(self, step: Inputs) -> None:
         """Put the last tokens of slots where a step's token ids lack them."""
-        last = self.data[:, 0].index_select(0, step.carry.clamp(min=0))
+        last = self.last.index_select(0, step.carry.clamp(min=0))
         step.token_ids.copy_(torch.where(step.carry == NOBODY, step.token_ids, last))
 
     def complete(self, sampled: SampledInputs) -> None:
         """Fill in the tokens of histories that were still being computed when the step was laid out."""
         if len(sampled.pending_at):
-            places = sampled.pending_slots.long(), 1 + sampled.pending_places.long()
-            sampled.history.index_copy_(0, sampled.pending_at.long(), self.data[places])
+            found = self.recent[sampled.pending_slots.long(), sampled.pending_places.long()]
+            sampled.history.index_copy_(0, sampled.pending_at.long(), found)
 
     def note(self, sampled: SampledInputs, ids: torch.Tensor) -> None:
         """Remember what was sampled."""
         slots, ids = sampled.slots.long(), ids.to(torch.int32)
-        self.data[slots, 0] = ids
-        self.data[slots, 1 + sampled.positions % RECENT_TOKENS] = ids
+        self.last.index_copy_(0, slots, ids)
+        self.recent[slots, sampled.positions % RECENT_TOKENS] = ids

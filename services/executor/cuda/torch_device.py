@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.cuda.graphs import _POOL_HANDLE
+from torch.cuda import _POOL_HANDLE
 
 from noria.services.executor.cuda.streams import Buffer, CaptureError, DeviceLostError, Event, Graph, Uses, Work
 from noria.shared.errors import UserError

@@ -1,0 +1,180 @@
+"""The scheduler's core in front of a device's pipeline, or of a processor's engine: the same requests through both."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from fakes.device import FakeDevice
+
+from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.execution import StepDone
+from noria.proto.output import TokenRun
+from noria.proto.scheduling import Submission, Submit
+from noria.services.executor.batch import Batch, prepare, results
+from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.cuda.engine import DeviceEngine
+from noria.services.executor.cuda.padding import Padding
+from noria.services.executor.cuda.pipeline import Flight, Pipeline
+from noria.services.executor.cuda.plain import PlainOperations
+from noria.services.executor.cuda.pool import Pool
+from noria.services.executor.cuda.products import DeviceProducts
+from noria.services.executor.cuda.state import SlotState
+from noria.services.executor.decoder import Decoder
+from noria.services.executor.device.inputs import SampledInputs
+from noria.services.executor.device.outputs import Outputs
+from noria.services.executor.engine import Engine, geometry_of
+from noria.services.executor.families import architecture
+from noria.services.executor.groups import cache_groups, layer_groups
+from noria.services.executor.shape import Shape
+from noria.services.executor.slots import Slots
+from noria.services.executor.stores import page_bytes
+from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.core.settings import Settings
+
+Asked = tuple[tuple[int, ...], Sampling]
+
+
+def greedy(logits: torch.Tensor, step: SampledInputs, out: Outputs) -> None:
+    """The likeliest id of each row."""
+    out.ids.copy_(logits.argmax(-1))
+
+
+def shape_of(folder: Path, *, num_blocks: int = 64, host_slots: int = 0, page_size: int = 4) -> Shape:
+    facts = architecture(folder)
+    return Shape(
+        max_slots=6,
+        max_batch_tokens=48,
+        max_model_tokens=160,
+        page_size=page_size,
+        num_blocks=num_blocks,
+        vocabulary=facts.vocabulary,
+        groups=cache_groups(facts.windows, 160, 48, page_size),
+        host_slots=host_slots,
+    )
+
+
+class Watched(Engine):
+    """Keeps how far the likeliest id was ahead of the next, by request and output position."""
+
+    margins: dict[tuple[int, int], float]
+
+    def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
+        found = super().logits(batch, everywhere=everywhere)
+        if found is not None:
+            best = found.topk(2, -1).values
+            for product, margin in zip(batch.products, (best[:, 0] - best[:, 1]).tolist(), strict=True):
+                self.margins[product.occupant.stream.request, product.start] = margin
+        return found
+
+    def agrees(self, answers: list[list[int]], want: list[list[int]]) -> bool:
+        """Whether they are the same up to where two ids were as likely."""
+        for request, (mine, other) in enumerate(zip(answers, want, strict=True)):
+            ties = [at for at in range(len(other)) if self.margins[request, at] < 1e-4]
+            end = min(ties, default=len(other))
+            if mine[:end] != other[:end] or len(mine) != len(other):
+                return False
+        return True
+
+
+def reference(folder: Path, shape: Shape) -> Watched:
+    """The processor's engine."""
+    decoder = Decoder(architecture(folder), Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)
+    engine = Watched(decoder, shape)
+    engine.margins = {}
+    return engine
+
+
+def pipeline(
+    folder: Path,
+    shape: Shape,
+    device: FakeDevice,
+    *,
+    graphs_max: int = 16,
+    sampling: Callable[[torch.Tensor, SampledInputs, Outputs], None] = greedy,
+) -> Pipeline:
+    """A model in plain PyTorch on a device."""
+    facts, dtype, where = architecture(folder), torch.float32, device.torch_device
+    products = DeviceProducts(dtype, where)
+    decoder = Decoder(facts, Checkpoint(folder), dtype, shape.max_batch_tokens, shape.max_slots, products, device=where)
+    pool = Pool(shape, page_bytes(facts, shape.page_size, dtype), where)
+    places = layer_groups(facts.windows, shape.max_model_tokens)
+    operations = PlainOperations(facts, pool, places, dtype, dtype, sampling)
+    return Pipeline(
+        device,
+        DeviceEngine(decoder, shape, pool, operations, SlotState(shape.max_slots, where)),
+        Padding(8, 32),
+        graphs_max,
+    )
+
+
+@dataclass(eq=False)
+class Drive:
+    """Runs requests to their ends, with `in_flight` steps under way; interleave: called between any two things."""
+
+    shape: Shape
+    in_flight: int = 2
+    prefix_sharing: bool = True
+    interleave: Callable[[], bool] = lambda: False
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    ways: list[str] = field(default_factory=list)
+    swapped: int = 0
+
+    def run(self, on: Pipeline | Engine, asked: list[Asked], gap: int = 0) -> list[list[int]]:
+        """gap: steps between two arrivals."""
+        self.slots = Slots(self.shape)
+        self.core = Scheduler(
+            Settings(
+                max_batch_tokens=self.shape.max_batch_tokens,
+                max_requests_per_batch=self.shape.max_slots,
+                steps_in_flight=self.in_flight,
+            )
+        )
+        self._now = 0
+        self._apply(geometry_of("m", self.shape, torch.float32, 1))
+        self.answers = {number: [] for number in range(len(asked))}
+        self.open = set(self.answers)
+        flying: deque[tuple[Batch, Flight | None]] = deque()
+        submitted = steps = 0
+        while self.open:
+            assert steps < 3000
+            while submitted < len(asked) and steps >= gap * submitted:
+                prompt, sampling = asked[submitted]
+                self._apply(Submit((Submission(Stream(submitted, 0), 0, prompt, sampling, ()),)))
+                submitted += 1
+            while len(flying) < self.in_flight and (plan := self.core.plan(self._tick())) is not None:
+                self.swapped += len(plan.swap_out)
+                batch = prepare(self.slots, plan)
+                flying.append((batch, on.launch(batch) if isinstance(on, Pipeline) else None))
+                if self.interleave():
+                    break
+            if flying:
+                self._finish(on, *flying.popleft())
+            steps += 1
+        while flying:
+            self._finish(on, *flying.popleft())
+        return list(self.answers.values())
+
+    def _finish(self, on: Pipeline | Engine, batch: Batch, flight: Flight | None) -> None:
+        if isinstance(on, Pipeline):
+            assert flight is not None
+            finished = on.finish(flight)
+            drawn = finished.drawn
+            self.ways.append(finished.way.value if finished.way else "")
+        else:
+            drawn = on.run(batch)
+        self._apply(StepDone(batch.epoch, batch.number, results(self.slots, batch, drawn)))
+
+    def _tick(self) -> int:
+        self._now += 1_000_000
+        return self._now
+
+    def _apply(self, body: object) -> None:
+        for reply in self.core.apply(Event(self._tick(), body)):  # type: ignore[arg-type]
+            if isinstance(reply, TokenRun):
+                self.answers[reply.stream.request].extend(reply.ids)
+                if reply.end:
+                    self.open.discard(reply.stream.request)
+                    self._apply(Ended((reply.stream,)))
