@@ -116,7 +116,7 @@ class Drive:
 
     shape: Shape
     in_flight: int = 2
-    prefix_sharing: bool = True
+    safety_margin: float | None = None
     interleave: Callable[[], bool] = lambda: False
     answers: dict[int, list[int]] = field(default_factory=dict)
     ways: list[str] = field(default_factory=list)
@@ -130,6 +130,7 @@ class Drive:
                 max_batch_tokens=self.shape.max_batch_tokens,
                 max_requests_per_batch=self.shape.max_slots,
                 steps_in_flight=self.in_flight,
+                safety_margin=self.safety_margin,
             )
         )
         self._now = 0
