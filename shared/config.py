@@ -223,6 +223,37 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             extra=_flags("--quantization"),
         ),
     ] = "none"
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Meta(description="What computes; cuda is a GPU, of NVIDIA, or of AMD under ROCm.", extra=_flags("--device")),
+    ] = "cpu"
+    q_padding_interval_size: Annotated[
+        int,
+        Meta(
+            description="cuda: a step's query tokens are padded to a multiple of this, so that few graphs serve many steps.",
+            extra=_flags("--q-padding-interval-size"),
+            ge=1,
+            le=65536,
+        ),
+    ] = 64
+    kv_padding_interval_size: Annotated[
+        int,
+        Meta(
+            description="cuda: the cached tokens of a step's longest sequence are padded to a multiple of this.",
+            extra=_flags("--kv-padding-interval-size"),
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 4096
+    graphs_max: Annotated[
+        int,
+        Meta(
+            description="cuda: recorded shapes of steps that are kept; 0 computes every step operation by operation.",
+            extra=_flags("--graphs-max"),
+            ge=0,
+            le=1024,
+        ),
+    ] = 32
     keep_packed: Annotated[
         bool,
         Meta(

@@ -19,17 +19,14 @@ def start(config: Config) -> int:
     # Read by OpenMP and MKL when torch is first imported. Default wait policy and no pinning were the fastest.
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or cores()))
     os.environ.setdefault("MKL_NUM_THREADS", str(settings.threads or cores()))
-    from noria.services.executor.cpu_lane import CpuLane
-    from noria.services.executor.engine import load
+    from noria.services.executor.lanes import make_lane
     from noria.services.executor.service import ExecutorShell
 
     shells: list[ExecutorShell] = []
 
     def build(actor: Actor, telemetry: Telemetry) -> ExecutorShell:
-        def make_lane() -> CpuLane:
-            return CpuLane(lambda: load(settings), actor.wake)
-
-        shells.append(ExecutorShell(actor, telemetry, make_lane, config.runtime.hang_timeout_s))
+        hang_s = config.runtime.hang_timeout_s
+        shells.append(ExecutorShell(actor, telemetry, lambda: make_lane(settings, actor.wake), hang_s))
         actor.expect(shells[0].expected_us)
         return shells[0]
 

@@ -9,7 +9,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning.
 
     host_gib and host_share_max bound the pool of preempted requests' blocks. calibrate: measure how many prompt
-    tokens a step should have.
+    tokens a step should have. The last four are of GPUs.
     """
 
     model: ModelSettings
@@ -26,6 +26,10 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     host_gib: float = 0.0
     host_share_max: float = 0.8
     calibrate: bool = False
+    device: str = "cpu"
+    q_padding_interval_size: int = 64
+    kv_padding_interval_size: int = 4096
+    graphs_max: int = 32
 
 
 def executor_config(config: Config) -> ExecutorConfig:
@@ -45,4 +49,8 @@ def executor_config(config: Config) -> ExecutorConfig:
         host_gib=config.cache.cpu_offload_space,
         host_share_max=config.cache.cpu_offload_space_safety_threshold,
         calibrate=config.scheduler.max_batch_tokens is None,
+        device=config.executor.device,
+        q_padding_interval_size=config.executor.q_padding_interval_size,
+        kv_padding_interval_size=config.executor.kv_padding_interval_size,
+        graphs_max=config.executor.graphs_max,
     )

@@ -162,7 +162,12 @@ def _advice(config: ExecutorConfig, engine: Engine, weights: Path, ways: tuple[s
 
 
 def geometry_of(
-    name: str, shape: Shape, dtype: torch.dtype, chunk_bytes: int, advice: Advice | None = None
+    name: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    chunk_bytes: int,
+    advice: Advice | None = None,
+    device: str = "cpu",
 ) -> Geometry:
     """What the scheduler is told."""
     return Geometry(
@@ -176,7 +181,7 @@ def geometry_of(
         max_model_tokens=shape.max_model_tokens,
         vocabulary=shape.vocabulary,
         dtype=str(dtype).removeprefix("torch."),
-        device="cpu",
+        device=device,
         host_slots=shape.host_slots,
         bytes_per_chunk=chunk_bytes,
         prefill_tokens=advice.alone if advice else 0,

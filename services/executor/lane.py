@@ -48,6 +48,14 @@ class Broken(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Loading(msgspec.Struct, frozen=True):
+    """A part of loading that takes long is under way: so many are done, of so many."""
+
+    what: str
+    done: int
+    of: int
+
+
 class LoadFailed(msgspec.Struct, frozen=True):
     """The model could not be loaded; `reason` is for a person."""
 
@@ -67,7 +75,7 @@ class NotRecorded(msgspec.Struct, frozen=True):
     reason: str
 
 
-Outcome = Loaded | LoadFailed | Computed | Broken | Lost | NotRecorded
+Outcome = Loading | Loaded | LoadFailed | Computed | Broken | Lost | NotRecorded
 
 
 class Lane(Protocol):

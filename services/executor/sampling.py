@@ -31,11 +31,12 @@ from noria.services.executor.shape import Integers
 SCORE_MIN: Final = np.float32(-126)
 """Scores from here down weigh nothing: 2 ** -126 is the smallest normal float32."""
 
-# 2 ** x for -0.5 <= x <= 0.5 as 1 + c1 x + ... + c5 x ** 5: minimax of the relative error, 1.9e-7 with all roundings.
-_POWERS: Final = tuple(
+POWERS: Final = tuple(
     np.float32(float.fromhex(each))
     for each in ("0x1.5bba14p-10", "0x1.3cea88p-7", "0x1.c6b752p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0")
 )
+"""2 ** x for -0.5 <= x <= 0.5 as 1 + c1 x + ... + c5 x ** 5: minimax of the relative error, 1.9e-7 with all roundings."""
+
 _LOG2_E: Final = np.float32(math.log2(math.e))
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
@@ -74,8 +75,8 @@ def weights(scores: Floats) -> Floats:
     clipped = np.fmax(scores, SCORE_MIN)
     whole = np.rint(clipped)
     part = clipped - whole
-    power = np.full_like(part, _POWERS[0])
-    for coefficient in _POWERS[1:]:
+    power = np.full_like(part, POWERS[0])
+    for coefficient in POWERS[1:]:
         power = power * part + coefficient
     scaled = power * ((whole.astype(np.int32) + 127) << 23).view(np.float32)
     return np.where(clipped > SCORE_MIN, scaled, np.float32(0))

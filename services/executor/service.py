@@ -16,7 +16,7 @@ from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.inventory import inventory
-from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed, Lost, NotRecorded
+from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed, Loading, Lost, NotRecorded
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
@@ -121,6 +121,8 @@ class ExecutorShell:
             match outcome:
                 case Loaded():
                     self._begin(outcome)
+                case Loading():
+                    self._log.info("loading", what=outcome.what, done=outcome.done, of=outcome.of)
                 case LoadFailed():
                     self.failed = outcome.reason
                     self._log.error("the model cannot be loaded", reason=outcome.reason)

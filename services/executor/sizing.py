@@ -32,9 +32,17 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def sized(
-    config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, weights: int, rest: Footprint
+    config: ExecutorConfig,
+    shape: Shape,
+    chunk_bytes: int,
+    free: int,
+    weights: int,
+    rest: Footprint,
+    host_free: int | None = None,
 ) -> tuple[Shape, Memory]:
     """Complete a shape, whose num_blocks and host_slots do not count yet. free: bytes before the weights were loaded.
+
+    host_free: bytes free on the host, where that is not what the model is in.
 
     Raises UserError, with the numbers and what to change, when the cache would not hold one request of the declared
     context, when more blocks are pinned than there is memory for, and when the host pool asks for more than it may.
@@ -50,7 +58,7 @@ def sized(
             f"{chunks} cache blocks need {_mib(chunks * chunk_bytes)} MiB, but {_account(free, weights, rest)}; "
             f"lower --num-blocks to at most {max(0, free - weights - rest.total) // chunk_bytes} or leave it out"
         )
-    host = _host_slots(config, chunk_bytes, free - taken)
+    host = _host_slots(config, chunk_bytes, free - taken if host_free is None else host_free)
     shares = (
         Share("weights", weights),
         Share("activations", rest.activations),

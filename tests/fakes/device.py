@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from noria.services.executor.cuda.streams import Buffer, CaptureError, Event, Graph, Uses, Work
+from noria.services.executor.cuda.streams import Buffer, CaptureError, Event, Graph, Peak, Uses, Work
 
 HOST = "host"
 Clock = dict[str, int]
@@ -172,8 +172,9 @@ class FakeDevice:
         return torch.device("cpu")
 
     def stream(self, name: str) -> FakeStream:
+        while name in self.clocks:
+            name += "'"
         stream = FakeStream(self, name)
-        assert name not in self.clocks
         self.clocks[name] = {}
         self.streams.append(stream)
         return stream
@@ -211,6 +212,15 @@ class FakeDevice:
 
     def trim(self) -> None:
         pass
+
+    def held(self) -> int:
+        return 0
+
+    @contextmanager
+    def peak(self) -> Iterator[Peak]:
+        found = Peak()
+        yield found
+        found.bytes = 1 << 20
 
     def free(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30

@@ -20,10 +20,7 @@ from noria.services.executor.cuda.pipeline import Flight, Pipeline
 from noria.services.executor.cuda.plain import PlainOperations
 from noria.services.executor.cuda.pool import Pool
 from noria.services.executor.cuda.products import DeviceProducts
-from noria.services.executor.cuda.state import SlotState
 from noria.services.executor.decoder import Decoder
-from noria.services.executor.device.inputs import SampledInputs
-from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.engine import Engine, geometry_of
 from noria.services.executor.families import architecture
 from noria.services.executor.groups import cache_groups, layer_groups
@@ -35,11 +32,6 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
 Asked = tuple[tuple[int, ...], Sampling]
-
-
-def greedy(logits: torch.Tensor, step: SampledInputs, out: Outputs) -> None:
-    """The likeliest id of each row."""
-    out.ids.copy_(logits.argmax(-1))
 
 
 def shape_of(folder: Path, *, num_blocks: int = 64, host_slots: int = 0, page_size: int = 4) -> Shape:
@@ -93,7 +85,6 @@ def pipeline(
     device: FakeDevice,
     *,
     graphs_max: int = 16,
-    sampling: Callable[[torch.Tensor, SampledInputs, Outputs], None] = greedy,
 ) -> Pipeline:
     """A model in plain PyTorch on a device."""
     facts, dtype, where = architecture(folder), torch.float32, device.torch_device
@@ -101,10 +92,10 @@ def pipeline(
     decoder = Decoder(facts, Checkpoint(folder), dtype, shape.max_batch_tokens, shape.max_slots, products, device=where)
     pool = Pool(shape, page_bytes(facts, shape.page_size, dtype), where)
     places = layer_groups(facts.windows, shape.max_model_tokens)
-    operations = PlainOperations(facts, pool, places, dtype, dtype, sampling)
+    operations = PlainOperations(facts, pool, places, dtype, dtype)
     return Pipeline(
         device,
-        DeviceEngine(decoder, shape, pool, operations, SlotState(shape.max_slots, where)),
+        DeviceEngine(decoder, shape, pool, operations),
         Padding(8, 32),
         graphs_max,
     )

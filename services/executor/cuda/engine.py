@@ -10,7 +10,6 @@ import torch
 from noria.services.executor.batch import Batch
 from noria.services.executor.cuda.operations import DeviceOperations
 from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.cuda.state import SlotState
 from noria.services.executor.device.inputs import Inputs
 from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.device.sizes import Sizes
@@ -26,15 +25,12 @@ class DeviceModel(Protocol):
 
 
 class DeviceEngine:
-    """Model, cache and slots' last tokens."""
+    """Model, cache and operations."""
 
-    def __init__(
-        self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations, state: SlotState
-    ) -> None:
+    def __init__(self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations) -> None:
         self.shape = shape
         self.pool = pool
         self.operations = operations
-        self.state = state
         self._model = model
 
     def plan(self, batch: Batch, sizes: Sizes) -> None:
@@ -44,13 +40,10 @@ class DeviceEngine:
     def forward(self, step: Inputs) -> torch.Tensor | None:
         """The logits of a step's sampled rows, if it has any."""
         with torch.inference_mode():
-            self.state.carry(step)
             self.operations.take(step)
             return self._model.forward(self.operations, sampled=step.sizes.samples > 0)
 
     def sample(self, step: Inputs, logits: torch.Tensor, out: Outputs) -> None:
         """Sample a step's rows, for its output and for the next step."""
         with torch.inference_mode():
-            self.state.complete(step.sampled)
-            self.operations.sample(logits, step.sampled, out)
-            self.state.note(step.sampled, out.ids)
+            self.operations.sample(logits, step, out)

@@ -13,6 +13,7 @@ from typing import Final
 
 from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
+from noria.services.executor.cuda.loading import Tell
 from noria.services.executor.cuda.pipeline import Finished, Flight, Pipeline
 from noria.services.executor.cuda.streams import DeviceLostError
 from noria.services.executor.lane import (
@@ -20,6 +21,7 @@ from noria.services.executor.lane import (
     Broken,
     Computed,
     LoadFailed,
+    Loading,
     Lost,
     NotRecorded,
     Outcome,
@@ -33,9 +35,9 @@ _Queued = tuple[Flight, int] | Broken | None
 
 
 class CudaLane:
-    """`wake` is called for each outcome."""
+    """load: is given what tells of its progress. `wake` is called for each outcome."""
 
-    def __init__(self, load: Callable[[], tuple[Pipeline, Loaded]], wake: Callable[[], None]) -> None:
+    def __init__(self, load: Callable[[Tell], tuple[Pipeline, Loaded]], wake: Callable[[], None]) -> None:
         self._load = load
         self._wake = wake
         self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
@@ -78,7 +80,7 @@ class CudaLane:
 
     def _launch_all(self) -> None:
         try:
-            pipeline, loaded = self._load()
+            pipeline, loaded = self._load(lambda what, done, of: self._report(Loading(what, done, of)))
         except UserError as error:
             self._report(LoadFailed(str(error)))
             return

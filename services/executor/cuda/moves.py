@@ -36,9 +36,9 @@ class Moves:
         self._in_free: Event | None = None
 
     @property
-    def host(self) -> Buffer:
-        """The blocks on the host."""
-        return self._host
+    def staging_bytes(self) -> int:
+        """Bytes on the device of what is on its way."""
+        return len(self._out.data) + len(self._in.data)
 
     def rows(self, batch: Batch) -> Integers:
         """The pool's rows that `launch` needs on the device: what goes out, sources, targets, what comes in."""

@@ -1,11 +1,12 @@
 """What a lane asks of the operations that compute on its device."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from noria.services.executor.batch import Batch
-from noria.services.executor.device.inputs import Inputs, SampledInputs
+from noria.services.executor.device.inputs import Inputs
 from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.device.sizes import Sizes
 from noria.services.executor.operations import StepOperations
@@ -22,11 +23,15 @@ class DeviceOperations(StepOperations, Protocol):
     def tile_tokens(self) -> int:
         """Query tokens that a tile of attention takes."""
 
+    @property
+    def kept(self) -> Sequence[torch.Tensor]:
+        """What stays on the device from step to step beside the cache: the tokens sampled last in each slot."""
+
     def plan(self, batch: Batch, sizes: Sizes) -> None:
         """On the host, before a step of these sizes is queued or replayed: what is not in its inputs, and in no graph."""
 
     def take(self, step: Inputs) -> None:
-        """The step that follows, of whatever its inputs hold when it is run: all its token ids are known then."""
+        """The step that follows, of whatever its inputs hold when it is run. Tokens that it carries are found in `kept`."""
 
-    def sample(self, logits: torch.Tensor, step: SampledInputs, out: Outputs) -> None:
-        """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten."""
+    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+        """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten, and keep it for its slot."""

@@ -49,6 +49,12 @@ class Pairs:
         self.step_out = device.buffer("step out", out_bytes)
         self._large_in, self._large_out = self.step_in, self.step_out
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device."""
+        pairs = [each for pair in self._both for each in (pair.device_in, pair.device_out, pair.index)]
+        return sum(len(each.data) for each in (*pairs, self.step_in, self.step_out))
+
     def take(self, in_bytes: int, out_bytes: int, index_bytes: int) -> Pair:
         """The next pair, with room for a step of so many bytes."""
         pair = self._both[self._turn]

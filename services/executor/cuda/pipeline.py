@@ -85,11 +85,7 @@ class Pipeline:
         self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
         pool = device.state("pool", engine.pool.data)
         self._moves = Moves(device, engine.pool, pool)
-        kept = (
-            pool,
-            device.state("last tokens", engine.state.last),
-            device.state("recent tokens", engine.state.recent),
-        )
+        kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
         self.recorded = Recorded(engine, self._compute, kept, graphs_max)
         self._before: tuple[Event, int] | None = None
 
@@ -151,6 +147,18 @@ class Pipeline:
 
     def warm(self, sizes: Sizes) -> None:
         """Compute a step of padding alone, and record its graph."""
+        self._padding_alone(sizes, self.recorded.warm)
+
+    def compute_padding(self, sizes: Sizes) -> None:
+        """Compute a step of padding alone, and wait for it. Raises MemoryError."""
+        self._padding_alone(sizes, lambda step: self.recorded.compute(step, sizes, fits=False))
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes on the device of the pairs, of what graphs read and write, and of what swaps are staged in."""
+        return self._pairs.device_bytes + self._moves.staging_bytes
+
+    def _padding_alone(self, sizes: Sizes, use: Callable[[Step], object]) -> None:
         batch = idle_batch(self.engine.shape)
         layout = self._layout(sizes)
         pair = self._pairs.take(layout.bytes, output_bytes(sizes), 0)
@@ -158,8 +166,7 @@ class Pipeline:
             with self._device.written(pair.host_in) as array:
                 layout.fill(array, batch)
             self._compute.copy(self._pairs.step_in, pair.host_in, layout.bytes)
-            step = Step(batch, layout, self._pairs.step_in, self._pairs.step_out)
-            self.recorded.warm(step)
+            use(Step(batch, layout, self._pairs.step_in, self._pairs.step_out))
         finally:
             self._settle()
             pair.busy = False

@@ -4,14 +4,16 @@ Attention gathers the pages that a table has, those that a token does not see in
 with, and what serves where they cannot be had, not what is fast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
 from noria.services.executor.batch import Batch
+from noria.services.executor.cuda.plain_sampling import sample
 from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.device.inputs import GroupInputs, Inputs, SampledInputs
+from noria.services.executor.cuda.state import SlotState
+from noria.services.executor.device.inputs import GroupInputs, Inputs
 from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.device.sizes import Sizes
 from noria.services.executor.families import Architecture
@@ -24,7 +26,6 @@ GATHER_BYTES: Final = 64 << 20
 """Keys and values that attention gathers at once."""
 
 _TILE_TOKENS: Final = 64
-Sampling = Callable[[torch.Tensor, SampledInputs, Outputs], None]
 
 
 class PlainOperations(TensorOperations):
@@ -39,7 +40,6 @@ class PlainOperations(TensorOperations):
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         store: torch.dtype,
-        sampling: Sampling,
     ) -> None:
         super().__init__(architecture)
         device, shape = pool.data.device, pool.shape
@@ -50,7 +50,7 @@ class PlainOperations(TensorOperations):
         self._rotations = [
             Rotations(rope, architecture.head_dim, shape.max_model_tokens, device) for rope in architecture.ropes
         ]
-        self._sampling = sampling
+        self._slots = SlotState(shape.max_slots, device)
         page = 2 * shape.page_size * architecture.key_width * 4
         self._pages_at_once = max(1, GATHER_BYTES // page)
 
@@ -64,6 +64,11 @@ class PlainOperations(TensorOperations):
         """Query tokens that a tile of attention takes: nobody looks at tiles here."""
         return _TILE_TOKENS
 
+    @property
+    def kept(self) -> Sequence[torch.Tensor]:
+        """The tokens sampled last in each slot."""
+        return self._slots.last, self._slots.recent
+
     def plan(self, batch: Batch, sizes: Sizes) -> None:
         """Nothing is to be done on the host."""
         del batch, sizes
@@ -71,7 +76,7 @@ class PlainOperations(TensorOperations):
     def take(self, step: Inputs) -> None:
         """The step that follows."""
         self._step = step
-        self._token_ids = step.token_ids
+        self._token_ids = self._slots.carried(step)
         self._turns = [each.of(step.positions) for each in self._rotations]
         # The padding after a step's slices has no rows: it begins after all, so that beginnings and ends ascend.
         ends = torch.where(step.lengths > 0, step.rows + step.lengths, step.sizes.tokens + 1)
@@ -129,6 +134,7 @@ class PlainOperations(TensorOperations):
         normed, _ = self.add_norm(x.index_select(0, rows), residual.index_select(0, rows), weight)
         return self.linear(normed, head)
 
-    def sample(self, logits: torch.Tensor, step: SampledInputs, out: Outputs) -> None:
+    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
         """Sample all rows at once."""
-        self._sampling(logits, step, out)
+        sample(logits, step.sampled, self._slots.history(step.sampled), out)
+        self._slots.note(step.sampled, out.ids)

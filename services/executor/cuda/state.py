@@ -17,16 +17,17 @@ class SlotState:
         self.last = torch.zeros(max_slots + 1, dtype=torch.int32, device=device)
         self.recent = torch.zeros(max_slots + 1, RECENT_TOKENS, dtype=torch.int32, device=device)
 
-    def carry(self, step: Inputs) -> None:
-        """Put the last tokens of slots where a step's token ids lack them."""
+    def carried(self, step: Inputs) -> torch.Tensor:
+        """A step's token ids, with the last tokens of slots where it carries them."""
         last = self.last.index_select(0, step.carry.clamp(min=0))
-        step.token_ids.copy_(torch.where(step.carry == NOBODY, step.token_ids, last))
+        return torch.where(step.carry == NOBODY, step.token_ids, last)
 
-    def complete(self, sampled: SampledInputs) -> None:
-        """Fill in the tokens of histories that were still being computed when the step was laid out."""
-        if len(sampled.pending_at):
-            found = self.recent[sampled.pending_slots.long(), sampled.pending_places.long()]
-            sampled.history.index_copy_(0, sampled.pending_at.long(), found)
+    def history(self, sampled: SampledInputs) -> torch.Tensor:
+        """The tokens that penalties count, with those that were still being computed when the step was laid out."""
+        if not len(sampled.pending_at):
+            return sampled.history
+        found = self.recent[sampled.pending_slots.long(), sampled.pending_places.long()]
+        return sampled.history.index_copy(0, sampled.pending_at.long(), found)
 
     def note(self, sampled: SampledInputs, ids: torch.Tensor) -> None:
         """Remember what was sampled."""

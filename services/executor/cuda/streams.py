@@ -34,6 +34,13 @@ class Buffer:
     on_host: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Peak:
+    """The most bytes that tensors took."""
+
+    bytes: int = 0
+
+
 @dataclass(slots=True, frozen=True)
 class Uses:
     """What a piece of work reads and what it writes."""
@@ -108,6 +115,12 @@ class Device(Protocol):
 
     def trim(self) -> None:
         """Give memory back that is kept for reuse."""
+
+    def held(self) -> int:
+        """Bytes that this process holds for its tensors, those kept for reuse included."""
+
+    def peak(self) -> AbstractContextManager[Peak]:
+        """Measures the most that tensors take more than before; to be read afterwards."""
 
     def free(self) -> tuple[int, int]:
         """Bytes free and altogether."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.cuda import _POOL_HANDLE
 
-from noria.services.executor.cuda.streams import Buffer, CaptureError, DeviceLostError, Event, Graph, Uses, Work
+from noria.services.executor.cuda.streams import Buffer, CaptureError, DeviceLostError, Event, Graph, Peak, Uses, Work
 from noria.shared.errors import UserError
 
 _FATAL: Final = ("illegal", "device-side assert", "unspecified launch failure", "ecc error", "hardware", "misaligned")
@@ -171,6 +171,21 @@ class TorchDevice:
     def trim(self) -> None:
         """Give memory back that torch keeps for reuse."""
         torch.cuda.empty_cache()
+
+    def held(self) -> int:
+        """Bytes that torch holds."""
+        return torch.cuda.memory_reserved(self._device)
+
+    @contextmanager
+    def peak(self) -> Iterator[Peak]:
+        """Measures the most that tensors take more than before."""
+        found = Peak()
+        torch.cuda.synchronize(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        yield found
+        torch.cuda.synchronize(self._device)
+        found.bytes = torch.cuda.max_memory_allocated(self._device) - before
 
     def free(self) -> tuple[int, int]:
         """Bytes free and altogether."""
