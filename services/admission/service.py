@@ -9,12 +9,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import msgspec
 
 from noria.proto.base import Header, Service
-from noria.proto.frontdoor import Generate
+from noria.proto.frontdoor import Generate, Pong
 from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims
@@ -46,8 +46,8 @@ from noria.shared.actor import Actor
 from noria.shared.telemetry import Telemetry
 
 _MAIL_PER_TURN_MAX: Final = 256
-_LAST_NEWS_NS: Final = 300_000_000
-_LAST_NEWS_POLL_S: Final = 0.005
+_FAREWELL_NS: Final = 3_000_000_000
+_FAREWELL_POLL_MS: Final = 20
 _TRACEPARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -182,20 +182,29 @@ class AdmissionService:
                 self._handed_over = True
             if self._journal is None or self._draining:
                 self.drain(0)
-                self.advance(time.monotonic_ns())
-                self._serve_the_slow()
+                self._say_farewell()
         finally:
             self._door.close()
             self._pool.close()
             self._usage.close()
 
-    def _serve_the_slow(self) -> None:
-        """Give clients whose sockets are full another moment to take their last news."""
-        until_ns = time.monotonic_ns() + _LAST_NEWS_NS
-        while self._core.delivery.retry_ns() is not None and (now_ns := time.monotonic_ns()) < until_ns:
-            for client in self._core.delivery.due(now_ns):
-                self._serve(client, now_ns)
-            time.sleep(_LAST_NEWS_POLL_S)
+    def _say_farewell(self) -> None:
+        """Tell all clients how their requests ended, and wait until they have read it.
+
+        A client's socket drops what it has not read when the connection ends, so this must stay until it has said so.
+        """
+        delivery = self._core.delivery
+        until_ns = time.monotonic_ns() + _FAREWELL_NS
+        self.advance(time.monotonic_ns())
+        while (clients := delivery.unheard()) and (now_ns := time.monotonic_ns()) < until_ns:
+            for client in clients:
+                delivery.answer(client, Pong())  # to see whether its connection is still there
+            for client in delivery.due(now_ns):
+                if self._serve(client, now_ns) is Outcome.GONE:
+                    delivery.remove(client)
+            self._door.socket.poll(_FAREWELL_POLL_MS)
+            self._open_door()
+        self.advance(time.monotonic_ns())
 
     def _open_door(self) -> None:
         for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):
@@ -260,14 +269,13 @@ class AdmissionService:
                 return len(messages) - position if self._actor.mailbox.links[peer].joined else 0
         return 0
 
-    def _serve(self, client: Client, now_ns: int) -> None:
+    def _serve(self, client: Client, now_ns: int) -> Outcome:
+        """Send what a client is owed, until its socket takes no more; returns what became of the last message."""
         delivery = self._core.delivery
         while (parcel := delivery.next(client)) is not None:
-            match self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body):
-                case Outcome.SENT:
-                    delivery.sent(parcel)
-                case Outcome.BLOCKED | Outcome.GONE:
-                    delivery.blocked(client, now_ns)
-                    return
-                case never:
-                    assert_never(never)
+            outcome = self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body)
+            if outcome is not Outcome.SENT:
+                delivery.blocked(client, now_ns)
+                return outcome
+            delivery.sent(parcel)
+        return Outcome.SENT

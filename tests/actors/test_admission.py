@@ -122,13 +122,14 @@ class Peer:
 class Client:
     """A bare socket to the public mailbox."""
 
-    def __init__(self, endpoint: str, name: str, *, receive_high_water_mark: int = 1000) -> None:
+    def __init__(self, endpoint: str, name: str, *, receive_high_water_mark: int = 1000, immediate: int = 0) -> None:
         self.name = name
         self._codec = Codec(frontdoor.TO_CLIENT)
         self.headers: list[Header] = []
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, receive_high_water_mark)
+        self._socket.setsockopt(zmq.IMMEDIATE, immediate)
         self._socket.setsockopt(zmq.ROUTING_ID, name.encode())
         self._socket.connect(endpoint)
 
@@ -227,6 +228,11 @@ class Stack:
     def emit(self, stream: Stream, start: int, text: str, end: int = 0) -> None:
         """One token that stands for the text, which begins where texts of the same length before it end."""
         self.detokenizer.post(Texts((TextRun(stream, 0, start, (start,), start * len(text), text, end),)))
+
+    def ended(self, timeout_s: float) -> bool:
+        """Whether admission has stopped, at the latest after this time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         for client in self.clients:
@@ -488,6 +494,20 @@ def test_clients_are_told_when_admission_stops(stack: Stack) -> None:
     stack.actor.stop()
     (finished,) = finishes(client.until_finished())
     assert (finished.end, finished.detail) == (End.SHED, "the server is shutting down; try again")
+
+
+def test_who_has_not_read_its_end_yet_is_waited_for_at_the_stop(stack: Stack) -> None:
+    # Like our client library's: with IMMEDIATE a socket drops what is unread when the connection ends.
+    client = stack.client("client-a", immediate=1)
+    client.send(token_request())
+    stack.emit(stack.submitted(), 0, "a")
+    client.expect(Updates)
+    stack.actor.stop()
+    stack.ended(0.3)  # one that does not wait has closed its door by then
+    (finished,) = finishes(client.until_finished())
+    assert finished.end is End.SHED
+    client.send(Acknowledge((finished.id,)))
+    assert stack.ended(PATIENCE_S)
 
 
 def test_restarted_peers_are_told_of_everything_unfinished(brittle: Stack) -> None:

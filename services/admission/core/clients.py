@@ -37,7 +37,8 @@ class Attachment:
 class Client:
     """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one.
 
-    tenants: in whose names it has shown that it may speak.
+    tenants: in whose names it has shown that it may speak. unacknowledged: requests whose ends it was sent and has not
+    acknowledged, the newest ones.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Client:
     news: dict[Stream, Attachment] = field(default_factory=dict)
     attachments: dict[int, Attachment] = field(default_factory=dict)
     tenants: set[str] = field(default_factory=set)
+    unacknowledged: dict[str, None] = field(default_factory=dict)
     retry_ns: int = 0
     backoff_ns: int = RETRY_NS_MIN
 

@@ -6,6 +6,7 @@ The newest attachment to a request owns its streams.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from noria.proto.frontdoor import Accepted, Delta, Description, Finished, Have, Pong, Updates
 from noria.services.admission.core import composing
@@ -21,6 +22,8 @@ from noria.services.admission.core.clients import (
 )
 from noria.services.admission.core.ledger import Choice, Request, Stage
 from noria.services.admission.core.rules import Rules
+
+_UNACKNOWLEDGED_MAX: Final = 1024
 
 
 class Delivery:
@@ -168,6 +171,10 @@ class Delivery:
         client.retry_ns = now_ns + client.backoff_ns
         client.backoff_ns = min(client.backoff_ns * 2, RETRY_NS_MAX)
 
+    def unheard(self) -> list[Client]:
+        """Clients that have still to be sent something, or to say that they have read the end of an answer."""
+        return [client for client in self.clients.values() if client.unacknowledged or client.id in self._due]
+
     def check(self) -> None:
         """Assert that attachments and clients agree, and that no cursor is ahead of the ledger."""
         for number, attachment in self.attachments.items():
@@ -242,3 +249,6 @@ class Delivery:
             del client.news[choice.stream]
         if move.ended and all(each.ended for each in move.attachment.cursors):
             self.detach(move.attachment.request)
+            client.unacknowledged[move.attachment.request.key.id] = None
+            if len(client.unacknowledged) > _UNACKNOWLEDGED_MAX:  # it never acknowledges
+                del client.unacknowledged[next(iter(client.unacknowledged))]

@@ -124,6 +124,7 @@ class Desk:
 
     def _acknowledge(self, client: Client, body: Acknowledge) -> None:
         for name in body.ids:
+            client.unacknowledged.pop(name, None)
             request = self._found(client, name)
             if request is not None and request.stage is Stage.ENDED and not (request.keep or request.background):
                 self._books.forget(request)
