@@ -5,6 +5,17 @@ import msgspec
 from noria.proto.base import End, Ended, Sampling, Stream
 
 
+class Doubt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Why a stream is suspected: it was in what failed, when it had made `output_tokens`; one more clears it.
+
+    group: suspects that run together have one number. failures_alone: how often it then failed with nobody beside it.
+    """
+
+    group: int
+    failures_alone: int
+    output_tokens: int
+
+
 class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One accepted stream, whole: `output_ids` is not empty when it is submitted again after a loss.
 
@@ -12,7 +23,7 @@ class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stop token ids). has_stop_strings: never plan it more than a few tokens ahead of the detokenizer's `Progress`.
     ttl_first_ms, ttl_ms: what is left of each, from the moment this frame is written; the receiver counts from
     receipt. seniority_ms: how long ago it was accepted. service: tokens charged to it so far.
-    salt: keeps tenants' cached prefixes apart.
+    salt: keeps tenants' cached prefixes apart. doubt: an earlier scheduler suspected it.
     """
 
     stream: Stream
@@ -30,6 +41,7 @@ class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
     seniority_ms: int = 0
     service: float = 0.0
     traceparent: str = ""
+    doubt: Doubt | None = None
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -101,6 +113,19 @@ class Accounted(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
 
 
+class Suspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A stream that is suspected."""
+
+    stream: Stream
+    doubt: Doubt
+
+
+class Suspected(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Everybody whom the scheduler suspects of killing the executor, or of failing steps; whoever isn't named is not."""
+
+    entries: tuple[Suspect, ...]
+
+
 class StepTime(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The step-time model: microseconds per step, per query token, per cached token read, per request, and per pair.
 
@@ -152,4 +177,4 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 ADMISSION_TO_SCHEDULER = (Submit, Withdraw, Ended, Accounted)
-SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Expenses)
+SCHEDULER_TO_ADMISSION = (Capacity, Reclaims, Expenses, Suspected)

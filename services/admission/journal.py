@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from noria.proto.base import Service
+from noria.proto.base import Service, Stream
+from noria.proto.scheduling import Doubt
 from noria.services.admission import records
 from noria.services.admission.core.accounts import Account
 from noria.services.admission.core.ledger import Request
@@ -32,6 +33,8 @@ SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS life (one INTEGER PRIMARY KEY, totals BLOB NOT NULL, seen INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS accounts (tenant TEXT NOT NULL, class TEXT NOT NULL, body BLOB NOT NULL, "
     "PRIMARY KEY (tenant, class)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS doubts (number INTEGER NOT NULL, choice INTEGER NOT NULL, party INTEGER NOT NULL, "
+    "failures INTEGER NOT NULL, tokens INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS buckets (tenant TEXT PRIMARY KEY, level REAL NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID",
 )
 _ACCEPT: Final = "INSERT INTO requests VALUES (?, ?)"
@@ -46,6 +49,8 @@ _FORGET: Final = ("DELETE FROM requests WHERE number = ?", "DELETE FROM pieces W
 _LIFE: Final = "INSERT OR REPLACE INTO life VALUES (1, ?, ?)"
 _ACCOUNT: Final = "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)"
 _BUCKET: Final = "INSERT OR REPLACE INTO buckets VALUES (?, ?, ?)"
+_CLEAR_DOUBTS: Final = "DELETE FROM doubts"
+_DOUBT: Final = "INSERT INTO doubts VALUES (?, ?, ?, ?, ?)"
 _Row = TypeVar("_Row")
 
 
@@ -78,15 +83,21 @@ class Journal:
                 tenant: (level, clock.own(at))
                 for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
             }
+            doubts = {
+                Stream(number, choice): Doubt(*rest)
+                for number, choice, *rest in self._rows("SELECT * FROM doubts", tuple[int, int, int, int, int])
+            }
         except (msgspec.MsgspecError, ValueError) as error:
             raise UserError(_unreadable(self._database, error)) from error
         self._fold(requests, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
-        return Recovered(list(requests.values()), totals, traffic, levels, asleep_ns)
+        return Recovered(list(requests.values()), totals, traffic, levels, asleep_ns, doubts)
 
     def clear(self) -> None:
         """Delete what is on record of requests."""
-        self._database.commit([Write(each, [()]) for each in ("DELETE FROM requests", _CLEAR, _CLEAR_PIECES)])
+        self._database.commit(
+            [Write(each, [()]) for each in ("DELETE FROM requests", _CLEAR, _CLEAR_PIECES, _CLEAR_DOUBTS)]
+        )
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
         return (msgspec.convert(row, kind) for row in self._database.read(statement))
@@ -150,6 +161,10 @@ def _writes(page: Page, clock: Clock) -> Iterator[Write]:
         yield Write(_LIFE, [(records.encode_totals(page.totals), clock.wall(page.at_ns))])
     if page.traffic:
         yield Write(_ACCOUNT, [(*account, records.encode_traffic(traffic)) for account, traffic in page.traffic])
+    if page.doubts is not None:
+        rows = [(*stream, each.group, each.failures_alone, each.output_tokens) for stream, each in page.doubts.items()]
+        yield Write(_CLEAR_DOUBTS, [()])
+        yield Write(_DOUBT, rows)
     if page.levels:
         yield Write(_BUCKET, [(tenant, level, clock.wall(page.at_ns)) for tenant, level in page.levels])
 

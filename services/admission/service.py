@@ -17,7 +17,7 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Generate, Pong
 from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
-from noria.proto.scheduling import Capacity, Expenses, Reclaims
+from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import Client
@@ -98,7 +98,7 @@ class AdmissionService:
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message of a peer."""
         match body:
-            case Capacity() | Reclaims() | Expenses() | Texts() | Unknown():
+            case Capacity() | Reclaims() | Expenses() | Suspected() | Texts() | Unknown():
                 self._taken += 1
                 self._core.apply(News(body, time.monotonic_ns(), header.incarnation))
             case _:

@@ -161,6 +161,7 @@ class EventLog:
             ttl_ms=submission.ttl_ms,
             seniority_ms=submission.seniority_ms,
             service=submission.service,
+            doubt=submission.doubt,
         )
         trail = _Trail(arrival, frozenset(submission.end_ids), salt)
         for token in (*submission.prompt_ids, *submission.output_ids):

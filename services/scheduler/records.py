@@ -16,6 +16,7 @@ import msgspec
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry, StepFailed
 from noria.proto.output import Progress, Resend
+from noria.proto.scheduling import Doubt
 from noria.services.scheduler.core.rules import Rules
 from noria.services.scheduler.core.settings import Settings
 
@@ -62,6 +63,7 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ttl_ms: int | None
     seniority_ms: int
     service: float
+    doubt: Doubt | None = None
 
 
 class Submitted(Record, frozen=True):

@@ -1,10 +1,10 @@
-"""What admission is told, at most once a turn each: blocks that are back, what streams cost, what it may count on."""
+"""What admission is told, at most once a turn each: blocks that are back, costs, suspects, what it may count on."""
 
 from collections.abc import Callable
 
 import msgspec
 
-from noria.proto.scheduling import Accounted, Capacity, Reclaimed, Reclaims, Spent
+from noria.proto.scheduling import Accounted, Capacity, Reclaimed, Reclaims, Spent, Suspected
 from noria.services.scheduler.core.costs import Costs
 from noria.services.scheduler.core.scheduler import Scheduler
 
@@ -19,10 +19,11 @@ class Reports:
         self._send = send
         self._reclaimed: list[Reclaimed] = []
         self._capacity: Capacity | None = None
+        self._suspected: Suspected | None = None
 
     def joined(self) -> None:
         """Admission knows only what is on record."""
-        self._capacity = None
+        self._capacity = self._suspected = None
         self.costs.tell_again()
 
     def reclaimed(self, entry: Reclaimed) -> None:
@@ -45,6 +46,9 @@ class Reports:
             self._reclaimed.clear()
         while (expenses := self.costs.due()) is not None and self._send(expenses):
             self.costs.told(expenses)
+        suspected = self._core.suspected()
+        if suspected is not None and suspected != self._suspected and self._send(suspected):
+            self._suspected = suspected
         capacity = self._core.capacity()
         if capacity != self._capacity and self._send(capacity):
             self._capacity = capacity

@@ -201,6 +201,7 @@ class World:
             self.executor.step()
         inventory = self.executor.inventory()
         living = [each for each in self.submissions if each in self.core.board.requests and each not in self.withdrawn]
+        doubts = {each.stream: each.doubt for each in self.core.board.suspects.standing.entries}
         again = []
         for stream in living:
             known, least = self.received[stream], len(self.submissions[stream].output_ids)
@@ -209,7 +210,9 @@ class World:
                     continue  # the ledger knows its end
                 del self.ends[stream]
             del known[max(least, len(known) - fate.choice([0, 0, 1, 2, 5])) :]
-            asked = replace(self.submissions[stream], output_ids=tuple(known), service=float(len(known)))
+            asked = replace(
+                self.submissions[stream], output_ids=tuple(known), service=float(len(known)), doubt=doubts.get(stream)
+            )
             self.submissions[stream] = asked
             again.append(asked)
         self.counts["deaths"] += 1

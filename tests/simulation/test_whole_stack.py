@@ -15,6 +15,7 @@ _BLOCK = 20
 _SEEDS_FOR_A_FAULT = 200
 _SEEDS_FOR_ALL_KINDS = 150
 _SEEDS_OF_SCHEDULERS = 20
+_SEEDS_OF_PLAGUE = 15
 
 _once = functools.cache(attempt)
 
@@ -57,3 +58,19 @@ def test_a_scheduler_that_dies_repeats_no_prefill() -> None:
         adopted += universe.counts["adopted"]
         assert not universe.repeated(), f"seed {seed}: computed again: {universe.repeated()}"
     assert adopted > _SEEDS_OF_SCHEDULERS
+
+
+@pytest.mark.parametrize(
+    "mourners", [(Service.SCHEDULER,), (Service.SCHEDULER, Service.ADMISSION)], ids=["scheduler", "both"]
+)
+def test_who_kills_executors_is_found_though_the_scheduler_dies_after_each_of_them(
+    mourners: tuple[Service, ...],
+) -> None:
+    found = 0
+    for seed in range(_SEEDS_OF_PLAGUE):
+        universe = Universe(seed, plague=mourners)
+        universe.run()
+        counts = universe.counts
+        assert counts["poison"] <= 12 * max(counts["end: error"], 1), f"seed {seed}: {counts}"
+        found += counts["end: error"]
+    assert found > _SEEDS_OF_PLAGUE

@@ -3,12 +3,12 @@
 An end is entered in the ledger first; the scheduler, the detokenizer and the client hear of it in the same turn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast, Rejected
-from noria.proto.scheduling import Accounted
+from noria.proto.scheduling import Accounted, Doubt
 from noria.services.admission.core.accounts import Account, Accounts, Told
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
@@ -260,6 +260,13 @@ class Books:
         if page.totals is not None:
             self.accounts.moved.clear()
             self.tenants.recorded()
+
+    def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
+        """The scheduler suspects these streams and no others."""
+        doubts = {stream: doubt for stream, doubt in doubts.items() if self.ledger.choice(stream) is not None}
+        if doubts != self.scheduler.doubts:
+            self.scheduler.doubts = doubts
+            self.record.suspected(doubts)
 
     def accounted(self, told: Told) -> None:
         """The scheduler's costs are written down up to there: it hears of it when it has told any since it last did."""

@@ -17,7 +17,7 @@ from noria.proto.frontdoor import (
     Preview,
 )
 from noria.proto.output import Texts, Unknown
-from noria.proto.scheduling import Capacity, Expenses, Reclaims
+from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.tenancy import Policy
 from noria.services.admission.core.timings import Timings
@@ -58,7 +58,7 @@ class Tokenized:
 class News:
     """A peer's message; life: the incarnation that sent it."""
 
-    body: Capacity | Reclaims | Expenses | Texts | Unknown
+    body: Capacity | Reclaims | Expenses | Suspected | Texts | Unknown
     now_ns: int
     life: int = 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
-from noria.proto.scheduling import Accounted, Submission, Submit, Withdraw
+from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.ledger import Choice, Request
 from noria.services.admission.core.rules import Rules
@@ -22,7 +22,7 @@ Pair = tuple[Request, Choice]
 
 @dataclass(slots=True, eq=False)
 class SchedulerPost:
-    """What waits for the scheduler."""
+    """What waits for the scheduler. doubts: whom the last one suspected; the next one goes on from there."""
 
     rules: Rules
     credit: Credit
@@ -32,6 +32,7 @@ class SchedulerPost:
     ended: dict[Stream, None] = field(default_factory=dict)
     recite: bool = False
     accounted: Accounted | None = None
+    doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
     def join(self, unfinished: Iterable[Pair]) -> None:
         """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
@@ -77,7 +78,7 @@ class SchedulerPost:
             tokens = 0
             for request, choice in self.submissions.values():
                 self.credit.send(request.prompt_tokens, request.traffic_class)
-                batch.append(_submission(request, choice, self.rules, now_ns))
+                batch.append(_submission(request, choice, self.rules, now_ns, self.doubts.get(choice.stream)))
                 tokens += request.prompt_tokens + len(choice.ids)
                 if tokens >= self.rules.batch_tokens_max:
                     messages.append(Submit(tuple(batch)))
@@ -208,7 +209,7 @@ def _served(request: Request, choice: Choice, rules: Rules) -> float:
     )
 
 
-def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int) -> Submission:
+def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, doubt: Doubt | None = None) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
         stream=choice.stream,
@@ -226,6 +227,7 @@ def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int) -> 
         seniority_ms=(now_ns - request.accepted_ns) // 1_000_000,
         service=_served(request, choice, rules),
         traceparent=request.traceparent,
+        doubt=doubt,
     )
 
 

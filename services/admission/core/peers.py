@@ -7,7 +7,7 @@ from typing import assert_never
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.output import TextRun, Texts, Unknown
-from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent
+from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import News
 from noria.services.admission.core.ledger import Choice, Request
@@ -33,6 +33,8 @@ class Peers:
             case Expenses() as expenses:
                 for spent in self._books.accounts.fresh(news.life, expenses):
                     self._spent(spent, news.now_ns)
+            case Suspected() as suspected:
+                self._books.suspected({each.stream: each.doubt for each in suspected.entries})
             case Texts() as texts:
                 for run in texts.runs:
                     self._text(run, news.now_ns)

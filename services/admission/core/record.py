@@ -6,11 +6,12 @@ many pages said of each stream is said again as one piece, and those pages are v
 are forgotten. Knows nothing of disks or formats.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from noria.proto.base import Logprobs, Stream
+from noria.proto.scheduling import Doubt
 from noria.services.admission.core.accounts import Account, Traffic
 from noria.services.admission.core.ledger import Choice, Request
 from noria.services.admission.core.statistics import Totals
@@ -65,7 +66,8 @@ class Page:
 
     forgotten: numbers of requests on record that nothing is owed of any more. fold: the parts say everything since the
     last fold, and the pages since then are void. totals, traffic, levels: counts of streams and what is left in tenants'
-    buckets, where they have changed; without any of these and without parts, a page is a sign of life.
+    buckets, where they have changed; without any of these and without parts, a page is a sign of life. doubts: whom the
+    scheduler suspects, where that has changed.
     """
 
     at_ns: int
@@ -77,6 +79,7 @@ class Page:
     totals: Totals | None = None
     traffic: tuple[tuple[Account, Traffic], ...] = ()
     levels: tuple[tuple[str, float], ...] = ()
+    doubts: Mapping[Stream, Doubt] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +101,7 @@ class Record:
         self._accepted: dict[int, Request] = {}
         self._fresh: dict[Stream, Mark] = {}
         self._forgotten: dict[int, None] = {}
+        self._doubts: Mapping[Stream, Doubt] | None = None
         self._pages = 0
         self._tokens = 0
         self._untidy = False
@@ -142,6 +146,11 @@ class Record:
         if self._accepted.pop(request.number, None) is None:
             self._forgotten[request.number] = None
 
+    def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
+        """The scheduler suspects these streams and no others."""
+        if self.on:
+            self._doubts = doubts
+
     def page(self, now_ns: int, *, live: bool) -> Page | None:
         """What is not on record yet, or None when nothing is or it is too early to try again.
 
@@ -150,14 +159,15 @@ class Record:
         """
         if not self.on or now_ns < self._retry_ns:
             return None
-        news = bool(self._accepted or self._fresh or self._forgotten)
+        news = bool(self._accepted or self._fresh or self._forgotten or self._doubts is not None)
         fold = self._folding(now_ns)
         # A record that is stuck is tried again though what it held is gone meanwhile: nobody is accepted until it is not.
         if not news and not fold and not self.stuck and not (live and now_ns >= self._next_sign_ns):
             return None
         marks = self._marks if fold else self._fresh
         parts = tuple(parts_of(marks.values(), fold=fold))
-        return Page(now_ns, tuple(self._accepted.values()), parts, tuple(self._forgotten), fold)
+        accepted, forgotten = tuple(self._accepted.values()), tuple(self._forgotten)
+        return Page(now_ns, accepted, parts, forgotten, fold, doubts=self._doubts)
 
     def written(self, page: Page) -> None:
         """A page is on record. Nothing may have changed since it was handed out."""
@@ -178,6 +188,7 @@ class Record:
         self._accepted.clear()
         self._fresh.clear()
         self._forgotten.clear()
+        self._doubts = None
 
     def unwritten(self, now_ns: int) -> Sequence[Request]:
         """The page was not taken: it is tried again. Returns the requests that are not on record at all."""

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from noria.proto.base import End
+from noria.proto.base import End, Stream
+from noria.proto.scheduling import Doubt
 from noria.services.admission.core.accounts import Account, Traffic
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import RecoveredNote
@@ -16,7 +17,8 @@ from noria.services.admission.core.statistics import Totals
 class Recovered:
     """What a journal holds, oldest request first; times are on this process's clock.
 
-    levels: what was left in tenants' buckets, and when. asleep_ns: how long nobody was there.
+    levels: what was left in tenants' buckets, and when. asleep_ns: how long nobody was there. doubts: whom the scheduler
+    suspected.
     """
 
     requests: Sequence[Request] = ()
@@ -24,6 +26,7 @@ class Recovered:
     traffic: Mapping[Account, Traffic] = field(default_factory=dict)
     levels: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     asleep_ns: int = 0
+    doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
 
 def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
@@ -44,6 +47,7 @@ def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
         end, detail = _hindrance(books, request, recovered.asleep_ns)
         if end is not None:
             books.end_all(request, end, now_ns, detail)
+    books.suspected(recovered.doubts)
     return list(books.ledger.live.values())
 
 

@@ -129,6 +129,8 @@ class Adoption:
             return
         request.planned = len(request.output)
         board.policy.adopted(request)
+        if request.suspected and len(request.output) > request.suspected_at:
+            board.clear(request)
         if end is not None:
             board.finish(request, end, now_ns)
         board.news.append(token_run(request, start, tuple(request.output[start:])))

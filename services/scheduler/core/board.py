@@ -3,6 +3,7 @@
 Decides nothing: the planner and the scheduler call the moves.
 """
 
+from collections.abc import Collection
 from typing import assert_never
 
 from noria.proto.base import End, Stream
@@ -57,6 +58,13 @@ class Board:
     def running(self) -> int:
         """How many requests hold or await results of a slot."""
         return len(self.prefilling) + len(self.decoding) + len(self.draining)
+
+    @property
+    def continuing(self) -> Collection[Request]:
+        """Who continues token by token beside all others; suspects do in steps of their own."""
+        if not len(self.suspects):
+            return self.decoding
+        return [request for request in self.decoding if not request.suspected]
 
     @property
     def cache(self) -> Cache | None:

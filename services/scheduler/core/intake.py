@@ -114,6 +114,9 @@ class Intake:
         self._board.requests[request.stream] = request
         self._board.deadlines.watch(request)
         self.taken.append(request)
+        doubt = submission.doubt
+        if doubt is not None and len(request.output) <= doubt.output_tokens:
+            self._board.suspects.resume(request, doubt)
         self._board.wait(request, now_ns)
         self.measure(request, now_ns)
         return request

@@ -40,7 +40,8 @@ class Request:
     cache when it was first admitted.
     in_flight: steps in flight with a slice of it, `last_step` the newest of them.
     seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
-    suspected: it was in what failed, and has made no token since; failures_alone: how often nobody else was.
+    suspected: it was in what failed when it had made `suspected_at` tokens, and has made no more since; failures_alone: how
+    often nobody else was.
     deadline_first_ns, deadline_ns: until when its first token, and its end, must be there. foreseen_ns: the wait for its
     start as predicted at receipt.
     withdrawn_ns: when it was withdrawn while steps held it.
@@ -84,6 +85,7 @@ class Request:
     preempted_at: int = -1
     suspected: bool = False
     failures_alone: int = 0
+    suspected_at: int = 0
     started_ns: int | None = None
     foreseen_ns: int = 0
     decoding_shown: bool = False

@@ -190,7 +190,7 @@ class Results:
             useful += 1
             if state is waiting:
                 board.waiting.learned()
-            if request.suspected:
+            if request.suspected and len(request.output) > request.suspected_at:
                 board.clear(request)
             if not request.decoding_shown and state is not waiting:
                 request.decoding_shown = True

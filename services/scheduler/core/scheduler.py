@@ -9,7 +9,7 @@ from typing import assert_never
 from noria.proto.base import Ended
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
 from noria.proto.output import Gap, Progress, Resend
-from noria.proto.scheduling import Capacity, Submit, Withdraw
+from noria.proto.scheduling import Capacity, Submit, Suspected, Withdraw
 from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.credit import Credit
@@ -136,6 +136,10 @@ class Scheduler:
     def capacity(self) -> Capacity:
         """What admission may count on."""
         return self._credit.capacity()
+
+    def suspected(self) -> Suspected | None:
+        """Whom this scheduler suspects; None before admission has named everybody whom an earlier one did."""
+        return self.board.suspects.standing if self._intake.recited else None
 
     def standing(self) -> Resend:
         """What to tell a detokenizer that joins: where each stream stands, so that it can see what it lacks."""

@@ -88,7 +88,9 @@ class Shares:
         isolated = self._isolated(draft)
         draft.pace(self._pacing)
         draft.spared = max(0, draft.cache.kept_pages - census.isolated_pages)
-        decoding = [request for request in board.decoding if request not in isolated] if isolated else board.decoding
+        decoding = board.continuing
+        if isolated:
+            decoding = [request for request in decoding if request not in isolated]
         short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
         if not short:
             self._decode(draft, decoding)
@@ -110,6 +112,8 @@ class Shares:
         for request in requests:
             if request.state is State.PREFILLING:
                 self._chunk(draft, request, None)
+            elif request.state is State.DECODING:
+                self._decode(draft, (request,))
             elif request.state is State.WAITING and draft.tokens_left:
                 reason = self._admit(draft, request, None)
                 if reason is not None:

@@ -51,7 +51,7 @@ class Turns:
         for turn in self._turns:
             match turn:
                 case Turn.DECODES:
-                    continue_each(draft, self._board.decoding, self._lookahead)
+                    continue_each(draft, self._board.continuing, self._lookahead)
                     if turn is self._turns[0]:
                         draft.withhold(self._board.prompt_tokens(beside=bool(draft.slices)))
                 case Turn.PREFILLS:
@@ -68,3 +68,5 @@ class Turns:
                 self._arrivals.admit_only(draft, request)
             elif request.state is State.PREFILLING:
                 draft.chunk(request, ahead=self._arrivals.ahead(request))
+            elif request.state is State.DECODING:
+                continue_each(draft, (request,), self._lookahead)

@@ -104,6 +104,7 @@ class Recording:
             ttl_ms=arrival.ttl_ms,
             seniority_ms=arrival.seniority_ms,
             service=arrival.service,
+            doubt=arrival.doubt,
         )
 
     def token(self, stream: Stream, position: int) -> int:

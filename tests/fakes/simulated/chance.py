@@ -18,7 +18,8 @@ class Chance:
     delay_ns: usual time on a link. stall: a message, and all that follow on its connection, take up to stall_ns longer.
     duplicate: it arrives twice. cut: its connection breaks after it. haunt: what a dead process had not read reaches its
     successor. deaths: how many times processes die, in how many sends after the one before. hang: a process, or a step,
-    stands still. memory, error: a step fails. poison: some streams kill the executor that computes them.
+    stands still. memory, error: a step fails. poison: some streams kill the executor that computes them;
+    plague: they do to the end, while nothing goes wrong by chance.
     high_water_mark: messages on a connection.
     """
 
@@ -54,6 +55,7 @@ class Chance:
     drains: int
     rewinds: int
     full_disks: int
+    plague: bool = False
 
     @classmethod
     def of(cls, draw: random.Random) -> "Chance":
@@ -103,6 +105,11 @@ class Chance:
         self.arrivals_ns = 20 * MILLISECOND
         self.deadlines, self.long = 0.0, True
 
+    def infect(self) -> None:
+        """Nothing goes wrong but what poisoned streams bring about, and that does not end."""
+        self.calm(deaths=0)
+        self.plague = True
+
     def still(self) -> None:
         """From now on nothing goes wrong any more; what is on the way still takes its time."""
         self.stall = self.duplicate = self.cut = self.lane_hang = self.memory = self.error = _CALM
@@ -116,7 +123,7 @@ class Chance:
 
     def poisons(self, stream: Stream) -> bool:
         """Whether a stream kills the executor that computes it."""
-        return self.poison and (stream.request + stream.choice) % 5 == 0
+        return (self.poison or self.plague) and (stream.request + stream.choice) % 5 == 0
 
     def between(self, least_ns: int, most_ns: int) -> int:
         """A duration."""

@@ -18,7 +18,7 @@ from fakes.simulated.drawing import draw_geometry, draw_settings
 from fakes.simulated.fate import STILL_AFTER_NS, Fate
 from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
-from fakes.simulated.network import Network
+from fakes.simulated.network import Frames, Network
 from fakes.simulated.people import Person
 from fakes.simulated.taps import (
     begin_again,
@@ -37,6 +37,8 @@ from fakes.simulated.wishes import Wish, draw_wishes
 
 from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure
+from noria.proto.scheduling import Suspected
+from noria.proto.wire import Codec
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
@@ -75,7 +77,8 @@ class Universe:
     """One run.
 
     Admission is mortal where it keeps a journal to come back from. only: nothing goes wrong but that this service dies, and
-    there is room for everything.
+    there is room for everything. plague: nothing goes wrong but that some streams kill every executor that computes them,
+    and these services then die as soon as the scheduler has said whom it suspects.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Universe:
         *,
         trace: Callable[[str], None] | None = None,
         only: Service | None = None,
+        plague: tuple[Service, ...] = (),
     ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
@@ -92,14 +96,18 @@ class Universe:
         self.chance = Chance.of(self.random)
         if only is not None:
             self.chance.calm(deaths=4)
+        self._plague, self._plagued = plague, False
+        if plague:
+            self.chance.infect()
+        ample = only is not None or bool(plague)
         self.network = Network(self.clock, self.agenda, self.chance)
         self.trace = Trace(self.clock, trace)
-        shared = self.random.random() < 0.4 and only is None
+        shared = self.random.random() < 0.4 and not ample
         self.traffic = draw_traffic(self.random) if shared else Traffic()
         self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
         self.database = stack.SimulatedDatabase()
-        self.journal = self.random.random() < _JOURNALS
-        self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens, ample=only is not None)
+        self.journal = self.random.random() < _JOURNALS or Service.ADMISSION in plague
+        self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens, ample=ample)
         self.runtime = RuntimeSettings(
             heartbeat_s=0.15,
             peer_timeout_s=0.7,
@@ -107,6 +115,7 @@ class Universe:
             outbox_messages_max=self.chance.outbox_messages_max,
         )
         self.lives: dict[Service, Life] = {}
+        self._headers = Codec((Suspected,))
         # What is told while the disk is full is not on record, so that nobody could go on from there.
         mortal = tuple(stack.PEERS) if self.journal and not self.chance.full_disks else MORTAL
         self.people: list[Person] = []
@@ -187,7 +196,7 @@ class Universe:
         life = self.lives[service] = Life(service, self.network, self.agenda, self.clock)
         life.on_death = self._died
         life.on_turn = self._turned
-        life.on_send = self.trace.sent
+        life.on_send = self._sent
         peers = {peer: stack.endpoint(peer) for peer in stack.PEERS[service]}
         life.begin(peers, stack.endpoint(service), self.runtime, self._build)
         check_every_event(life.shell)
@@ -242,8 +251,16 @@ class Universe:
 
     def _poisoned(self, life: Life) -> None:
         self.counts["poison"] += 1
+        self._plagued = bool(self._plague)
         self.trace.tell(life.service.value, "is poisoned")
         life.die()
+
+    def _sent(self, life: Life, name: str, frames: Frames) -> None:
+        self.trace.sent(life, name, frames)
+        if self._plagued and self._headers.header(frames).kind == Suspected.__name__:
+            self._plagued = False
+            for service in self._plague:
+                self.agenda.after(self.chance.between(MILLISECOND, 4 * MILLISECOND), self.lives[service].die)
 
     def _hung(self, life: Life) -> None:
         """A step never ends; whoever watches progress kills the process after a while."""

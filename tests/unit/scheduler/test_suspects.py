@@ -7,11 +7,21 @@ from collections.abc import Callable
 import pytest
 from fakes.desk import Desk, generated, stream, submission
 from fakes.executor import FakeExecutor, geometry
+from msgspec.structs import replace
 
 from noria.proto.base import End, Stream
 from noria.proto.execution import Failure, StepPlan
-from noria.services.scheduler.core.events import ExecutorLost, ExecutorReturned, ExecutorSilent
+from noria.proto.output import TokenRun
+from noria.proto.scheduling import Submit
+from noria.services.scheduler.core.events import (
+    AdmissionJoined,
+    ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
+    Reply,
+)
 from noria.services.scheduler.core.rules import Rules, TrafficClass
+from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
 LARGE = geometry(num_blocks=200, max_slots=16)
@@ -183,3 +193,105 @@ def test_a_poisoned_step_is_never_planned_with_an_innocent_again_once_half_of_th
     ward.treat(interfere=lambda: plans.append(ward.executor.queued[0]))
     with_it = [touched for touched in ward.steps if stream(2) in touched]
     assert [len(touched) for touched in with_it] == [4, 2, 1, 1]
+
+
+class Succession(Ward):
+    """A ward whose scheduler dies whenever the executor has, as soon as its suspicions were told.
+
+    forgetting: of how many of a stream's last tokens the ledger has not heard by then.
+    """
+
+    def __init__(self, poison: set[int], settings: Settings | None = None, forgetting: int = 0) -> None:
+        super().__init__(poison, None, settings)
+        self.tell(AdmissionJoined())
+        self.tell(Submit((), complete=True))
+        self.forgetting = forgetting
+
+    def kill(self) -> None:
+        super().kill()
+        self.succeed()
+
+    def succeed(self) -> None:
+        """The next scheduler is told what the ledger has, and whom the last one suspected."""
+        told = self.core.suspected()
+        assert told is not None
+        doubts = {each.stream: each.doubt for each in told.entries}
+        again = []
+        for number in range(1, 13):
+            request = self.core.board.requests.get(stream(number))
+            if request is None or self.end(number) is not None:
+                continue
+            known = max(0, len(request.output) - self.forgetting)
+            self.replies = [each for each in self.replies if not self._unheard(each, number, known)]
+            doubt = doubts.get(stream(number))
+            again.append(replace(request.submission, output_ids=tuple(request.output[:known]), doubt=doubt))
+        self.core = Scheduler(self.core.board.settings)
+        self.tell(self.executor.geometry)
+        self.tell(AdmissionJoined())
+        assert self.core.suspected() is None, "it does not know yet"
+        self.tell(Submit(tuple(again[:2])))
+        self.tell(Submit(tuple(again[2:]), complete=True))
+        left = [each for each in told.entries if self.end(each.stream.request) is None]
+        now = self.core.suspected()
+        assert now is not None and sorted(now.entries, key=lambda each: each.stream) == sorted(
+            left, key=lambda each: each.stream
+        )
+
+    def _unheard(self, reply: Reply, number: int, known: int) -> bool:
+        return isinstance(reply, TokenRun) and reply.stream == stream(number) and reply.start >= known
+
+
+@pytest.mark.parametrize("forgetting", [0, 2])
+@pytest.mark.parametrize("policy", ["fifo", "fair"])
+@pytest.mark.parametrize("poison", [{1}, {12}, {3, 9}, {1, 2, 3}])
+def test_nobody_gains_innocence_or_guilt_by_a_schedulers_death(poison: set[int], policy: str, forgetting: int) -> None:
+    ward = Succession(poison, Settings(policy=policy, max_requests_per_batch=16), forgetting)
+    ward.submit(*(submission(number, prompt=5, output=6) for number in range(1, 13)))
+    ward.treat()
+    for number in range(1, 13):
+        if number in poison:
+            assert ward.end(number) is End.ERROR
+        else:
+            assert (ward.end(number), ward.output(number)) == (End.LENGTH, generated(submission(number, 5, 6)))
+    assert ward.deaths <= 7 * len(poison), "as many as with one scheduler"
+
+
+def test_tokens_that_the_ledger_had_not_heard_of_clear_nobody_when_they_are_computed_again() -> None:
+    """It is poisoned from its fourth token on: what it had made before says nothing."""
+    ward = Succession(set(), forgetting=2)
+    ward.submit(submission(1, prompt=5, output=9))
+    deaths = []
+
+    def at_the_fourth() -> None:
+        request = ward.core.board.requests[stream(1)]
+        if len(request.output) >= 3:
+            deaths.append(len(ward.core.board.suspects))
+            ward.kill()
+
+    ward.treat(interfere=at_the_fourth)
+    assert (ward.end(1), deaths) == (End.ERROR, [0, 1, 1])
+
+
+def test_a_token_that_only_the_executor_knows_of_clears_at_a_takeover() -> None:
+    first = Ward(set(), None)
+    first.submit(submission(1), submission(2))
+    first.planned()
+    first.kill()
+    doubts = {each.stream: each.doubt for each in first.core.board.suspects.standing.entries}
+    assert set(doubts) == {stream(1), stream(2)}
+    first.planned()
+    first.result()
+    (held,) = first.executor.inventory().entries
+    ward = Ward(set(), None)
+    ward.executor = first.executor
+    ward.tell(AdmissionJoined())
+    ward.tell(replace(LARGE, inventory=True))
+    ward.tell(first.executor.inventory())
+    asked = tuple(replace(submission(number), doubt=doubts[stream(number)]) for number in (1, 2))
+    ward.tell(Submit(asked, complete=True))
+    told = ward.core.suspected()
+    assert told is not None and [each.stream for each in told.entries] == [
+        each for each in (stream(1), stream(2)) if each != held.stream
+    ]
+    ward.treat()
+    assert all(ward.output(number) == generated(submission(number)) for number in (1, 2))
