@@ -1,75 +1,121 @@
-"""Admission killed under running streams, and every process at once: the answers are those of an undisturbed run."""
+"""Admission or the detokenizer killed under running streams, and every process at once: answers are as if undisturbed."""
 
 import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
 from e2e.harness import Stack, stack, wait_until
 
 from noria.client import AsyncClient, Patience
 
 STREAMS, TOKENS, KILLS = 8, 500, 3
 PATIENT = Patience(accept_s=60, answer_s=90, reconnect_s=90)
+Answer = tuple[list[int], str, str]
 
 
-async def answer(client: AsyncClient, number: int, seen: list[int]) -> tuple[list[int], str]:
-    """One stream's tokens and text as its reader got them; `seen` counts the tokens of all."""
+@pytest.fixture(scope="module")
+def running(tiny_model: Path) -> Iterator[Stack]:
+    with stack(str(tiny_model), "--dtype", "float32", environment={"OMP_NUM_THREADS": "1"}) as started:
+        yield started
+        assert "Traceback" not in started.log()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(running: Stack) -> list[Answer]:
+    found = asyncio.run(answers(running, lambda: None, 0))
+    assert all(len(ids) == TOKENS for ids, _, _ in found)
+    return found
+
+
+async def answer(client: AsyncClient, number: int, seen: list[int], stop: str) -> Answer:
+    """One stream's tokens, text and end as its reader got them; `seen` counts the tokens of all."""
     ids: list[int] = []
-    text = ""
-    generation = client.generate(f"Stream {number}", max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    text, matched = "", ""
+    generation = client.generate(
+        f"Stream {number}",
+        max_tokens=TOKENS,
+        temperature=1.0,
+        seed=number,
+        ignore_eos=True,
+        stop=(stop,) if stop else (),
+    )
     async for delta in generation:
         assert (delta.start, delta.characters) == (len(ids), len(text)), "a hole, or something told twice"
         ids.extend(delta.token_ids)
         text += delta.text
         seen[0] += len(delta.token_ids)
-    return ids, text
+        matched = delta.finish.matched if delta.finish is not None else matched
+    return ids, text, matched
 
 
-async def answers(running: Stack, disturb: Callable[[], None], times: int) -> list[tuple[list[int], str]]:
+async def answers(running: Stack, disturb: Callable[[], None], times: int, stops: Sequence[str] = ()) -> list[Answer]:
     """All streams' answers, disturbed each time another part of the tokens has come."""
     seen = [0]
 
     async def disturbance() -> None:
         for count in range(1, times + 1):
-            while seen[0] < count * STREAMS * TOKENS // (times + 2):
+            while seen[0] < count * STREAMS * TOKENS // (2 * times + 2):
                 await asyncio.sleep(0.002)
             await asyncio.to_thread(disturb)
 
     async with AsyncClient(running.endpoint, patience=PATIENT) as client:
-        streams = [answer(client, number, seen) for number in range(STREAMS)]
+        each_stop = stops or [""] * STREAMS
+        streams = [answer(client, number, seen, stop) for number, stop in enumerate(each_stop)]
         got, _ = await asyncio.gather(asyncio.gather(*streams), disturbance())
     return got
 
 
-def test_streams_go_on_as_if_nothing_had_been_killed(tiny_model: Path) -> None:
-    with stack(str(tiny_model), "--dtype", "float32", environment={"OMP_NUM_THREADS": "1"}) as running:
-        undisturbed = asyncio.run(answers(running, lambda: None, 0))
-        assert all(len(ids) == TOKENS for ids, _ in undisturbed)
+def kill(running: Stack, service: str) -> None:
+    """As by the kernel; returns when there is another."""
+    before = running.pids()[service]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: running.pids().get(service, before) != before, 30, f"a new {service}")
 
-        def kill_admission() -> None:
-            before = running.pids()["admission"]
-            os.kill(before, signal.SIGKILL)
-            wait_until(lambda: running.pids().get("admission", before) != before, 30, "a new admission")
 
-        assert asyncio.run(answers(running, kill_admission, KILLS)) == undisturbed
+def late(text: str) -> str:
+    """What occurs in a text for the first time when more than three quarters of it are over."""
+    begin = len(text) * 3 // 4
+    return next(text[at : at + 4] for at in range(begin, len(text)) if text.find(text[at : at + 4]) == at)
 
-        def kill_all() -> None:
-            pids = running.pids()
-            for pid in (pids["supervisor"], *(pid for name, pid in pids.items() if name != "supervisor")):
-                os.kill(pid, signal.SIGKILL)
-            running.process.wait(10)
-            with running.log_path.open("ab") as log:
-                running.process = subprocess.Popen(
-                    running.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=running.environment,
-                    start_new_session=True,
-                )  # fmt: skip
 
-        assert asyncio.run(answers(running, kill_all, 1)) == undisturbed
-        running.wait_ready()
-        running.wait_idle()
-        totals = running.state()["admission"]["totals"]
-        assert totals["accepted"] == totals["length"] == 3 * STREAMS
-        assert "Traceback" not in running.log()
+def test_streams_go_on_as_if_admission_had_not_been_killed(running: Stack, undisturbed: list[Answer]) -> None:
+    assert asyncio.run(answers(running, lambda: kill(running, "admission"), KILLS)) == undisturbed
+
+
+def test_streams_go_on_as_if_the_detokenizer_had_not_been_killed(running: Stack, undisturbed: list[Answer]) -> None:
+    assert asyncio.run(answers(running, lambda: kill(running, "detokenizer"), KILLS - 1)) == undisturbed
+
+
+def test_stop_strings_are_found_where_they_were_though_the_detokenizer_was_killed(
+    running: Stack, undisturbed: list[Answer]
+) -> None:
+    stops = [late(text) for _, text, _ in undisturbed]
+    whole = asyncio.run(answers(running, lambda: None, 0, stops))
+    for (ids, text, matched), (long_ids, long_text, _), stop in zip(whole, undisturbed, stops, strict=True):
+        assert (matched, text) == (stop, long_text[: long_text.find(stop)])
+        assert ids == long_ids[: len(ids)] and len(ids) < TOKENS
+    assert asyncio.run(answers(running, lambda: kill(running, "detokenizer"), KILLS - 1, stops)) == whole
+
+
+def test_streams_go_on_as_if_not_everything_had_been_killed(running: Stack, undisturbed: list[Answer]) -> None:
+    def kill_all() -> None:
+        pids = running.pids()
+        for pid in (pids["supervisor"], *(pid for name, pid in pids.items() if name != "supervisor")):
+            os.kill(pid, signal.SIGKILL)
+        running.process.wait(10)
+        with running.log_path.open("ab") as log:
+            running.process = subprocess.Popen(
+                running.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=running.environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    accepted = running.state()["admission"]["totals"]["accepted"]
+    assert asyncio.run(answers(running, kill_all, 1)) == undisturbed
+    running.wait_ready()
+    running.wait_idle()
+    totals = running.state()["admission"]["totals"]
+    assert totals["accepted"] == totals["length"] + totals["stop"] == accepted + STREAMS
