@@ -1,4 +1,4 @@
-"""`noria trace`: the trace of a request as a tree, from what the running services remember of it."""
+"""`noria trace`: the trace of a request as a tree, or the last steps as a picture, from what the services remember."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -10,6 +10,7 @@ from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
 from noria.shared.config import RuntimeSettings
 from noria.shared.errors import UserError
+from noria.shared.step_times import STEPS_KEPT, StepTime, chrome
 
 _ANSWER_S: Final = 1.0
 _HIDDEN: Final = ("noria.request", "noria.choice")
@@ -31,14 +32,23 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("request")
+@click.argument("request", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--steps", is_flag=True, help="Print the executor's last steps instead, for chrome://tracing and Perfetto."
+)
+@click.option("--last", type=click.IntRange(1), default=STEPS_KEPT, help="With --steps: how many of them.")
 @config_flags("runtime")
-def trace(request: str, as_json: bool) -> int:
+def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
     """Print the trace of REQUEST, an id, a number or a trace id, as a tree with durations.
 
     Each process remembers its last `telemetry.spans_kept` spans; what it has forgotten, or what nobody sampled, is missing.
     """
+    if steps:
+        click.echo(msgspec.json.encode(chrome(step_times(settings().runtime, last))))
+        return 0
+    if request is None:
+        raise click.UsageError("name a request, or ask for --steps")
     found = gather(settings().runtime, request)
     if not any(found.values()):
         raise UserError(f"no process remembers a trace of request {request!r}: it was not sampled, or is too long ago")
@@ -47,6 +57,16 @@ def trace(request: str, as_json: bool) -> int:
     else:
         click.echo("\n".join(tree(found)))
     return 0
+
+
+def step_times(runtime: RuntimeSettings, last: int) -> list[StepTime]:
+    """When the executor's last steps were what. Raises UserError when it does not answer."""
+    from noria.shared.inspect import inspect
+
+    answer = inspect(runtime, Service.EXECUTOR, _ANSWER_S, str(last), "steps")
+    if answer is None:
+        raise UserError("the executor does not answer; `noria ps` says what runs")
+    return msgspec.json.decode(answer.json, type=list[StepTime])
 
 
 def gather(runtime: RuntimeSettings, request: str) -> dict[Service, list[Seen]]:

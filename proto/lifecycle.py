@@ -51,7 +51,7 @@ class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
     topic: what is asked for: empty is counts and queues, or what is known of `about`. `metrics`: what the process's metrics
     stand at. `spans`: those of its recent spans that belong to the request numbered `about`, or to the trace of that id.
     `who`: its incarnation, age, processor time and memory. `live`: what the scheduler did since `about`, to be watched;
-    `story`: what became of the request numbered `about`.
+    `story`: what became of the request numbered `about`. `steps`: when the executor's last `about` steps were what.
     """
 
     about: str = ""

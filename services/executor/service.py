@@ -25,6 +25,7 @@ from noria.services.executor.vigil import Vigil
 from noria.shared.actor import Shell
 from noria.shared.garbage import freeze
 from noria.shared.log import logger
+from noria.shared.step_times import STEPS_KEPT, StepTime
 from noria.shared.telemetry import Telemetry
 
 QUEUED_PLANS_MAX: Final = 8
@@ -37,6 +38,7 @@ class _Posted(NamedTuple):
 
     batch: Batch
     traceparent: str
+    began_ns: int
     prepare_us: int
     links: tuple[str, ...] | None
 
@@ -56,6 +58,7 @@ class ExecutorShell:
 
     failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the lane
     still works, after `close` too. lost_device: why the device cannot be used any more, and the process must end.
+    step_times: of the last steps.
     """
 
     def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane], hang_s: float = HANG_S) -> None:
@@ -72,6 +75,7 @@ class ExecutorShell:
         self._plans: deque[tuple[StepPlan, str]] = deque()
         self._prepared: deque[_Posted] = deque()
         self._steps = 0
+        self.step_times: deque[StepTime] = deque(maxlen=STEPS_KEPT)
         # An inventory was announced to the scheduler and is not sent yet.
         self._owed = False
         self._vigil = Vigil(int(hang_s * 1e9))
@@ -175,6 +179,12 @@ class ExecutorShell:
             "geometry": msgspec.to_builtins(self._loaded.geometry) if self._loaded else None,
         }
 
+    def answer_steps(self, about: str) -> list[dict[str, Any]]:
+        """The answer to a question for the times of recent steps: of the last `about`, or of all that are remembered."""
+        last = int(about) if about.isdecimal() else STEPS_KEPT
+        found: list[dict[str, Any]] = msgspec.to_builtins(list(self.step_times)[-last:] if last else [])
+        return found
+
     def drain(self, timeout_ms: int) -> None:
         """Plans stop coming when the scheduler drains; there is nothing to refuse here."""
 
@@ -245,7 +255,7 @@ class ExecutorShell:
             return
         self._spans.follow(plan)
         prepare_us = (time.monotonic_ns() - began_ns) // 1000
-        self._prepared.append(_Posted(batch, traceparent, prepare_us, self._spans.links(plan, traceparent)))
+        self._prepared.append(_Posted(batch, traceparent, began_ns, prepare_us, self._spans.links(plan, traceparent)))
         self._vigil.posted(plan.predicted_us, now_ns)
         self._lane.post(batch)
 
@@ -255,6 +265,7 @@ class ExecutorShell:
         posted = self._of(batch)
         if posted is None or self._slots is None or not self._current(batch):
             return
+        self._note(posted, computed)
         sampled = results(self._slots, batch, computed.drawn)
         tokens = len(batch.token_ids)
         self._metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us)
@@ -264,6 +275,24 @@ class ExecutorShell:
         self._post.send(self, Service.SCHEDULER, done, posted.traceparent)
         if posted.links is not None:
             self._spans.done(batch.number, tokens, computed.compute_us, posted.traceparent, posted.links)
+
+    def _note(self, posted: _Posted, computed: Computed) -> None:
+        batch, times = computed.batch, computed.times
+        self.step_times.append(
+            StepTime(
+                batch.epoch,
+                batch.number,
+                len(batch.token_ids),
+                len(batch.slices.starts),
+                posted.began_ns,
+                times.posted_ns,
+                times.launched_ns,
+                times.began_ns,
+                times.ended_ns,
+                times.told_ns,
+                times.way,
+            )
+        )
 
     def _broken(self, broken: Broken) -> None:
         batch = broken.batch

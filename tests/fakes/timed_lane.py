@@ -1,0 +1,64 @@
+"""A lane that computes nothing and takes as long as it is told to, for what happens around it."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from fakes.sampling import drawn
+
+from noria.services.executor.batch import Batch
+from noria.services.executor.lane import LANE_BATCHES, Computed, Outcome, Times
+from noria.services.executor.loaded import Loaded
+
+
+class SimulatedLane:
+    """compute_s may be set at any time. Every sampled id is 9."""
+
+    def __init__(self, loaded: Loaded, compute_s: float, wake: Callable[[], None]) -> None:
+        self.compute_s = compute_s
+        self._wake = wake
+        self._closed = threading.Event()
+        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
+        self._outcomes: deque[Outcome] = deque([loaded])
+        self._held = 0
+        self._ended_ns = 0
+        self._thread = threading.Thread(target=self._run, name="simulated lane", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def post(self, batch: Batch) -> None:
+        assert self._held < LANE_BATCHES
+        self._held += 1
+        self._posted.put((batch, time.monotonic_ns()))
+
+    def collect(self) -> list[Outcome]:
+        found = []
+        while self._outcomes:
+            found.append(self._outcomes.popleft())
+            self._held -= isinstance(found[-1], Computed)
+        return found
+
+    def close(self) -> bool:
+        self._closed.set()
+        self._posted.put(None)
+        self._thread.join()
+        return True
+
+    def _run(self) -> None:
+        self._wake()
+        while (posted := self._posted.get()) is not None:
+            batch, posted_ns = posted
+            began_ns = time.monotonic_ns()
+            self._closed.wait(self.compute_s)
+            ended_ns = time.monotonic_ns()
+            idle_us = (began_ns - self._ended_ns) // 1000 if self._ended_ns else 0
+            self._ended_ns = ended_ns
+            times = Times(posted_ns, began_ns, began_ns, ended_ns, time.monotonic_ns())
+            ids = (9,) * len(batch.products)
+            self._outcomes.append(Computed(batch, drawn(ids), (ended_ns - began_ns) // 1000, idle_us, times))
+            self._wake()
