@@ -22,6 +22,7 @@ from noria.shared.spans import (
     ATTRIBUTE_STATE,
     ATTRIBUTE_STATUS,
     ATTRIBUTE_TENANT,
+    ATTRIBUTE_WAY,
 )
 
 
@@ -216,7 +217,19 @@ DEVICE_PREPARE: Final = _counter("noria.device.prepare", "s", "Time to turn plan
 DEVICE_MEMORY: Final = _gauge(
     "noria.device.memory", "By", "Memory as planned at the start.", ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE
 )
-EXECUTOR_METRICS: Final = (DEVICE_TOKENS, DEVICE_BUSY, DEVICE_IDLE, DEVICE_PREPARE, DEVICE_MEMORY)
+DEVICE_STEPS: Final = _counter(
+    "noria.device.steps",
+    "{step}",
+    "Steps computed on a GPU, by whether a graph was replayed.",
+    ATTRIBUTE_DEVICE,
+    ATTRIBUTE_WAY,
+)
+DEVICE_UNRECORDED: Final = _counter(
+    "noria.device.unrecorded", "{failure}", "Whether shapes of steps could not be recorded as graphs.", ATTRIBUTE_DEVICE
+)
+EXECUTOR_METRICS: Final = (
+    DEVICE_TOKENS, DEVICE_BUSY, DEVICE_IDLE, DEVICE_PREPARE, DEVICE_MEMORY, DEVICE_STEPS, DEVICE_UNRECORDED,
+)  # fmt: skip
 
 # The detokenizer.
 TEXT_STREAMS: Final = _gauge("noria.text.streams", "{stream}", "Streams open for text.")

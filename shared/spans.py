@@ -39,6 +39,7 @@ ATTRIBUTE_CODE: Final = "noria.code"
 ATTRIBUTE_SERVICE: Final = "noria.service"
 ATTRIBUTE_DEVICE: Final = "noria.device"
 ATTRIBUTE_PURPOSE: Final = "noria.purpose"
+ATTRIBUTE_WAY: Final = "noria.way"
 ATTRIBUTE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 ATTRIBUTE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 ATTRIBUTE_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
@@ -75,6 +76,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     ATTRIBUTE_SERVICE: "The process.",
     ATTRIBUTE_DEVICE: "What computes.",
     ATTRIBUTE_PURPOSE: "What memory is used for.",
+    ATTRIBUTE_WAY: "replay of a graph, capture of one, or eager: operation by operation.",
     ATTRIBUTE_INPUT_TOKENS: "Prompt tokens.",
     ATTRIBUTE_OUTPUT_TOKENS: "Tokens generated.",
     ATTRIBUTE_CACHED_TOKENS: "Prompt tokens found in the cache.",

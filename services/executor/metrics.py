@@ -1,11 +1,12 @@
 """How much the device computed, how long it was busy, and what its memory is used for."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from noria.services.executor.loaded import Loaded
 from noria.shared import instruments
 from noria.shared.metrics import Value
-from noria.shared.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE
+from noria.shared.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY
 from noria.shared.telemetry import Publication
 
 
@@ -18,13 +19,20 @@ class DeviceMetrics(Publication):
         self._busy_us = 0
         self._idle_us = 0
         self._prepare_us = 0
+        self._ways: Counter[str] = Counter()
+        self._unrecorded = 0
 
     def loaded(self, loaded: Loaded) -> None:
         """The model is there."""
         self._loaded = loaded
 
-    def step(self, tokens: int, compute_us: int, idle_us: int, prepare_us: int) -> None:
-        """A step was computed."""
+    def not_recorded(self) -> None:
+        """A step could not be recorded as a graph, for the first time."""
+        self._unrecorded += 1
+
+    def step(self, tokens: int, compute_us: int, idle_us: int, prepare_us: int, way: str) -> None:
+        """A step was computed. way: how, where there is more than one."""
+        self._ways[way] += 1
         self._tokens += tokens
         self._busy_us += compute_us
         self._idle_us += idle_us
@@ -39,5 +47,10 @@ class DeviceMetrics(Publication):
         yield Value(instruments.DEVICE_BUSY, self._busy_us / 1e6, device)
         yield Value(instruments.DEVICE_IDLE, self._idle_us / 1e6, device)
         yield Value(instruments.DEVICE_PREPARE, self._prepare_us / 1e6, device)
+        for way, count in self._ways.items():
+            if way:
+                yield Value(instruments.DEVICE_STEPS, count, (*device, (ATTRIBUTE_WAY, way)))
+        if self._unrecorded:
+            yield Value(instruments.DEVICE_UNRECORDED, self._unrecorded, device)
         for share in self._loaded.memory.shares:
             yield Value(instruments.DEVICE_MEMORY, share.bytes, (*device, (ATTRIBUTE_PURPOSE, share.name)))

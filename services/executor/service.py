@@ -58,7 +58,7 @@ class ExecutorShell:
 
     failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the lane
     still works, after `close` too. lost_device: why the device cannot be used any more, and the process must end.
-    step_times: of the last steps.
+    step_times: of the last steps. metrics: what is counted.
     """
 
     def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane], hang_s: float = HANG_S) -> None:
@@ -68,8 +68,8 @@ class ExecutorShell:
         self.computing = True
         self._post = post
         self._spans = StepSpans(telemetry)
-        self._metrics = DeviceMetrics()
-        telemetry.add(self._metrics)
+        self.metrics = DeviceMetrics()
+        telemetry.add(self.metrics)
         self._loaded: Loaded | None = None
         self._slots: Slots | None = None
         self._plans: deque[tuple[StepPlan, str]] = deque()
@@ -142,6 +142,7 @@ class ExecutorShell:
                     self._log.error("the device is lost", reason=outcome.reason)
                     self._post.stop()
                 case NotRecorded():
+                    self.metrics.not_recorded()
                     self._log.warning("no graph", shape=outcome.shape, reason=outcome.reason)
                 case _:
                     assert_never(outcome)
@@ -194,7 +195,7 @@ class ExecutorShell:
 
     def _begin(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._metrics.loaded(loaded)
+        self.metrics.loaded(loaded)
         self._slots = Slots(loaded.shape)
         geometry, memory = loaded.geometry, loaded.memory
         self._log.info(
@@ -268,7 +269,7 @@ class ExecutorShell:
         self._note(posted, computed)
         sampled = results(self._slots, batch, computed.drawn)
         tokens = len(batch.token_ids)
-        self._metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us)
+        self.metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us, computed.times.way)
         if self._owed:
             return  # of a scheduler that is gone: the next one is told by the inventory
         done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, posted.prepare_us, computed.idle_us)

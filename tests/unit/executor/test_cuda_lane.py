@@ -24,6 +24,7 @@ from noria.services.executor.shape import Shape
 from noria.services.scheduler.core.settings import Settings
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
+from noria.shared.instruments import DEVICE_STEPS, DEVICE_UNRECORDED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,3 +166,21 @@ def test_without_a_gpu_the_error_says_what_to_do() -> None:
 def test_what_a_gpu_does_not_do_is_said_when_it_is_asked_for(model: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         load(config(model, **changes), FakeDevice(0), choose_operations)
+
+
+def test_how_steps_were_computed_is_told_in_metrics_and_a_refusal_once_in_the_log(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for refuses, ways in ((False, {"eager", "capture", "replay"}), (True, {"eager"})):
+        device = FakeDevice(4)
+        lane = drive(config(model), device)
+        geometry = lane.load()
+        device.refuses = refuses
+        lane.run(geometry, asked(4))
+        lane.close()
+        values = list(lane.shell.metrics.values())
+        found = {dict(each.attributes)["noria.way"] for each in values if each.metric is DEVICE_STEPS}
+        # Common shapes were recorded before anything was refused.
+        assert found - {"replay"} == ways - {"replay"}
+        assert any(each.metric is DEVICE_UNRECORDED for each in values) == refuses
+        assert capsys.readouterr().out.count("no graph") == int(refuses)
