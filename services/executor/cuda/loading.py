@@ -64,15 +64,27 @@ def load(
     tell: is told of progress, as (what, how many are done, of how many).
     """
     began_s = time.monotonic()
-    folder = resolve(config.model)
-    context = facts(folder, config.model).max_model_tokens
+    context = facts(resolve(config.model), config.model).max_model_tokens
     free, _ = device.free()
     made = _model(config, device)
+    pipeline, loaded = set_up(config, device, make_operations, made, context, free, tell)
+    return pipeline, msgspec.structs.replace(loaded, load_s=time.monotonic() - began_s)
+
+
+def set_up(
+    config: ExecutorConfig,
+    device: Device,
+    make_operations: MakeOperations,
+    made: Made,
+    context: int,
+    free: int,
+    tell: Tell = lambda what, done, of: None,
+) -> tuple[Pipeline, Loaded]:
+    """Give a model on its device a cache and graphs. free: bytes before its weights were there. Raises UserError."""
     shape = _shape(config, made.architecture, context)
     padding = Padding(config.q_padding_interval_size, config.kv_padding_interval_size)
     rest = _measured(config, device, make_operations, made, shape, padding, free)
-    page = page_bytes(made.architecture, shape.page_size, made.store)
-    chunk_bytes = 2 * shape.pool_chunk_pages * page
+    chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(made.architecture, shape.page_size, made.store)
     shape, memory = sized(config, shape, chunk_bytes, free, made.decoder.nbytes, rest, host_free=free_memory())
     pipeline = _pipeline(config, device, make_operations, made, shape, padding)
     common = pipeline.common[: config.graphs_max]
@@ -81,15 +93,8 @@ def load(
         pipeline.warm(sizes)
     name = served_names(config.model)[0]
     geometry = geometry_of(name, shape, made.dtype, chunk_bytes, device=str(device.torch_device))
-    return pipeline, Loaded(
-        shape,
-        geometry,
-        0,
-        memory,
-        time.monotonic() - began_s,
-        made.decoder.steady,
-        f"{pipeline.engine.operations.name}, {len(pipeline.recorded.book)} graphs",
-    )
+    kernels = f"{pipeline.engine.operations.name}, {len(pipeline.recorded.book)} graphs"
+    return pipeline, Loaded(shape, geometry, 0, memory, 0.0, made.decoder.steady, kernels)
 
 
 def device_dtype(name: str) -> torch.dtype:
