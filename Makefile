@@ -26,7 +26,7 @@ KERNELS := services/executor/native/_kernels.so
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test kernels lint format verify-stack verify-memory verify-policy verify-see verify-speed verify-survive simulate chaos clean
+.PHONY: help run test kernels lint format verify-stack verify-gpu verify-memory verify-policy verify-see verify-speed verify-survive simulate chaos clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -67,6 +67,10 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_gemma.py
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
+
+verify-gpu: $(VENV)/.stamp-dev ## Check numerics, graphs, swaps and speed on a GPU, in less than eight minutes; writes build/gpu.json
+	@mkdir -p build
+	PYTHONPATH=tests $(BIN)/python benchmarks/gpu_check.py --out build/gpu.json
 
 verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails, of wrong input, and of 100,000 requests
 	$(BIN)/python -m pytest --timeout 3600 tests/e2e/test_fuzz.py --rounds 20 --seed 1
