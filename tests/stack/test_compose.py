@@ -23,6 +23,7 @@ from noria.shared.config_sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+GPU = yaml.safe_load((ROOT / "deploy" / "compose.gpu.yaml").read_text())
 TCP = yaml.safe_load((ROOT / "deploy" / "compose.tcp.yaml").read_text())
 SERVICES = [service for service in Service if service is not Service.SUPERVISOR]
 Definition = Mapping[str, Any]
@@ -119,8 +120,35 @@ def test_the_image_copies_every_folder_of_the_package() -> None:
         assert f"COPY {folder} ./{folder}\n" in dockerfile
 
 
+def test_on_a_gpu_only_the_executor_is_another_image_and_all_agree_on_the_size_of_steps() -> None:
+    configs = {}
+    for service in SERVICES:
+        added = {name: value for name, value in variables(GPU["services"][service.value]).items() if "CUDA" not in name}
+        configs[service] = load(None, {}, {**variables(COMPOSE["services"][service.value]), **added})
+        assert ("image" in GPU["services"][service.value]) == (service is Service.EXECUTOR)
+    assert {each.scheduler for each in configs.values()} == {configs[Service.EXECUTOR].scheduler}
+    assert {service for service, each in configs.items() if each.executor.device == "cuda"} == {Service.EXECUTOR}
+    executor = GPU["services"]["executor"]
+    devices = executor["deploy"]["resources"]["reservations"]["devices"]
+    assert [each["capabilities"] for each in devices] == [["gpu"]]
+    assert f"AS {executor['build']['target']}\n" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_the_image_that_is_built_by_default_is_the_one_without_a_gpu() -> None:
+    stages = [line for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if line.startswith("FROM ")]
+    assert stages[-1] == "FROM server" and stages[-2] == "FROM server AS gpu"
+
+
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
-@pytest.mark.parametrize("files", [("docker-compose.yml",), ("docker-compose.yml", "deploy/compose.tcp.yaml")])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("docker-compose.yml",),
+        ("docker-compose.yml", "deploy/compose.tcp.yaml"),
+        ("docker-compose.yml", "deploy/compose.gpu.yaml"),
+        ("docker-compose.yml", "deploy/compose.tcp.yaml", "deploy/compose.gpu.yaml"),
+    ],
+)
 def test_docker_compose_accepts_the_files(files: tuple[str, ...]) -> None:
     arguments = [part for file in files for part in ("-f", file)]
     command = ["docker-compose", *arguments, "config", "--quiet"]
