@@ -6,6 +6,7 @@ from pathlib import Path
 
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
+from noria.services.admission.metrics import bounds
 from noria.shared import models
 from noria.shared.config import Config
 from noria.shared.traffic import KEY_PREFIX, allowed_classes, default_class_of
@@ -48,6 +49,7 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
         prompt_price=config.scheduler.prompt_price,
         cached_price=config.scheduler.cached_price,
         output_price=config.scheduler.output_price,
+        bounds=bounds(),
     )
     return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
 

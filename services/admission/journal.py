@@ -7,7 +7,7 @@ next fold, seconds later.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -15,11 +15,10 @@ import msgspec
 from noria.proto.base import Service, Stream
 from noria.proto.scheduling import Doubt
 from noria.services.admission import records
-from noria.services.admission.core.accounts import Account
 from noria.services.admission.core.ledger import Request
 from noria.services.admission.core.record import Mark, Page, Part, parts_of
 from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.core.statistics import Totals
+from noria.services.admission.core.traffic import Account, Traffic
 from noria.services.admission.database import Database, Write
 from noria.services.admission.records import Clock
 from noria.shared.errors import UserError
@@ -30,9 +29,9 @@ SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS pieces (number INTEGER NOT NULL, choice INTEGER NOT NULL, place INTEGER NOT NULL, "
     "body BLOB NOT NULL, PRIMARY KEY (number, choice, place)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS pages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS life (one INTEGER PRIMARY KEY, totals BLOB NOT NULL, seen INTEGER NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS accounts (tenant TEXT NOT NULL, class TEXT NOT NULL, body BLOB NOT NULL, "
-    "PRIMARY KEY (tenant, class)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS seen (one INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS traffic (place INTEGER PRIMARY KEY, tenant TEXT NOT NULL, class TEXT NOT NULL, "
+    "body BLOB NOT NULL, UNIQUE (tenant, class))",
     "CREATE TABLE IF NOT EXISTS doubts (number INTEGER NOT NULL, choice INTEGER NOT NULL, party INTEGER NOT NULL, "
     "failures INTEGER NOT NULL, tokens INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS buckets (tenant TEXT PRIMARY KEY, level REAL NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID",
@@ -46,8 +45,12 @@ _PIECE: Final = (
 _CLEAR: Final = "DELETE FROM pages"
 _CLEAR_PIECES: Final = "DELETE FROM pieces"
 _FORGET: Final = ("DELETE FROM requests WHERE number = ?", "DELETE FROM pieces WHERE number = ?")
-_LIFE: Final = "INSERT OR REPLACE INTO life VALUES (1, ?, ?)"
-_ACCOUNT: Final = "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)"
+_SEEN: Final = "INSERT OR REPLACE INTO seen VALUES (1, ?)"
+# The place of an account stays, so that they are read in the order in which they were first heard of.
+_TRAFFIC: Final = (
+    "INSERT INTO traffic (tenant, class, body) VALUES (?, ?, ?) "
+    "ON CONFLICT (tenant, class) DO UPDATE SET body = excluded.body"
+)
 _BUCKET: Final = "INSERT OR REPLACE INTO buckets VALUES (?, ?, ?)"
 _CLEAR_DOUBTS: Final = "DELETE FROM doubts"
 _DOUBT: Final = "INSERT INTO doubts VALUES (?, ?, ?, ?, ?)"
@@ -71,14 +74,11 @@ class Journal:
                 number: records.decode_request(number, body, clock)
                 for number, body in self._rows("SELECT number, body FROM requests ORDER BY number", tuple[int, bytes])
             }
-            seen_ns = self._read_streams(requests, clock)
-            totals = Totals()
-            for body, seen in self._rows("SELECT totals, seen FROM life", tuple[bytes, int]):
-                totals, seen_ns = records.decode_totals(body), max(seen_ns, clock.own(seen))
-            traffic = {
-                Account(tenant, name): records.decode_traffic(body)
-                for tenant, name, body in self._rows("SELECT * FROM accounts", tuple[str, str, bytes])
-            }
+            accounts = self._rows("SELECT tenant, class, body FROM traffic ORDER BY place", tuple[str, str, bytes])
+            traffic = {Account(tenant, name): records.decode_traffic(body) for tenant, name, body in accounts}
+            seen_ns = self._read_streams(requests, traffic, clock)
+            for (at,) in self._rows("SELECT at FROM seen", tuple[int]):
+                seen_ns = max(seen_ns, clock.own(at))
             levels = {
                 tenant: (level, clock.own(at))
                 for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
@@ -89,9 +89,9 @@ class Journal:
             }
         except (msgspec.MsgspecError, ValueError) as error:
             raise UserError(_unreadable(self._database, error)) from error
-        self._fold(requests, now_ns, clock)
+        self._fold(requests, traffic, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
-        return Recovered(list(requests.values()), totals, traffic, levels, asleep_ns, doubts)
+        return Recovered(list(requests.values()), traffic, levels, asleep_ns, doubts)
 
     def clear(self) -> None:
         """Delete what is on record of requests."""
@@ -102,24 +102,28 @@ class Journal:
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
         return (msgspec.convert(row, kind) for row in self._database.read(statement))
 
-    def _read_streams(self, requests: Mapping[int, Request], clock: Clock) -> int:
-        """Give choices what they had emitted; returns when the last page was written, 0 for none."""
+    def _read_streams(self, requests: Mapping[int, Request], traffic: dict[Account, Traffic], clock: Clock) -> int:
+        """Give choices what they had emitted, and accounts what had happened; returns when the last page was written."""
         seen_ns = 0
         for table in ("pieces ORDER BY number, choice, place", "pages ORDER BY place"):
             for (body,) in self._rows(f"SELECT body FROM {table}", tuple[bytes]):  # noqa: S608 - our own names
-                written_ns, parts = records.decode_parts(body, clock)
+                written_ns, parts, counted = records.decode_parts(body, clock)
                 seen_ns = max(seen_ns, written_ns)
+                for account, happened in counted:
+                    traffic.setdefault(account, Traffic()).add(happened)
                 for part in parts:
                     request = requests.get(part.number)  # None for one that is forgotten
                     if request is not None and part.choice < len(request.choices):
                         records.apply_part(request.choices[part.choice], part)
         return seen_ns
 
-    def _fold(self, requests: Mapping[int, Request], now_ns: int, clock: Clock) -> None:
-        """Make one piece of everything that is known of each stream."""
+    def _fold(
+        self, requests: Mapping[int, Request], traffic: Mapping[Account, Traffic], now_ns: int, clock: Clock
+    ) -> None:
+        """Make one piece of everything that is known of each stream, and one row of all that happened to an account."""
         marks = (Mark(choice) for request in requests.values() for choice in request.choices)
         pieces = _pieces(tuple(parts_of(marks, fold=True)), now_ns, clock)
-        writes = (Write(_CLEAR, [()]), Write(_CLEAR_PIECES, [()]), Write(_PIECE, pieces))
+        writes = (Write(_CLEAR, [()]), Write(_CLEAR_PIECES, [()]), Write(_PIECE, pieces), _rows_of(traffic.items()))
         if not self._database.commit(writes):
             raise UserError(
                 f"{self._database.path} cannot be written; make room on the disk, end whatever has the file locked, or "
@@ -152,21 +156,25 @@ def _writes(page: Page, clock: Clock) -> Iterator[Write]:
     if page.fold:
         yield Write(_CLEAR, [()])
         yield Write(_PIECE, _pieces(page.parts, page.at_ns, clock))
-    elif page.parts:
-        yield Write(_PAGE, [(records.encode_parts(page.parts, page.at_ns, clock),)])
+    elif page.parts or page.counted:
+        yield Write(_PAGE, [(records.encode_parts(page.parts, page.at_ns, clock, page.counted),)])
     if page.forgotten:
         for statement in _FORGET:
             yield Write(statement, [(number,) for number in page.forgotten])
-    if page.totals is not None:
-        yield Write(_LIFE, [(records.encode_totals(page.totals), clock.wall(page.at_ns))])
+    if page.fold or not (page.parts or page.counted):
+        yield Write(_SEEN, [(clock.wall(page.at_ns),)])
     if page.traffic:
-        yield Write(_ACCOUNT, [(*account, records.encode_traffic(traffic)) for account, traffic in page.traffic])
+        yield _rows_of(page.traffic)
     if page.doubts is not None:
         rows = [(*stream, each.group, each.failures_alone, each.output_tokens) for stream, each in page.doubts.items()]
         yield Write(_CLEAR_DOUBTS, [()])
         yield Write(_DOUBT, rows)
     if page.levels:
         yield Write(_BUCKET, [(tenant, level, clock.wall(page.at_ns)) for tenant, level in page.levels])
+
+
+def _rows_of(traffic: Iterable[tuple[Account, Traffic]]) -> Write:
+    return Write(_TRAFFIC, [(*account, records.encode_traffic(each)) for account, each in traffic])
 
 
 def _pieces(parts: Sequence[Part], at_ns: int, clock: Clock) -> list[tuple[int, int, bytes]]:

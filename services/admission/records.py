@@ -6,18 +6,17 @@ clock, because those of a process that is gone say nothing to the next; `Clock` 
 
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Final
 
 import msgspec
 
 from noria.proto.base import End, Sampling, Stream
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.accounts import Traffic
 from noria.services.admission.core.ledger import Choice, Key, Request
 from noria.services.admission.core.record import Part
-from noria.services.admission.core.statistics import Totals
+from noria.services.admission.core.traffic import Account, Distribution, Measure, Series, Traffic, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +67,44 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reserved_tokens: int
 
 
+class _Measured(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A distribution: of which measure and end, its sum, and its counts."""
+
+    measure: int
+    end: int
+    total: int
+    counts: tuple[int, ...]
+
+
+class _Happened(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What has happened to an account's streams: ends by `End` from the first on, refusals by code."""
+
+    accepted: int
+    ended: tuple[int, ...]
+    refused: dict[str, int]
+    used: tuple[int, ...]
+    prompt_tokens: int
+    generated: int
+    reclaim_us_max: int
+    measured: tuple[_Measured, ...]
+
+
 class _Parts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A page's parts, written at a time of the wall's clock by a process whose clock was `offset` behind it."""
+    """A page's parts, written at a time of the wall's clock by a process whose clock was `offset` behind it.
+
+    counted: what happened to accounts, by tenant and class.
+    """
 
     written: int
     offset: int
     parts: tuple[Part, ...]
-
-
-class _Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Streams accepted and ended, by `End` from the first on; refusals by code."""
-
-    accepted: int
-    ended: tuple[int, ...]
-    refused: dict[str, int] = {}
-    malformed: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    counted: tuple[tuple[str, str, _Happened], ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _KEPT: Final = msgspec.msgpack.Decoder(_Kept)
 _PARTS: Final = msgspec.msgpack.Decoder(_Parts)
-_COUNTS: Final = msgspec.msgpack.Decoder(_Counts)
+_HAPPENED: Final = msgspec.msgpack.Decoder(_Happened)
 
 
 def encode_request(request: Request, clock: Clock) -> bytes:
@@ -156,55 +170,66 @@ def decode_request(number: int, body: bytes, clock: Clock) -> Request:
     )
 
 
-def encode_parts(parts: Sequence[Part], written_ns: int, clock: Clock) -> bytes:
-    """What streams emitted."""
-    return _ENCODER.encode(_Parts(clock.wall(written_ns), clock.offset_ns, tuple(parts)))
+def encode_parts(
+    parts: Sequence[Part], written_ns: int, clock: Clock, counted: Iterable[tuple[Account, Traffic]] = ()
+) -> bytes:
+    """What streams emitted, and what that adds to accounts."""
+    happened = tuple((*account, _happened(traffic)) for account, traffic in counted)
+    return _ENCODER.encode(_Parts(clock.wall(written_ns), clock.offset_ns, tuple(parts), happened))
 
 
-def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part]]:
-    """When it was written, and the parts, on this process's clock. Raises msgspec.DecodeError."""
+def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part], list[tuple[Account, Traffic]]]:
+    """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError."""
     read = _PARTS.decode(body)
     shift_ns = read.offset - clock.offset_ns
     parts = [
         part._replace(
             first_token_ns=part.first_token_ns and part.first_token_ns + shift_ns,
             ended_ns=part.ended_ns and part.ended_ns + shift_ns,
+            last_token_ns=part.last_token_ns and part.last_token_ns + shift_ns,
         )
         for part in read.parts
     ]
-    return clock.own(read.written), parts
-
-
-def encode_totals(totals: Totals) -> bytes:
-    """The counts of all streams."""
-    refused = {code.value: count for code, count in totals.rejected.items() if count}
-    ended = tuple(totals.ended[end] for end in End)
-    return _ENCODER.encode(
-        _Counts(totals.accepted, ended, refused, totals.malformed, totals.prompt_tokens, totals.output_tokens)
-    )
-
-
-def decode_totals(body: bytes) -> Totals:
-    """And back. Raises msgspec.DecodeError."""
-    read = _COUNTS.decode(body)
-    totals = Totals(read.accepted, malformed=read.malformed)
-    totals.prompt_tokens, totals.output_tokens = read.prompt_tokens, read.output_tokens
-    totals.ended.update(zip(End, read.ended, strict=False))
-    totals.rejected.update((code, read.refused[code.value]) for code in Code if code.value in read.refused)
-    return totals
+    return clock.own(read.written), parts, [(Account(*whose), _traffic(each)) for *whose, each in read.counted]
 
 
 def encode_traffic(traffic: Traffic) -> bytes:
-    """The counts of one account's streams."""
-    return _ENCODER.encode(_Counts(traffic.accepted, tuple(traffic.ended[end] for end in End)))
+    """What has happened to one account's streams."""
+    return _ENCODER.encode(_happened(traffic))
 
 
 def decode_traffic(body: bytes) -> Traffic:
     """And back. Raises msgspec.DecodeError."""
-    read = _COUNTS.decode(body)
-    traffic = Traffic(accepted=read.accepted)
-    traffic.ended.update(zip(End, read.ended, strict=False))
-    return traffic
+    return _traffic(_HAPPENED.decode(body))
+
+
+def _happened(traffic: Traffic) -> _Happened:
+    return _Happened(
+        traffic.accepted,
+        tuple(traffic.ended[end] for end in End),
+        {code.value: count for code, count in traffic.refused.items()},
+        astuple(traffic.used),
+        traffic.prompt_tokens,
+        traffic.generated,
+        traffic.reclaim_us_max,
+        tuple(_Measured(*series, each.total, tuple(each.counts)) for series, each in traffic.measured.items()),
+    )
+
+
+def _traffic(read: _Happened) -> Traffic:
+    return Traffic(
+        used=Usage(*read.used),
+        accepted=read.accepted,
+        ended=dict.fromkeys(End, 0) | dict(zip(End, read.ended, strict=False)),
+        refused={code: read.refused[code.value] for code in Code if code.value in read.refused},
+        prompt_tokens=read.prompt_tokens,
+        generated=read.generated,
+        reclaim_us_max=read.reclaim_us_max,
+        measured={
+            Series(Measure(each.measure), each.end): Distribution(list(each.counts), each.total)
+            for each in read.measured
+        },
+    )
 
 
 def apply_part(choice: Choice, part: Part) -> None:
@@ -219,6 +244,7 @@ def apply_part(choice: Choice, part: Part) -> None:
     choice.logprobs.extend(part.logprobs)
     choice.cached_tokens, choice.queue_us = part.cached_tokens, part.queue_us
     choice.first_token_ns = part.first_token_ns or choice.first_token_ns
+    choice.last_token_ns = part.last_token_ns or choice.last_token_ns
     if part.end:
         choice.end, choice.matched, choice.detail = End(part.end), part.matched, part.detail
         choice.ended_ns = part.ended_ns

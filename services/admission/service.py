@@ -84,8 +84,7 @@ class AdmissionService:
         if journal is not None:
             now_ns = time.monotonic_ns()
             self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
-        self._metrics = TrafficMetrics(self._core.books, telemetry.settings.tenants_max)
-        telemetry.add(self._metrics)
+        telemetry.add(TrafficMetrics(self._core.books, telemetry.settings.tenants_max))
         self._chronicle = Chronicle(telemetry)
         self._names = Names()
         actor.on_question(self._names.answer)
@@ -131,7 +130,6 @@ class AdmissionService:
             self._chronicle.write(note)
             self._names.write(note)
         self._tell_peers(turn)
-        self._metrics.count(turn.timings)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:

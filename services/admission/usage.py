@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from noria.services.admission.core.accounts import Account, Told, Usage
+from noria.services.admission.core.accounts import Told
+from noria.services.admission.core.traffic import Account, Usage
 from noria.services.admission.database import Database, Write
 from noria.shared.usage import ADD, HOUR_S, SCHEMA
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 from e2e.harness import Stack, stack, wait_until
-from e2e.test_traces import PARENT, context, scraped, total
+from e2e.scraping import check_law, scraped, total
+from e2e.test_traces import PARENT, context
 from fakes.collector import Collector
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -43,6 +44,8 @@ def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(tiny_mod
         assert total(law, "noria_ledger_accepted_total") == 1
         assert total(law, "noria_ledger_ended_total") == 1
         assert total(law, "noria_ledger_in_flight") == 0
+        assert check_law(law)
+        assert total(law, "noria_tokens_generated_total") >= 1500
         assert total(law, "noria_service_starts_total", service=victim) == 2
         running.stop()
     mine = [each for each in collector.spans if each.trace == TRACE]

@@ -9,13 +9,15 @@ from noria.proto.base import Sampling, Service, Stream
 from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected, Updates
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
-from noria.services.admission.core.accounts import Account, Told, Usage
+from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients import ToClient
 from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.traffic import Account, Usage
 from noria.services.admission.journal import Journal
+from noria.services.admission.metrics import bounds
 from noria.services.admission.records import Clock
 
 SECOND = 1_000_000_000
@@ -64,6 +66,7 @@ def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
         "tokenizing_characters_max": 10_000,
         "retention_ns": 60 * SECOND,
         "client_timeout_ns": 15 * SECOND,
+        "bounds": bounds(),
     }
     return Rules(**(values | changes))  # type: ignore[arg-type]  # a test's shorthand
 
@@ -90,7 +93,7 @@ class Bench:
         policy: Policy | None = None,
         **changes: int | bool | tuple[int, ...] | tuple[str, ...],
     ) -> None:
-        self._begin = lambda: Admission(rules(**changes), FIRST_NUMBER, policy)
+        self._begin = lambda **later: Admission(rules(**(changes | later)), FIRST_NUMBER, policy)
         self.core = self._begin()
         self.now_ns = 1_000 * SECOND
         self.used: dict[Account, Usage] = {}
@@ -112,11 +115,14 @@ class Bench:
         self.capacity()
         self.step()
 
-    def die(self, seconds: float = 0.0) -> None:
-        """End without a word and, some time later, begin again from the journal; clients lose what was not read."""
+    def die(self, seconds: float = 0.0, **changes: object) -> None:
+        """End without a word and, some time later, begin again from the journal; clients lose what was not read.
+
+        changes: of the rules, which the next life begins with.
+        """
         assert self.journal is not None
         self.now_ns += int(seconds * SECOND)
-        self.core = self._begin()
+        self.core = self._begin(**changes)
         self.core.resume_costs(self.told)
         self.inbox.clear()
         self._recover(self.journal)

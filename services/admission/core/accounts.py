@@ -1,26 +1,21 @@
-"""What each tenant used, by class: counted for the metrics, and handed out in pieces to be written down.
+"""What has happened to each tenant's streams, by class: counted for the metrics and for the journal, in one act each.
 
-A request is counted once, at its end, however often it was asked for. What a stream cost in computation and cache is known
+A request is charged once, at its end, however often it was asked for. What a stream cost in computation and cache is known
 only when the scheduler has done with it, a step or two later; the scheduler tells that again until it is on record, perhaps
 to a later life of ours, and numbers say what is there already.
 """
 
-from dataclasses import dataclass, field, fields
+from bisect import bisect_left
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Expenses, Reclaimed, Spent
-from noria.services.admission.core.ledger import Request, Stage
+from noria.services.admission.core.ledger import Choice, Request, Stage
+from noria.services.admission.core.traffic import Account, Distribution, Measure, Series, Traffic, Usage
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
-
-
-class Account(NamedTuple):
-    """Whose, and in which class."""
-
-    tenant: str
-    traffic_class: str
 
 
 class Told(NamedTuple):
@@ -30,53 +25,22 @@ class Told(NamedTuple):
     number: int = 0
 
 
-@dataclass(slots=True)
-class Usage:
-    """What was used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
-
-    output_tokens: what clients got. computed_tokens: query tokens computed, again after preemptions included;
-    wasted_tokens: those of them computed after the end. block_us: cache blocks held, times microseconds.
-    """
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    computed_tokens: int = 0
-    wasted_tokens: int = 0
-    block_us: int = 0
-
-    def add(self, other: "Usage") -> None:
-        """Add another's figures to these."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
-
-@dataclass(slots=True, eq=False)
-class Traffic:
-    """What has happened since the start. Delays go from the end of a running stream to the return of its last block."""
-
-    used: Usage = field(default_factory=Usage)
-    accepted: int = 0
-    ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
-    refused: dict[Code, int] = field(default_factory=dict)
-    reclaims: int = 0
-    reclaim_us_sum: int = 0
-    reclaim_us_max: int = 0
-
-
 class Accounts:
-    """All accounts. unwritten: what was used since it was last taken. moved: whose counts of streams have changed since.
+    """All accounts, as they were first heard of.
 
-    told: the costs in it. owes_answer: the scheduler has told some since it last heard what is on record.
+    traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
+    spread over pages. unwritten: what was used since it was last taken. told: the costs in it. owes_answer: the scheduler
+    has told some since it last heard what is on record. bounds: where the buckets of each measure end, but for the last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Mapping[Measure, tuple[int, ...]]) -> None:
         self.told = Told()
         self.owes_answer = False
         self.traffic: dict[Account, Traffic] = {}
-        self.unwritten: dict[Account, Usage] = {}
+        self.unrecorded: dict[Account, Traffic] = {}
         self.moved: set[Account] = set()
+        self.unwritten: dict[Account, Usage] = {}
+        self._bounds = bounds
         self._awaited: dict[Stream, tuple[Account, int]] = {}
 
     @property
@@ -88,28 +52,52 @@ class Accounts:
         """A request's account."""
         return Account(request.key.tenant, request.traffic_class)
 
-    def at(self, account: Account) -> Traffic:
-        """An account's figures."""
-        return self.traffic.setdefault(account, Traffic())
+    def recover(self, traffic: Mapping[Account, Traffic]) -> None:
+        """Go on from what an earlier life had on record, perhaps with other buckets."""
+        for account, each in traffic.items():
+            for series, distribution in each.measured.items():
+                distribution.fit(len(self._bounds.get(series.measure, ())) + 1)
+            self.traffic[account] = each
 
     def accept(self, request: Request) -> None:
         """Streams were accepted."""
-        account = self.of(request)
-        self.at(account).accepted += len(request.choices)
-        self.moved.add(account)
+        for traffic in self._both(self.of(request)):
+            traffic.accepted += len(request.choices)
+            traffic.prompt_tokens += request.prompt_tokens
 
     def refuse(self, account: Account, code: Code) -> None:
         """A request was refused."""
-        refused = self.at(account).refused
-        refused[code] = refused.get(code, 0) + 1
+        for traffic in self._both(account):
+            traffic.refused[code] = traffic.refused.get(code, 0) + 1
 
-    def end(self, request: Request, stream: Stream, end: End, *, submitted: bool) -> None:
+    def emitted(self, request: Request, choice: Choice, tokens: int, now_ns: int, *, first: bool) -> None:
+        """A stream has more tokens, `first`: it had none. One begins, and each of the others follows another."""
+        both = self._both(self.of(request))
+        for traffic in both:
+            traffic.generated += tokens
+        if first:
+            queue_ns = choice.queue_us * 1000
+            self._measure(both, Series(Measure.QUEUE), queue_ns)
+            self._measure(both, Series(Measure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
+            self._measure(both, Series(Measure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
+            choice.last_token_ns = now_ns  # what comes with it follows at once
+        if following := tokens - first:
+            self._measure(both, _INTERVAL, max(now_ns - choice.last_token_ns, 0) // tokens, following)
+        choice.last_token_ns = now_ns
+
+    def end(self, request: Request, choice: Choice, end: End, now_ns: int, *, submitted: bool) -> None:
         """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
         account = self.of(request)
-        self.at(account).ended[end] += 1
-        self.moved.add(account)
+        both = self._both(account)
+        for traffic in both:
+            traffic.ended[end] += 1
+        if choice.first_token_ns is not None:
+            self._measure(both, Series(Measure.DECODE), max(now_ns - choice.first_token_ns, 0))
+        self._measure(both, Series(Measure.WHOLE, end), max(now_ns - request.received_ns, 0))
+        self._measure(both, Series(Measure.PROMPT_TOKENS), request.prompt_tokens)
+        self._measure(both, Series(Measure.OUTPUT_TOKENS), len(choice.ids))
         if submitted:
-            self._awaited[stream] = (account, 0)
+            self._awaited[choice.stream] = (account, 0)
 
     def close(self, request: Request) -> int:
         """All streams of a request ended; returns the tokens that it is charged for."""
@@ -154,16 +142,15 @@ class Accounts:
         self._use(account, usage)
         return account.tenant, begun_tokens
 
-    def reclaimed(self, entry: Reclaimed) -> Account | None:
-        """The last block of a stream that was running when it ended is back; returns whose it was, if that is known."""
+    def reclaimed(self, entry: Reclaimed) -> None:
+        """The last block of a stream that was running when it ended is back; counted where it is known whose it was."""
         known = self._awaited.get(entry.stream)
         if known is None:
-            return None
-        traffic = self.at(known[0])
-        traffic.reclaims += 1
-        traffic.reclaim_us_sum += entry.delay_us
-        traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
-        return known[0]
+            return
+        both = self._both(known[0])
+        self._measure(both, Series(Measure.RECLAIM), entry.delay_us * 1000)
+        for traffic in both:
+            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
 
     def scheduler_left(self) -> None:
         """What the last scheduler knew of ended streams is lost with it."""
@@ -174,9 +161,38 @@ class Accounts:
         taken, self.unwritten = self.unwritten, {}
         return taken
 
+    def written(self, *, fold: bool) -> None:
+        """What was not is on record: on a page, or with `fold` added to the rest."""
+        self.moved.update(self.unrecorded)
+        self.unrecorded.clear()
+        if fold:
+            self.moved.clear()
+
+    def _both(self, account: Account) -> tuple[Traffic, Traffic]:
+        ever, lately = self.traffic.get(account), self.unrecorded.get(account)
+        if ever is None:
+            ever = self.traffic[account] = Traffic()
+        if lately is None:
+            lately = self.unrecorded[account] = Traffic()
+        return ever, lately
+
+    def _measure(self, both: tuple[Traffic, Traffic], series: Series, number: int, times: int = 1) -> None:
+        bounds = self._bounds.get(series.measure, ())
+        place = bisect_left(bounds, number)
+        for traffic in both:
+            distribution = traffic.measured.get(series)
+            if distribution is None:
+                distribution = traffic.measured[series] = Distribution([0] * (len(bounds) + 1))
+            distribution.counts[place] += times
+            distribution.total += number * times
+
     def _use(self, account: Account, usage: Usage) -> None:
-        self.at(account).used.add(usage)
+        for traffic in self._both(account):
+            traffic.used.add(usage)
         self.unwritten.setdefault(account, Usage()).add(usage)
+
+
+_INTERVAL: Final = Series(Measure.INTERVAL)
 
 
 def begun(request: Request) -> bool:

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from noria.proto.base import End
 from noria.services.admission.core import intake, recovery, showing
-from noria.services.admission.core.accounts import Account, Told, Usage
+from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.desk import Desk
@@ -31,6 +31,7 @@ from noria.services.admission.core.record import Page
 from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import Policy
+from noria.services.admission.core.traffic import Account, Usage
 
 _UNRECORDED = "what is accepted could not be written down, perhaps because the disk is full; try again"
 
@@ -97,12 +98,13 @@ class Admission:
             list(books.jobs.values()),
             books.abandoned[:],
             books.notes[:],
-            books.timings.take(),
         )
         books.working.update(books.jobs)
         books.jobs.clear()
         books.abandoned.clear()
         books.notes.clear()
+        if not books.record.on:
+            books.accounts.unrecorded.clear()
         return turn
 
     def used(self) -> tuple[dict[Account, Usage], Told]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast, Rejected
 from noria.proto.scheduling import Accounted, Doubt
-from noria.services.admission.core.accounts import Account, Accounts, Told
+from noria.services.admission.core.accounts import Accounts, Told
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
@@ -22,7 +22,7 @@ from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy
 from noria.services.admission.core.tenants import Tenants
-from noria.services.admission.core.timings import Timings
+from noria.services.admission.core.traffic import Account
 from noria.services.admission.core.validation import Refusal
 
 NOBODY = Account("", "")
@@ -35,7 +35,8 @@ _SHED = "dropped to make room for requests of a higher class; try again"
 class Books:
     """All state of admission.
 
-    policy: classes and tenants as last read. tenants: what each has under way. accounts: what each used.
+    accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
+    under way.
     queues: requests without a token yet. record: what the journal knows.
     orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
     background that nobody reads just now.
@@ -49,14 +50,12 @@ class Books:
     credit: Credit
     scheduler: SchedulerPost
     detokenizer: DetokenizerPost
+    accounts: Accounts
     policy: Policy = field(default_factory=Policy)
     tenants: Tenants = field(default_factory=Tenants)
-    accounts: Accounts = field(default_factory=Accounts)
     queues: Queues = field(default_factory=Queues)
     record: Record = field(default_factory=Record)
-    totals: Totals = field(default_factory=Totals)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
-    timings: Timings = field(default_factory=Timings)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -77,8 +76,14 @@ class Books:
             credit,
             SchedulerPost(rules, credit),
             DetokenizerPost(rules),
+            Accounts(rules.bounds),
             policy,
         )
+
+    @property
+    def totals(self) -> Totals:
+        """The terms of the conservation law."""
+        return Totals.of(self.accounts.traffic.values())
 
     def waiting_for(self) -> tuple[str, ...]:
         """The services without which nothing can be accepted."""
@@ -116,7 +121,6 @@ class Books:
         self, client: Client | None, origin: str, request_id: str, refusal: Refusal, account: Account = NOBODY
     ) -> None:
         """Answer that a request is not accepted; `origin` is who sent it first."""
-        self.totals.refuse(refusal)
         self.accounts.refuse(account, refusal.code)
         self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
         if client is not None:
@@ -165,8 +169,6 @@ class Books:
         self.record.accepted(request)
         self.queues.add(request)
         self.accounts.accept(request)
-        self.totals.accepted += len(choices)
-        self.totals.prompt_tokens += len(prompt)
         self.delivery.accepted(request)
         for choice in choices:
             self.scheduler.submit(request, choice)
@@ -186,10 +188,8 @@ class Books:
         """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
         self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
         self.record.touched(choice)
-        self.totals.end(end, len(choice.ids))
         submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
-        self.accounts.end(request, choice.stream, end, submitted=submitted)
-        self.timings.ended(self.accounts.of(request), request, choice, now_ns)
+        self.accounts.end(request, choice, end, now_ns, submitted=submitted)
         tenant = self.tenants.named(request.key.tenant)
         tenant.streams -= 1
         tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
@@ -247,19 +247,21 @@ class Books:
 
     def page(self, now_ns: int) -> Page | None:
         """What is to be put on record now, with the counts that have changed."""
-        page = self.record.page(now_ns, live=bool(self.ledger.live))
-        moved = self.accounts.moved
-        if page is None or not (moved or page.fold or not page.parts):
-            return page
-        traffic = tuple((account, self.accounts.at(account)) for account in moved)
-        return replace(page, totals=self.totals, traffic=traffic, levels=self.tenants.levels(now_ns))
+        accounts = self.accounts
+        page = self.record.page(now_ns, live=bool(self.ledger.live), counted=bool(accounts.unrecorded))
+        if page is None:
+            return None
+        levels = self.tenants.levels(now_ns)
+        if not page.fold:
+            return replace(page, counted=tuple(accounts.unrecorded.items()), levels=levels)
+        changed = [each for each in accounts.traffic if each in accounts.moved or each in accounts.unrecorded]
+        return replace(page, traffic=tuple((each, accounts.traffic[each]) for each in changed), levels=levels)
 
     def written(self, page: Page) -> None:
         """A page is on record."""
         self.record.written(page)
-        if page.totals is not None:
-            self.accounts.moved.clear()
-            self.tenants.recorded()
+        self.accounts.written(fold=page.fold)
+        self.tenants.recorded()
 
     def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
         """The scheduler suspects these streams and no others."""
@@ -285,7 +287,11 @@ class Books:
         self.delivery.check()
         self.credit.check()
         self.record.check(each for each in self.ledger.requests.values() if each.choices)
-        assert self.totals.accepted == sum(self.totals.ended.values()) + self.ledger.streams
+        in_flight = dict.fromkeys(self.accounts.traffic, 0)
+        for request in self.ledger.live.values():
+            in_flight[self.accounts.of(request)] += request.unfinished
+        for account, traffic in self.accounts.traffic.items():
+            traffic.check(in_flight[account])
         tokenizing = self.ledger.tokenizing
         assert self.credit.reserved == sum(each.claims for each in tokenizing.values())
         self._check_policy()

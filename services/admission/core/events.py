@@ -1,6 +1,6 @@
 """What happens to admission, and what it has others do: the values that cross between the core and its shell."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from noria.proto.base import End, Service
 from noria.proto.frontdoor import (
@@ -20,7 +20,6 @@ from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
 from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.core.timings import Timings
 
 FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify | Inquire
 
@@ -183,11 +182,10 @@ Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote | RecoveredNote
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything a turn has others do, except what clients are sent (see `Delivery`). timings: to be counted."""
+    """Everything a turn has others do, except what clients are sent (see `Delivery`)."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]
     jobs: list[Job]
     abandoned: list[int]
     notes: list[Note]
-    timings: Timings = field(default_factory=Timings)

@@ -10,13 +10,13 @@ from typing import Final
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code, Generate, Have, Preview
 from noria.services.admission.core import checks, forecast
-from noria.services.admission.core.accounts import Account
 from noria.services.admission.core.books import NOBODY, PREVIEW, Books, refused
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.admission.core.tenancy import TenantRule
+from noria.services.admission.core.traffic import Account
 from noria.services.admission.core.validation import Refusal, characters, id_problem, problem
 
 _WHOLE: Final = (End.STOP, End.LENGTH)

@@ -27,9 +27,7 @@ class Peers:
             case Reclaims() as reclaims:
                 self._books.reclaims.add(reclaims)
                 for entry in reclaims.entries:
-                    account = self._books.accounts.reclaimed(entry)
-                    if account is not None:
-                        self._books.timings.reclaimed(account, entry.delay_us)
+                    self._books.accounts.reclaimed(entry)
             case Expenses() as expenses:
                 for spent in self._books.accounts.fresh(news.life, expenses):
                     self._spent(spent, news.now_ns)
@@ -85,15 +83,14 @@ class Peers:
     def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
-        account, first = self._books.accounts.of(request), choice.first_token_ns is None
-        self._books.timings.emitted(account, choice, len(ids), now_ns)
+        first = choice.first_token_ns is None
         self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
         if choice.first_token_ns is not None:
             self._books.queues.remove(request)
-            if first:
-                self._books.timings.began(account, request, choice, now_ns)
+        if ids:
+            self._books.accounts.emitted(request, choice, len(ids), now_ns, first=first)
         if ids or text:
             self._books.record.touched(choice)
         if run.end:

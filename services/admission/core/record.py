@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import Logprobs, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.accounts import Account, Traffic
 from noria.services.admission.core.ledger import Choice, Request
-from noria.services.admission.core.statistics import Totals
+from noria.services.admission.core.traffic import Account, Traffic
 
 PAGES_PER_FOLD: Final = 512
 _TOKENS_PER_FOLD: Final = 262_144  # some megabytes
@@ -58,6 +57,7 @@ class Part(NamedTuple):
     matched: str = ""
     detail: str = ""
     ended_ns: int = 0
+    last_token_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,18 @@ class Page:
     """What a turn has to put on record, as one: all of it or nothing.
 
     forgotten: numbers of requests on record that nothing is owed of any more. fold: the parts say everything since the
-    last fold, and the pages since then are void. totals, traffic, levels: counts of streams and what is left in tenants'
-    buckets, where they have changed; without any of these and without parts, a page is a sign of life. doubts: whom the
-    scheduler suspects, where that has changed.
+    last fold, and the pages since then are void. counted: what has happened to accounts since the last page; traffic: on a
+    fold, all that ever happened to those that have changed since the last one. levels: what is left in tenants' buckets,
+    where it has changed. doubts: whom the scheduler suspects, where that has changed. Without any of it a page is a sign of
+    life.
     """
 
     at_ns: int
-
     accepted: tuple[Request, ...]
     parts: tuple[Part, ...]
     forgotten: tuple[int, ...]
     fold: bool
-    totals: Totals | None = None
+    counted: tuple[tuple[Account, Traffic], ...] = ()
     traffic: tuple[tuple[Account, Traffic], ...] = ()
     levels: tuple[tuple[str, float], ...] = ()
     doubts: Mapping[Stream, Doubt] | None = None
@@ -151,16 +151,16 @@ class Record:
         if self.on:
             self._doubts = doubts
 
-    def page(self, now_ns: int, *, live: bool) -> Page | None:
+    def page(self, now_ns: int, *, live: bool, counted: bool = False) -> Page | None:
         """What is not on record yet, or None when nothing is or it is too early to try again.
 
         live: requests are unfinished, so that a sign of life is due now and then, by which a later life knows how long
-        nobody was there.
+        nobody was there. counted: something has happened that counts, be it to nobody's request.
         """
         if not self.on or now_ns < self._retry_ns:
             return None
-        news = bool(self._accepted or self._fresh or self._forgotten or self._doubts is not None)
-        fold = self._folding(now_ns)
+        news = bool(counted or self._accepted or self._fresh or self._forgotten or self._doubts is not None)
+        fold = self._folding(now_ns, news=news)
         # A record that is stuck is tried again though what it held is gone meanwhile: nobody is accepted until it is not.
         if not news and not fold and not self.stuck and not (live and now_ns >= self._next_sign_ns):
             return None
@@ -182,7 +182,7 @@ class Record:
             self._pages = self._tokens = 0
             self._untidy = False
             self._tidied_ns = page.at_ns
-        elif page.parts:
+        elif page.parts or page.counted:
             self._pages += 1
             self._tokens += sum(len(each.ids) + len(each.logprobs) * _LOGPROBS_WEIGHT for each in page.parts)
         self._accepted.clear()
@@ -218,12 +218,12 @@ class Record:
             assert mark.folded.characters <= mark.written.characters <= choice.text.length
             assert stream in self._fresh or mark.written == _place(choice)
 
-    def _folding(self, now_ns: int) -> bool:
+    def _folding(self, now_ns: int, *, news: bool) -> bool:
         if self._pages >= PAGES_PER_FOLD or self._tokens >= _TOKENS_PER_FOLD:
             return True
         if self._untidy and now_ns >= self._tidied_ns + _TIDY_NS:
             return True
-        return not self._marks and self._pages > 0  # nobody is there any more: nothing need stay
+        return not self._marks and (news or self._pages > 0)  # nobody is there any more: nothing need stay
 
 
 def parts_of(marks: Iterable[Mark], *, fold: bool) -> Iterator[Part]:
@@ -249,6 +249,7 @@ def parts_of(marks: Iterable[Mark], *, fold: bool) -> Iterator[Part]:
             choice.matched,
             choice.detail,
             choice.ended_ns if ended else 0,
+            choice.last_token_ns,
         )
 
 

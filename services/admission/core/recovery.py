@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.accounts import Account, Traffic
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import RecoveredNote
 from noria.services.admission.core.ledger import Request, Stage
-from noria.services.admission.core.statistics import Totals
+from noria.services.admission.core.traffic import Account, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class Recovered:
     """
 
     requests: Sequence[Request] = ()
-    totals: Totals = field(default_factory=Totals)
     traffic: Mapping[Account, Traffic] = field(default_factory=dict)
     levels: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     asleep_ns: int = 0
@@ -36,8 +34,7 @@ def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
     model now.
     """
     books.record.on = True
-    books.totals = recovered.totals
-    books.accounts.traffic.update(recovered.traffic)
+    books.accounts.recover(recovered.traffic)
     for name, (level, at_ns) in recovered.levels.items():
         books.tenants.refill(books.policy.named(name), level, at_ns, now_ns)
     for request in recovered.requests:

@@ -1,6 +1,9 @@
 """What admission holds requests against: the model's facts, the limits on input, and its own bounds and patience."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from noria.services.admission.core.traffic import Measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class Rules:
     answers_max: refusals kept for one client that does not read. update_tokens_max: output tokens in one `Updates`.
     batch_tokens_max: token ids in one `Submit` or `Open`. prompt_tail_tokens: prompt ids shown to the detokenizer.
     prompt_price, cached_price, output_price: what the scheduler charges for a token.
+    bounds: where the buckets of what is measured end, in nanoseconds or tokens; one bucket for what is not named.
     """
 
     models: tuple[str, ...]
@@ -41,3 +45,4 @@ class Rules:
     prompt_price: float = 1.0
     cached_price: float = 0.1
     output_price: float = 2.0
+    bounds: Mapping[Measure, tuple[int, ...]] = field(default_factory=dict)

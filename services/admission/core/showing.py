@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.patience import Patience
+from noria.services.admission.core.traffic import Measure
 
 
 def snapshot(books: Books, patience: Patience) -> dict[str, object]:
@@ -52,8 +53,8 @@ def traffic(books: Books) -> list[dict[str, object]]:
             "ended": {end.label: count for end, count in each.ended.items() if count},
             "refused": {code.value: count for code, count in each.refused.items()},
             "used": asdict(each.used),
-            "reclaims": each.reclaims,
-            "reclaim_us_mean": each.reclaim_us_sum / max(each.reclaims, 1),
+            "reclaims": each.of(Measure.RECLAIM).count,
+            "reclaim_us_mean": each.of(Measure.RECLAIM).total / 1000 / max(each.of(Measure.RECLAIM).count, 1),
             "reclaim_us_max": each.reclaim_us_max,
         }
         for account, each in books.accounts.traffic.items()

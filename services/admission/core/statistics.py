@@ -1,38 +1,42 @@
 """What admission has done so far: the terms of the conservation law, refusals by reason, how fast blocks come back."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Reclaims
-from noria.services.admission.core.validation import Refusal
+from noria.services.admission.core.traffic import Measure, Traffic
 
 _STEPS_SHOWN_MAX: Final = 4
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Totals:
-    """Streams accepted and ended since the start, and requests refused.
+    """Streams accepted and ended ever, and requests refused: the sums of all accounts.
 
-    accepted = finished + cancelled + expired + shed + failed + in flight holds after every event.
+    accepted = finished + cancelled + expired + shed + failed + in flight holds after every event. prompt_tokens: of
+    accepted requests; output_tokens: of streams that ended.
     """
 
-    accepted: int = 0
-    ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
-    rejected: dict[Code, int] = field(default_factory=lambda: dict.fromkeys(Code, 0))
-    malformed: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    accepted: int
+    ended: dict[End, int]
+    rejected: dict[Code, int]
+    prompt_tokens: int
+    output_tokens: int
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Count a refusal."""
-        self.rejected[refusal.code] += 1
-
-    def end(self, end: End, output_tokens: int) -> None:
-        """Count the end of a stream."""
-        self.ended[end] += 1
-        self.output_tokens += output_tokens
+    @classmethod
+    def of(cls, accounts: Iterable[Traffic]) -> "Totals":
+        """Add up accounts."""
+        traffic = tuple(accounts)
+        return cls(
+            sum(each.accepted for each in traffic),
+            {end: sum(each.ended[end] for each in traffic) for end in End},
+            {code: sum(each.refused.get(code, 0) for each in traffic) for code in Code},
+            sum(each.prompt_tokens for each in traffic),
+            sum(each.of(Measure.OUTPUT_TOKENS).total for each in traffic),
+        )
 
     def as_counts(self, in_flight: int) -> dict[str, int]:
         """The law's terms by their public names."""

@@ -6,6 +6,7 @@ The scheduler's memory faults do not check themselves: the executor's map and th
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 from fakes.faults import FreedWhileRead, MissedReference, ShortRing, SwappedPages, SwappedTable, WrongCarry
@@ -153,6 +154,16 @@ def _skipped_commit() -> AbstractContextManager[None]:
     return _planted(Journal, "write", write)
 
 
+def _uncounted_page() -> AbstractContextManager[None]:
+    """A page says what streams emitted and how they ended, and not what that adds to the counts."""
+    sound = Journal.write
+
+    def write(self: Journal, page: Page, clock: WallClock, others: Sequence[Write] = ()) -> bool:
+        return sound(self, replace(page, counted=()), clock, others)
+
+    return _planted(Journal, "write", write)
+
+
 def _late_commit() -> AbstractContextManager[None]:
     """What a turn decided is told first, and put on record with the next turn."""
     sound = AdmissionService._put_on_record
@@ -228,6 +239,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "ignored start": _ignored_start,
     "ignored attempt": _ignored_attempt,
     "skipped commit": _skipped_commit,
+    "uncounted page": _uncounted_page,
     "commit after telling": _late_commit,
     "more taken over than is held": _too_much_adopted,
     "condemned together": _condemned_together,

@@ -157,6 +157,10 @@ def _judge_totals(books: Books, record: Record) -> None:
     totals = {end: count for end, count in books.totals.ended.items() if count}
     if totals != ended or books.totals.accepted != len(record.ended):
         raise Violation(f"{books.totals.accepted} accepted and {totals} ended are counted, {ended} are told")
+    requests = len({note.number for note in record.ended.values()})
+    charged = sum(each.used.requests for each in books.accounts.traffic.values())
+    if charged != requests:
+        raise Violation(f"{charged} requests are counted as charged, {requests} ended")
 
 
 def _judge_usage(record: Record, database: MemoryDatabase) -> None:

@@ -15,6 +15,11 @@ from noria.services.admission import records
 from noria.services.admission.core.events import Joined
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.record import PAGES_PER_FOLD
+from noria.services.admission.core.traffic import Measure
+from noria.services.admission.metrics import TrafficMetrics
+from noria.shared import instruments
+from noria.shared.instruments import Kind
+from noria.shared.metrics import Value
 
 STREAM = Stream(100, 0)
 
@@ -177,14 +182,65 @@ def test_a_tenants_quota_is_charged_once_and_its_concurrency_counts() -> None:
 def test_counts_of_streams_survive_so_that_the_law_holds_in_every_life() -> None:
     bench = begun()
     bench.generate(token_request("r2", n=3))
-    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
-    bench.step()
-    before = bench.core.books.totals.as_counts(3)
+    bench.text(100, 0, (50, 51), 0, "ab")
+    bench.pass_time(0.02)
+    bench.text(100, 2, (52,), 2, "c", end=End.STOP)
+    bench.generate(token_request("r3", tokens=100))
+    before = told(bench)
     for _ in range(3):
         bench.die()
-    assert bench.core.books.totals.as_counts(bench.core.books.ledger.streams) == before
+        assert told(bench) == before
     (traffic,) = bench.core.books.accounts.traffic.values()
-    assert (traffic.accepted, traffic.ended[End.STOP]) == (4, 1)
+    assert (traffic.accepted, traffic.ended[End.STOP], traffic.refused) == (4, 1, {Code.CONTEXT_LENGTH: 1})
+    intervals = traffic.of(Measure.INTERVAL)
+    assert (traffic.generated, intervals.count, intervals.total) == (3, 2, 20_000_000)
+
+
+def test_what_a_life_that_was_killed_has_measured_goes_on_in_the_next() -> None:
+    bench = begun()
+    bench.pass_time(0.5)
+    bench.text(100, 0, (50,), 0, "a")
+    bench.step()
+    bench.die(seconds=2)
+    bench.ready()
+    bench.text(100, 1, (51, 52), 1, "bc", end=End.LENGTH)
+    bench.step()
+    (traffic,) = bench.core.books.accounts.traffic.values()
+    assert traffic.of(Measure.FIRST_TOKEN).total == SECOND // 2
+    assert traffic.of(Measure.INTERVAL).total == traffic.of(Measure.DECODE).total == 2 * SECOND
+    assert traffic.of(Measure.INTERVAL).count == 2
+    assert traffic.of(Measure.WHOLE, End.LENGTH).total == 5 * SECOND // 2
+    values = {each.metric.name: each for each in TrafficMetrics(bench.core.books, 10).values() if each.counts}
+    whole = values[instruments.STREAM_TIME.name]
+    assert (whole.number, sum(whole.counts)) == (2.5, 1)
+    assert whole.counts[instruments.STREAM_TIME.bounds.index(2.5)] == 1
+
+
+def test_measures_of_a_life_with_other_buckets_keep_their_number() -> None:
+    bench = begun()
+    bench.pass_time(0.5)
+    bench.text(100, 0, (50,), 0, "a", end=End.STOP)
+    bench.step()
+    bench.die(bounds={Measure.FIRST_TOKEN: (1, 2)})
+    (traffic,) = bench.core.books.accounts.traffic.values()
+    first, whole = traffic.of(Measure.FIRST_TOKEN), traffic.of(Measure.WHOLE, End.STOP)
+    assert (first.counts, whole.counts) == ([0, 0, 1], [1])
+
+
+def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
+    bench = Bench(journal=True, policy=policy(tenant("zoe"), tenant("acme")))
+    for number, name in enumerate(("zoe", "acme", "zoe")):
+        bench.generate(token_request(f"r{number}", credential=name, traffic_class=("batch", "standard")[number % 2]))
+        if number == 1:
+            bench.die()
+            bench.ready()
+    assert [each.tenant for each in bench.core.books.accounts.traffic if each.tenant] == ["zoe", "acme"]
+
+
+def told(bench: Bench) -> list[Value]:
+    """What is told of counts and measures."""
+    present = (Kind.COUNTER, Kind.HISTOGRAM)
+    return [each for each in TrafficMetrics(bench.core.books, 10).values() if each.metric.kind in present]
 
 
 def test_a_full_disk_lets_streams_go_on_and_turns_new_requests_away_until_there_is_room() -> None:
@@ -325,11 +381,18 @@ def state(bench: Bench) -> object:
     """Everything that must be the same in the next life."""
     ledger = bench.core.books.ledger
     streams = {
-        choice.stream: (choice.attempt, list(choice.ids), choice.text.since(0), choice.end, choice.first_token_ns)
+        choice.stream: (
+            choice.attempt,
+            list(choice.ids),
+            choice.text.since(0),
+            choice.end,
+            choice.first_token_ns,
+            choice.last_token_ns,
+        )
         for request in ledger.requests.values()
         for choice in request.choices
     }
-    return streams, bench.core.books.totals.as_counts(ledger.streams)
+    return streams, list(bench.core.books.accounts.traffic.items())
 
 
 def test_a_stream_that_ended_while_nobody_was_there_is_not_scheduled_again() -> None:

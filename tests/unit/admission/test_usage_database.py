@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from noria.services.admission.core.accounts import Account, Told, Usage
+from noria.services.admission.core.accounts import Told
+from noria.services.admission.core.traffic import Account, Usage
 from noria.services.admission.database import Database
 from noria.services.admission.usage import TABLES, UsageBook
 from noria.shared.errors import UserError

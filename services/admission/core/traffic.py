@@ -1,0 +1,140 @@
+"""What has happened to the streams of one tenant in one class: counts, what was used, and how long everything took.
+
+All numbers are whole, so that sums are exact: times are nanoseconds, sizes tokens. The same form says what has happened ever
+and what has happened since it was last put on record. Where the buckets of a distribution end is not known here.
+"""
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import NamedTuple
+
+from noria.proto.base import End
+from noria.proto.frontdoor import Code
+
+
+class Account(NamedTuple):
+    """Whose, and in which class."""
+
+    tenant: str
+    traffic_class: str
+
+
+class Measure(IntEnum):
+    """What is measured of a stream; journals know it by its number.
+
+    QUEUE: submission to its first step. PREFILL: that to its first token. FIRST_TOKEN: receipt to the first token.
+    INTERVAL: one token to the next. DECODE: the first token to the end. RECLAIM: the end of a running stream to the
+    return of its last block. WHOLE: receipt to the end, whatever its reason. The last two are of streams that ended.
+    """
+
+    QUEUE = 1
+    PREFILL = 2
+    FIRST_TOKEN = 3
+    INTERVAL = 4
+    DECODE = 5
+    RECLAIM = 6
+    WHOLE = 7
+    PROMPT_TOKENS = 8
+    OUTPUT_TOKENS = 9
+
+
+class Series(NamedTuple):
+    """A measure, and of WHOLE the `End` that it belongs to; 0 for the others."""
+
+    measure: Measure
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Distribution:
+    """How often what was measured fell into each bucket, the last without a bound, and the sum of it."""
+
+    counts: list[int]
+    total: int = 0
+
+    @property
+    def count(self) -> int:
+        """How often it was measured."""
+        return sum(self.counts)
+
+    def fit(self, buckets: int) -> None:
+        """Have so many buckets; what was counted in those beyond counts in the last."""
+        surplus = sum(self.counts[buckets:])
+        self.counts = self.counts[:buckets] + [0] * (buckets - len(self.counts))
+        self.counts[-1] += surplus
+
+    def add(self, other: "Distribution") -> None:
+        """Add another's figures, which have as many buckets."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
+
+    output_tokens: what clients got. computed_tokens: query tokens computed, again after preemptions included;
+    wasted_tokens: those of them computed after the end. block_us: cache blocks held, times microseconds.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    wasted_tokens: int = 0
+    block_us: int = 0
+
+    def add(self, other: "Usage") -> None:
+        """Add another's figures to these."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has happened. prompt_tokens: of accepted requests, once for each. generated: tokens that entered the ledger."""
+
+    used: Usage = field(default_factory=Usage)
+    accepted: int = 0
+    ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
+    refused: dict[Code, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    generated: int = 0
+    reclaim_us_max: int = 0
+    measured: dict[Series, Distribution] = field(default_factory=dict)
+
+    def of(self, measure: Measure, end: int = 0) -> Distribution:
+        """A distribution to look at; empty where nothing was measured."""
+        return self.measured.get(Series(measure, end)) or Distribution([0])
+
+    def add(self, other: "Traffic") -> None:
+        """Add what happened in another time."""
+        self.used.add(other.used)
+        self.accepted += other.accepted
+        for end, count in other.ended.items():
+            self.ended[end] += count
+        for code, count in other.refused.items():
+            self.refused[code] = self.refused.get(code, 0) + count
+        self.prompt_tokens += other.prompt_tokens
+        self.generated += other.generated
+        self.reclaim_us_max = max(self.reclaim_us_max, other.reclaim_us_max)
+        for series, distribution in other.measured.items():
+            known = self.measured.get(series)
+            if known is None:
+                self.measured[series] = Distribution(list(distribution.counts), distribution.total)
+            else:
+                known.add(distribution)
+
+    def check(self, in_flight: int) -> None:
+        """Assert that whatever is told of the same streams agrees; in_flight: accepted ones that have not ended."""
+        assert self.accepted == sum(self.ended.values()) + in_flight
+        for end, count in self.ended.items():
+            assert self.of(Measure.WHOLE, end).count == count
+        ended = sum(self.ended.values())
+        assert self.of(Measure.PROMPT_TOKENS).count == self.of(Measure.OUTPUT_TOKENS).count == ended
+        begun = self.of(Measure.FIRST_TOKEN).count
+        assert self.of(Measure.QUEUE).count == self.of(Measure.PREFILL).count == begun
+        assert begun - in_flight <= self.of(Measure.DECODE).count <= min(begun, ended)
+        assert self.of(Measure.INTERVAL).count + begun == self.generated
+        assert self.of(Measure.OUTPUT_TOKENS).total <= self.generated

@@ -1,0 +1,75 @@
+"""What a scrape of `/metrics` says, and what must agree within it and from one to the next."""
+
+import re
+from collections.abc import Iterator
+
+from noria.shared.instruments import ADMISSION_METRICS, Kind
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+Scrape = dict[Series, float]
+SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?')
+GROWING = {each.exposed for each in ADMISSION_METRICS if each.kind is not Kind.GAUGE}
+
+
+def scraped(text: str) -> Scrape:
+    """Every sample of a page; none of them is told twice."""
+    found: Scrape = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
+        key = match[1], frozenset(LABEL.findall(match[2] or ""))
+        assert key not in found, f"told twice: {line}"
+        found[key] = float(match[3])
+    return found
+
+
+def total(scrape: Scrape, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    return sum(
+        number for (each, given), number in scrape.items() if each == name and labels.items() <= dict(given).items()
+    )
+
+
+def check_law(scrape: Scrape) -> bool:
+    """Assert that whatever is told of the same streams agrees, in all and for each class and tenant.
+
+    False when admission has not answered, and nothing is told.
+    """
+    if ("noria_ledger_accepted_total", frozenset()) not in scrape:
+        return False
+    for term in ("accepted_total", "ended_total", "in_flight"):
+        assert total(scrape, f"noria_ledger_{term}") == total(scrape, f"noria_streams_{term}"), term
+    for labels in _accounts(scrape):
+        accepted = total(scrape, "noria_streams_accepted_total", **labels)
+        ended = total(scrape, "noria_streams_ended_total", **labels)
+        in_flight = total(scrape, "noria_streams_in_flight", **labels)
+        assert accepted == ended + in_flight, labels
+        for (name, given), number in scrape.items():
+            if name == "noria_streams_ended_total" and labels.items() <= dict(given).items():
+                assert total(scrape, "noria_stream_time_seconds_count", **dict(given)) == number, given
+        for name in ("noria_stream_prompt_tokens_count", "noria_stream_output_tokens_count"):
+            assert total(scrape, name, **labels) == ended, (name, labels)
+        begun = total(scrape, "noria_first_token_time_seconds_count", **labels)
+        for name in ("noria_queue_time_seconds_count", "noria_prefill_time_seconds_count"):
+            assert total(scrape, name, **labels) == begun, (name, labels)
+        assert begun <= accepted
+        assert begun - in_flight <= total(scrape, "noria_decode_time_seconds_count", **labels) <= min(begun, ended)
+        generated = total(scrape, "noria_tokens_generated_total", **labels)
+        assert begun + total(scrape, "noria_token_interval_seconds_count", **labels) == generated, labels
+        assert total(scrape, "noria_stream_output_tokens_sum", **labels) <= generated, labels
+    return True
+
+
+def check_growth(earlier: Scrape, later: Scrape) -> None:
+    """Assert that what admission counts only grows and nothing of it is forgotten, whoever died in between."""
+    for (name, given), number in earlier.items():
+        if name in GROWING or re.sub("_(bucket|sum|count)$", "", name) in GROWING:
+            assert later.get((name, given), -1.0) >= number, (name, given)
+
+
+def _accounts(scrape: Scrape) -> Iterator[dict[str, str]]:
+    names = {given for name, given in scrape if name == "noria_streams_accepted_total"}
+    return (dict(each) for each in names)
