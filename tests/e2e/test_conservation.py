@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -88,7 +89,18 @@ async def drive(running: Stack, scrapes: list[Scrape]) -> None:
 
 
 def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> None:
-    small = ("--dtype", "float32", "--num-blocks", "120", "--max-requests-per-batch", "6", "--max-queue-size", "8")
+    small = (
+        "--dtype",
+        "float32",
+        "--num-blocks",
+        "80",
+        "--max-model-tokens",
+        "1024",
+        "--max-requests-per-batch",
+        "6",
+        "--max-queue-size",
+        "8",
+    )
     scrapes: list[Scrape] = []
     with stack(str(tiny_model), *small, environment={"OMP_NUM_THREADS": "1"}) as running:
         asyncio.run(asyncio.wait_for(drive(running, scrapes), 150))
@@ -96,7 +108,7 @@ def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> 
         scrapes.append(scraped(httpx.get(f"{running.url}/metrics").text))
         assert "Traceback" not in running.log()
     whole = [each for each in scrapes if check_law(each)]
-    for earlier, later in zip(whole, whole[1:], strict=False):
+    for earlier, later in pairwise(whole):
         check_growth(earlier, later)
     last = whole[-1]
     assert total(last, "noria_ledger_in_flight") == 0
