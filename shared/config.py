@@ -395,14 +395,22 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Traces and metrics: what is recorded, and where it is sent by OTLP over HTTP."""
+    """Traces and metrics: what is recorded, and where it is sent by OTLP."""
 
     otlp_endpoint: Annotated[
         str,
         Meta(
-            description="OTLP/HTTP endpoint (http://HOST:4318); no export where empty.", extra=_flags("--otlp-endpoint")
+            description="OTLP endpoint (http://HOST:4318, for gRPC http://HOST:4317); no export where empty.",
+            extra=_flags("--otlp-endpoint") | {"variable": "OTEL_EXPORTER_OTLP_ENDPOINT"},
         ),
     ] = ""
+    otlp_protocol: Annotated[
+        Literal["http/protobuf", "grpc"],
+        Meta(
+            description="How it is sent; grpc needs the extra `grpc`.",
+            extra=_flags("--otlp-protocol") | {"variable": "OTEL_EXPORTER_OTLP_PROTOCOL"},
+        ),
+    ] = "http/protobuf"
     otlp_metrics: Annotated[
         bool, Meta(description="Send metrics there, too; not needed where /metrics is scraped.")
     ] = True

@@ -1,7 +1,7 @@
 """Where the configuration comes from: one TOML file, `NORIA_…` variables and flags, read once.
 
-Later sources win: defaults, file, variables, flags. Unknown keys are refused with the nearest known name. What options
-there are is declared in `config`.
+Later sources win: defaults, file, OpenTelemetry's variables, ours, flags. Unknown keys are refused with the nearest known
+name. What options there are is declared in `config`.
 """
 
 import difflib
@@ -37,7 +37,10 @@ KEYED: Final[Mapping[str, tuple[type[ClassSettings] | type[TenantSettings], str]
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One option as declared: where it lives, its type, flags, help and default."""
+    """One option as declared: where it lives, its type, flags, help and default.
+
+    common: a variable of OpenTelemetry's that sets it where ours does not; "" for none.
+    """
 
     section: str
     key: str
@@ -45,6 +48,7 @@ class Option(msgspec.Struct, frozen=True):
     flags: tuple[str, ...]
     help: str
     default: Any
+    common: str = ""
 
     @property
     def path(self) -> str:
@@ -74,6 +78,7 @@ def options() -> Iterator[Option]:
                 flags=tuple((meta.extra or {}).get("flags", ())),
                 help=meta.description or "",
                 default=default,
+                common=(meta.extra or {}).get("variable", ""),
             )
 
 
@@ -115,8 +120,8 @@ def _layers(
     source = path or environment.get(CONFIG_VARIABLE)
     if source:
         layers.append((str(source), _read_file(Path(source))))
-    for option, value in _read_environment(environment):
-        layers.append((option.variable, {option.section: {option.key: value}}))
+    for variable, option, value in _read_environment(environment):
+        layers.append((variable, {option.section: {option.key: value}}))
     declared = {option.path: option for option in options()}
     for name, value in (flags or {}).items():
         option = declared[name]
@@ -199,15 +204,19 @@ def _check_table(section: str, name: str, table: Any, source: str) -> None:
             raise UserError(f"{source}: {path}.{key}: {str(error).partition(' - at ')[0]}") from error
 
 
-def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any]]:
+def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Option, Any]]:
+    """Variables with their options and values; those that are not ours first, so that ours win."""
     declared = {option.variable: option for option in options()}
+    for option in declared.values():
+        if option.common and (text := environment.get(option.common)):
+            yield option.common, option, parse(option, text, f"environment variable {option.common}")
     for name, text in environment.items():
         if not name.startswith(VARIABLE_PREFIX) or name in _OTHER_VARIABLES:
             continue
         option = declared.get(name)
         if option is None:
             raise UserError(f"unknown environment variable {name}{_nearest(name, declared)}")
-        yield option, parse(option, text, f"environment variable {name}")
+        yield name, option, parse(option, text, f"environment variable {name}")
 
 
 def parse(option: Option, text: str, source: str) -> Any:

@@ -1,4 +1,4 @@
-"""Spans and metrics on their way to a collector by OTLP over HTTP, from threads of their own.
+"""Spans and metrics on their way to a collector by OTLP, over HTTP or gRPC, from threads of their own.
 
 Whatever is not taken is lost and nobody waits for it: the queue of spans is bounded, and closing takes a bounded time.
 The OpenTelemetry SDK is imported only where there is an endpoint.
@@ -16,10 +16,12 @@ from noria.shared.metrics import Value
 from noria.shared.tracing import Record
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import Gauge, Histogram, Sum
+    from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricExporter, Sum
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
 
+HTTP: Final = "http/protobuf"
 _EXPORT_S: Final = 2.0
 _SPANS_EVERY_S: Final = 0.5
 _METRICS_EVERY_S: Final = 5.0
@@ -53,14 +55,11 @@ class _Periodic:
 class SpanExport:
     """Sends finished spans in batches."""
 
-    def __init__(self, endpoint: str, resource: "Resource") -> None:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
+    def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
         self.lost = 0
         self._resource = resource
         self._queue: deque[Record] = deque()
-        # The time covers all tries of one batch: a collector that is away must not hold up the end of a process.
-        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=_EXPORT_S)
+        self._exporter = _span_exporter(endpoint, protocol)
         self._periodic = _Periodic("spans", _SPANS_EVERY_S, self._export)
 
     def take(self, record: Record) -> None:
@@ -77,7 +76,7 @@ class SpanExport:
     def join(self) -> None:
         """Wait for that."""
         self._periodic.join(_EXPORT_S + 0.5)
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK declares no types for it
+        self._exporter.shutdown()
 
     def _export(self) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -92,13 +91,11 @@ class SpanExport:
 class MetricExport:
     """Sends the latest values every five seconds. `publish` is one assignment: old values are sent, or new ones."""
 
-    def __init__(self, endpoint: str, resource: "Resource") -> None:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-
+    def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
         self._latest: Sequence[Value] = ()
         self._resource = resource
         self._began_ns = time.time_ns()
-        self._exporter = OTLPMetricExporter(endpoint=f"{endpoint}/v1/metrics", timeout=_EXPORT_S)
+        self._exporter = _metric_exporter(endpoint, protocol)
         self._periodic = _Periodic("metrics", _METRICS_EVERY_S, self._export)
 
     def publish(self, values: Sequence[Value]) -> None:
@@ -151,6 +148,27 @@ class MetricExport:
                 return export.Gauge(numbers)
             case _:
                 assert_never(metric.kind)
+
+
+# The time covers all tries of one batch: a collector that is away must not hold up the end of a process.
+def _span_exporter(endpoint: str, protocol: str) -> "SpanExporter":
+    if protocol == HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=_EXPORT_S)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+
+    return GrpcSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+
+
+def _metric_exporter(endpoint: str, protocol: str) -> "MetricExporter":
+    if protocol == HTTP:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        return OTLPMetricExporter(endpoint=f"{endpoint}/v1/metrics", timeout=_EXPORT_S)
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
+
+    return GrpcMetricExporter(endpoint=endpoint, timeout=_EXPORT_S)
 
 
 def _readable(record: Record, resource: "Resource") -> "ReadableSpan":

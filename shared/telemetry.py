@@ -4,13 +4,15 @@ Metrics come from sources that say what they stand at when asked: by the exporte
 asks the process's mailbox for them, in its own thread both times.
 """
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
-from noria.shared.export import MetricExport, SpanExport
+from noria.shared.errors import UserError
+from noria.shared.export import HTTP, MetricExport, SpanExport
 from noria.shared.metrics import Value, merged, tell
 from noria.shared.tracing import Attribute, Span, Tracer
 
@@ -28,7 +30,7 @@ class Publication(ABC):
 
 
 class Telemetry:
-    """Tracer and metrics of a process."""
+    """Tracer and metrics of a process. Raises UserError when what is to send them is not installed."""
 
     def __init__(self, service: Service, incarnation: int, settings: TelemetrySettings) -> None:
         self.settings = settings
@@ -97,6 +99,11 @@ def _exports(
     endpoint = settings.otlp_endpoint.rstrip("/")
     if not endpoint:
         return None, None
+    if settings.otlp_protocol != HTTP and importlib.util.find_spec("grpc") is None:
+        raise UserError(
+            "telemetry.otlp_protocol is grpc, which needs a package that is not installed: run pip install 'noria[grpc]', "
+            f"or set it to {HTTP}"
+        )
     from opentelemetry.sdk.resources import Resource
 
     resource = Resource.create(
@@ -106,4 +113,6 @@ def _exports(
             "service.instance.id": f"{incarnation:x}",
         }
     )
-    return SpanExport(endpoint, resource), MetricExport(endpoint, resource) if settings.otlp_metrics else None
+    protocol = settings.otlp_protocol
+    spans = SpanExport(endpoint, protocol, resource)
+    return spans, MetricExport(endpoint, protocol, resource) if settings.otlp_metrics else None

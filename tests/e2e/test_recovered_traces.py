@@ -21,12 +21,14 @@ def ask(running: Stack, found: list[httpx.Response]) -> None:
     found.append(httpx.post(f"{running.url}/v1/completions", json=body, headers=headers, timeout=60))
 
 
-@pytest.mark.parametrize("victim", ["scheduler", "admission"])
-def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(tiny_model: Path, victim: str) -> None:
-    environment = {"OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize(("victim", "protocol"), [("scheduler", "grpc"), ("admission", "http/protobuf")])
+def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(
+    tiny_model: Path, victim: str, protocol: str
+) -> None:
+    environment = {"OMP_NUM_THREADS": "1", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     with (
         Collector() as collector,
-        stack(str(tiny_model), "--otlp-endpoint", collector.url, environment=environment) as running,
+        stack(str(tiny_model), "--otlp-endpoint", collector.urls()[protocol], environment=environment) as running,
     ):
         pid = running.pids()[victim]
         found: list[httpx.Response] = []
@@ -48,6 +50,7 @@ def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(tiny_mod
         assert total(law, "noria_tokens_generated_total") >= 1500
         assert total(law, "noria_service_starts_total", service=victim) == 2
         running.stop()
+    assert set(collector.taken) == {protocol}
     mine = [each for each in collector.spans if each.trace == TRACE]
     known = {each.span for each in mine} | {PARENT}
     assert [each for each in mine if each.parent not in known] == []

@@ -1,13 +1,30 @@
-"""An OTLP receiver in memory: what processes export over HTTP, decoded."""
+"""An OTLP receiver in memory: what processes export over HTTP and over gRPC, decoded."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    MetricsServiceServicer,
+    add_MetricsServiceServicer_to_server,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -49,8 +66,9 @@ def _plain(value: AnyValue) -> Any:
 
 
 class Collector:
-    """Keeps spans, and the latest of each metric.
+    """Keeps spans, and the latest of each metric. Serves both protocols: `url` is for HTTP, `grpc_url` for gRPC.
 
+    taken: how many exports came by each protocol.
     metrics: by name, without its numbers. points: the latest numbers, by name and attributes; of histograms the count.
     reporters: who sent any.
     """
@@ -60,6 +78,7 @@ class Collector:
         self.metrics: dict[str, Metric] = {}
         self.points: dict[tuple[str, Attributes], float] = {}
         self.reporters: set[str] = set()
+        self.taken: Counter[str] = Counter()
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -76,19 +95,30 @@ class Collector:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.grpc = grpc.server(ThreadPoolExecutor(4))
+        add_TraceServiceServicer_to_server(_Traces(self), self.grpc)
+        add_MetricsServiceServicer_to_server(_Metrics(self), self.grpc)
+        self.grpc_url = f"http://127.0.0.1:{self.grpc.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> "Collector":
         self.thread.start()
+        self.grpc.start()
         return self
+
+    def urls(self) -> dict[str, str]:
+        """Where it listens, by protocol."""
+        return {"http/protobuf": self.url, "grpc": self.grpc_url}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.grpc.stop(None).wait()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
 
     def take(self, path: str, body: bytes) -> int:
+        self.taken["http/protobuf"] += 1
         if path == "/v1/traces":
             self.take_spans(ExportTraceServiceRequest.FromString(body))
         elif path == "/v1/metrics":
@@ -134,3 +164,27 @@ class Collector:
     def latest(self, name: str, **attributes: str | int) -> float:
         """The latest number of a metric with these attributes, written without `noria.`."""
         return self.points[name, frozenset((f"noria.{key}", value) for key, value in attributes.items())]
+
+
+class _Traces(TraceServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+
+    def Export(  # noqa: N802  # the protocol's name
+        self, request: ExportTraceServiceRequest, context: object
+    ) -> ExportTraceServiceResponse:
+        self.collector.taken["grpc"] += 1
+        self.collector.take_spans(request)
+        return ExportTraceServiceResponse()
+
+
+class _Metrics(MetricsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+
+    def Export(  # noqa: N802  # the protocol's name
+        self, request: ExportMetricsServiceRequest, context: object
+    ) -> ExportMetricsServiceResponse:
+        self.collector.taken["grpc"] += 1
+        self.collector.take_metrics(request)
+        return ExportMetricsServiceResponse()

@@ -205,3 +205,13 @@ def test_one_place_in_a_step_is_enough_where_nobody_shares() -> None:
     assert load(None, {"scheduler.max_requests_per_batch": 1}, {}).policy == "fifo"
     with pytest.raises(UserError, match="of 1 places in a step"):
         load(None, {"scheduler.max_requests_per_batch": 1, "scheduler.policy": "fair"}, {})
+
+
+def test_variables_of_opentelemetry_set_what_ours_do_not() -> None:
+    common = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://there:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    found = load(None, {}, common | {"NORIA_TELEMETRY_OTLP_ENDPOINT": "http://here:4317"}).telemetry
+    assert (found.otlp_endpoint, found.otlp_protocol) == ("http://here:4317", "grpc")
+    assert load(None, {"telemetry.otlp_protocol": "http/protobuf"}, common).telemetry.otlp_protocol == "http/protobuf"
+    assert origins(None, {}, common)["telemetry.otlp_protocol"] == "OTEL_EXPORTER_OTLP_PROTOCOL"
+    with pytest.raises(UserError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL: telemetry\.otlp_protocol: .*http/json"):
+        load(None, {}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 import pytest
@@ -31,8 +32,10 @@ class Fixed(Publication):
         return self.given
 
 
-def telemetry_to(endpoint: str, *values: Value, metrics: bool = True) -> Telemetry:
-    settings = TelemetrySettings(otlp_endpoint=endpoint, otlp_metrics=metrics)
+def telemetry_to(
+    endpoint: str, *values: Value, metrics: bool = True, protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+) -> Telemetry:
+    settings = TelemetrySettings(otlp_endpoint=endpoint, otlp_protocol=protocol, otlp_metrics=metrics)
     telemetry = Telemetry(Service.SCHEDULER, 1, settings)
     telemetry.add(Fixed(*values))
     return telemetry
@@ -43,9 +46,13 @@ def sample(metric: Metric) -> Value:
     return Value(metric, 7, (), counts)
 
 
-def test_metrics_arrive_with_the_name_unit_and_kind_of_the_registry() -> None:
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_metrics_arrive_with_the_name_unit_and_kind_of_the_registry(
+    protocol: Literal["http/protobuf", "grpc"],
+) -> None:
     with Collector() as collector:
-        telemetry_to(collector.url, *map(sample, METRICS.values())).close()
+        telemetry_to(collector.urls()[protocol], *map(sample, METRICS.values()), protocol=protocol).close()
+    assert set(collector.taken) == {protocol}
     assert set(collector.metrics) == set(METRICS)
     for metric in METRICS.values():
         sent = collector.metrics[metric.name]

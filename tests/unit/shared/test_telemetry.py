@@ -1,5 +1,6 @@
 """Spans pass their trace on, recent ones can be asked for, and a collector that is away holds nobody up."""
 
+import importlib.util
 import socket
 import time
 
@@ -8,11 +9,13 @@ from fakes.collector import Collector
 
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
+from noria.shared.errors import UserError
 from noria.shared.telemetry import Telemetry
 from noria.shared.tracing import parse, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+PROTOCOLS = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 
 
 def telemetry_of(**settings: object) -> Telemetry:
@@ -88,13 +91,15 @@ def test_what_is_no_trace_context_begins_a_new_trace(header: str) -> None:
     assert trace_id(span.traceparent) not in ("", TRACE)
 
 
+@PROTOCOLS
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
-def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listening: bool) -> None:
+def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listening: bool, protocol: str) -> None:
     with socket.socket() as collector:
         collector.bind(("127.0.0.1", 0))
         if listening:
             collector.listen()
-        telemetry = telemetry_of(otlp_endpoint=f"http://127.0.0.1:{collector.getsockname()[1]}")
+        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}"
+        telemetry = telemetry_of(otlp_endpoint=endpoint, otlp_protocol=protocol)
         span = telemetry.span("queue", PARENT)
         assert span.traceparent.startswith(f"00-{TRACE}-")
         assert span.traceparent != PARENT
@@ -104,9 +109,10 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listenin
         assert time.monotonic() - begun < 5
 
 
-def test_a_span_arrives_at_a_collector_whole() -> None:
+@PROTOCOLS
+def test_a_span_arrives_at_a_collector_whole(protocol: str) -> None:
     with Collector() as collector:
-        telemetry = telemetry_of(otlp_endpoint=collector.url)
+        telemetry = telemetry_of(otlp_endpoint=collector.urls()[protocol], otlp_protocol=protocol)
         span = telemetry.span(
             "queue", PARENT, {"noria.request": 7}, server=True, links=(PARENT, "", PARENT[:-2] + "00")
         )
@@ -118,6 +124,7 @@ def test_a_span_arrives_at_a_collector_whole() -> None:
         unsampled.end()
         telemetry.close()
     (got,) = collector.spans
+    assert set(collector.taken) == {protocol}
     assert (got.service, got.name, got.trace, got.parent) == ("noria-scheduler", "queue", TRACE, "b7ad6b7169203331")
     assert f"00-{TRACE}-{got.span}-01" == span.traceparent
     assert got.server
@@ -126,3 +133,10 @@ def test_a_span_arrives_at_a_collector_whole() -> None:
     assert got.events == [("chunk", {"noria.step": 3})]
     assert got.links == [(TRACE, "b7ad6b7169203331")]
     assert 0 < got.start <= got.end
+
+
+def test_grpc_without_its_package_ends_the_start_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    telemetry_of(otlp_protocol="grpc").close()  # nothing is sent
+    with pytest.raises(UserError, match=r"noria\[grpc\]"):
+        telemetry_of(otlp_protocol="grpc", otlp_endpoint="http://127.0.0.1:4317")
