@@ -207,9 +207,9 @@ def _check_table(section: str, name: str, table: Any, source: str) -> None:
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Option, Any]]:
     """Variables with their options and values; those that are not ours first, so that ours win."""
     declared = {option.variable: option for option in options()}
-    for option in declared.values():
-        if option.common and (text := environment.get(option.common)):
-            yield option.common, option, parse(option, text, f"environment variable {option.common}")
+    for each in declared.values():
+        if each.common and (text := environment.get(each.common)):
+            yield each.common, each, parse(each, text, f"environment variable {each.common}")
     for name, text in environment.items():
         if not name.startswith(VARIABLE_PREFIX) or name in _OTHER_VARIABLES:
             continue

@@ -27,7 +27,10 @@ from noria.shared.spans import (
 
 
 class Kind(enum.Enum):
-    """How a metric's numbers are to be read: COUNTER only grows while a process lives, GAUGE is a present state."""
+    """How a metric's numbers are to be read: COUNTER only grows while a process lives, GAUGE is a present state.
+
+    Admission's counters and histograms grow over all its lives where it keeps a journal.
+    """
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -87,16 +90,16 @@ HTTP_ACTIVE: Final = _gauge("http.server.active_requests", "{request}", "Generat
 CONSOLES: Final = _gauge("noria.console.watchers", "{client}", "Consoles that are open.")
 GATEWAY_METRICS: Final = (HTTP_DURATION, HTTP_ACTIVE, CONSOLES)
 
-# Admission. The first three are the terms of the conservation law, all from one snapshot of the ledger:
-# accepted = the sum of ended + in flight, at every moment.
+# Admission, all from one snapshot of the ledger that survives restarts. The first three are the terms of the conservation law:
+# accepted = the sum of ended + in flight. By class and tenant, streams.ended is the count of stream.time, prompt_tokens and
+# output_tokens; queue.time, prefill.time and first_token.time have one count, which with that of token.interval makes
+# tokens.generated.
 LEDGER_ACCEPTED: Final = _counter("noria.ledger.accepted", "{stream}", "Streams ever accepted into the ledger.")
 LEDGER_ENDED: Final = _counter("noria.ledger.ended", "{stream}", "Of them, those that ended, by reason.", ATTRIBUTE_END)
 LEDGER_IN_FLIGHT: Final = _gauge("noria.ledger.in_flight", "{stream}", "Of them, those that have not ended.")
-STREAMS_ACCEPTED: Final = _counter(
-    "noria.streams.accepted", "{stream}", "Streams accepted; like the ledger's, over restarts.", *_WHOSE
-)
+STREAMS_ACCEPTED: Final = _counter("noria.streams.accepted", "{stream}", "Streams accepted.", *_WHOSE)
 STREAMS_ENDED: Final = _counter(
-    "noria.streams.ended", "{stream}", "Accepted streams that ended; over restarts.", *_WHOSE, ATTRIBUTE_END
+    "noria.streams.ended", "{stream}", "Accepted streams that ended.", *_WHOSE, ATTRIBUTE_END
 )
 STREAMS_IN_FLIGHT: Final = _gauge(
     "noria.streams.in_flight", "{stream}", "Accepted streams that have not ended.", *_WHOSE
