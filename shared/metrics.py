@@ -66,7 +66,7 @@ class Histograms:
 
     def values(self) -> Iterator[Value]:
         """What they stand at."""
-        for of, histogram in list(self._histograms.items()):  # another thread may add one
+        for of, histogram in self._histograms.items():
             yield histogram.value(tuple(zip(self._metric.attributes, of, strict=True)))
 
 

@@ -1,5 +1,6 @@
 """What the gateway counts itself, and the middleware that measures every HTTP request."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -15,7 +16,7 @@ _OTHER: Final = "_OTHER"
 
 
 class HttpMetrics(Publication):
-    """Counted in the HTTP thread, told in the actor's: each value is read at once, so that none is torn.
+    """Counted in the HTTP thread, told in the actor's: never while one is half counted.
 
     active: generation requests under way.
     """
@@ -24,14 +25,18 @@ class HttpMetrics(Publication):
         self.watchers = 0
         self._active = active
         self._requests = Histograms(instruments.HTTP_DURATION)
+        self._counting = threading.Lock()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self._requests.observe(seconds, (method if method in _METHODS else _OTHER, route, status))
+        with self._counting:
+            self._requests.observe(seconds, (method if method in _METHODS else _OTHER, route, status))
 
     def values(self) -> Iterator[Value]:
         """What they stand at."""
-        yield from self._requests.values()
+        with self._counting:
+            requests = list(self._requests.values())
+        yield from requests
         yield Value(instruments.HTTP_ACTIVE, self._active())
         yield Value(instruments.CONSOLES, self.watchers)
 
