@@ -18,7 +18,7 @@ export class History {
   draw() {
     if (!this.box.offsetParent) return;
     const all = this.list();
-    $('history-note').textContent = `${count(all.length)} seen since this page was opened`;
+    $('history-note').textContent = `the last ${count(all.length)} since this page was opened`;
     this.inner.style.height = `${all.length * ROW}px`;
     const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 4); const last = Math.min(all.length, first + Math.ceil(this.box.clientHeight / ROW) + 8);
     const kept = new Map();

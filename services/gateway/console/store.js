@@ -2,6 +2,7 @@
 
 const STEPS_MAX = 900;
 const REQUESTS_MAX = 1000;
+const PARTS_MAX = 64;
 const WINDOW_MS = 10_000;
 
 export class Store {
@@ -47,8 +48,10 @@ export class Store {
     if (open && open.to === undefined) open.to = move.at_ms;
     found.output = Math.max(found.output, move.output_tokens);
     found.stage = move.stage; found.why = move.why;
-    if (move.stage === 'ended') found.ended = move.at_ms;
-    else found.parts.push({ stage: move.stage, from: move.at_ms, why: move.why });
+    if (move.stage === 'ended') { found.ended = move.at_ms; found.last = null; return; }
+    found.parts.push({ stage: move.stage, from: move.at_ms, why: move.why });
+    // Of one that gives way all the time the oldest parts become one.
+    if (found.parts.length > PARTS_MAX) { const [first, second] = found.parts; found.parts.splice(0, 2, { ...second, from: first.from }); }
     if (move.stage !== 'waiting' || !move.why) return;
     found.preempted += 1;
     // It is heard of a step or two later: the mark belongs to the last step that the request was in.
