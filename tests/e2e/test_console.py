@@ -16,6 +16,7 @@ from fakes.browser import Browser, find
 
 from noria.cli.keys import hash_of
 from noria.client import AsyncClient
+from noria.services.gateway.bodies import Common
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(each.name for each in (ROOT / "services/gateway/console").iterdir())
@@ -216,6 +217,31 @@ def test_a_browser_clicks_through_the_console_under_load(
         middle = page.run("(f => f.sort((a, b) => a - b)[f.length >> 1])([...noria.wheel.frames])")
         assert middle < 16, f"a frame takes {middle} ms to draw"
         page.screenshot(tmp_path / "console.png")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here; `apt install chromium` brings one")
+def test_the_playground_can_send_every_parameter(watched: Stack) -> None:
+    assert BROWSER is not None
+    left = {"model", "stream", "stream_options", "user", "service_tier", "background", "response_format"}
+    wanted = {each for each in Common.__struct_fields__ if not each.startswith(("guided", "structured"))} - left
+    with Browser(BROWSER) as page:
+        page.open(f"{watched.url}/console#playground")
+        page.run(
+            """document.querySelectorAll('#ask [name]').forEach((each) => {
+            if (each.type === 'checkbox') each.checked = true; else if (each.tagName !== 'SELECT') each.value = '1'; });
+            document.getElementById('p-logit_bias').value = '{"1": 2}'"""
+        )
+        for how, path, more in (
+            ("chat", "/v1/chat/completions", {"messages", "logprobs", "top_logprobs"}),
+            ("completion", "/v1/completions", {"prompt", "logprobs"}),
+        ):
+            page.run(f"document.getElementById('p-how').value = '{how}'")
+            sent_to, body = page.run("noria.playground.body()")
+            assert sent_to == path
+            assert set(body) >= wanted | more
+            assert body["stop_token_ids"] == [1]
+            assert (body["include_stop_str_in_output"], body["skip_special_tokens"]) == (True, False)
 
 
 SCROLL = """(async () => {

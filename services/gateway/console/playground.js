@@ -6,6 +6,8 @@ import { bearer, events, reason } from './feed.js';
 // name, label, kind, default, what it may be
 const FIRST = [['max_tokens', 'max tokens', 'int', 128], ['temperature', 'temperature', 'float', 0.7], ['top_p', 'top p', 'float', ''], ['top_k', 'top k', 'int', ''], ['min_p', 'min p', 'float', ''], ['seed', 'seed', 'int', '']];
 const MORE = [['n', 'choices', 'int', ''], ['min_tokens', 'min tokens', 'int', ''], ['presence_penalty', 'presence penalty', 'float', ''], ['frequency_penalty', 'frequency penalty', 'float', ''], ['repetition_penalty', 'repetition penalty', 'float', ''], ['top_logprobs', 'alternatives', 'int', 5], ['ttl_first_ms', 'first token within ms', 'int', ''], ['ttl_ms', 'end within ms', 'int', '']];
+// name, what it is sent as when it is ticked, label
+const CHECKS = [['ignore_eos', true, 'ignore the end of sequence'], ['include_stop_str_in_output', true, 'show the stop string'], ['skip_special_tokens', false, 'show special tokens']];
 
 export class Playground {
   constructor(key, onOpen) {
@@ -31,8 +33,9 @@ export class Playground {
         field('class', el('input', { id: 'p-class', name: 'class', placeholder: 'the tenant’s own', list: 'classes', autocomplete: 'off' })),
         el('datalist', { id: 'classes' }, ...['interactive', 'standard', 'batch', 'admin'].map((value) => el('option', { value }))),
         field('stop strings, one a line', text('stop', 2, '', 'none')),
+        field('stop token ids, with commas', el('input', { id: 'p-stop_token_ids', name: 'stop_token_ids', placeholder: 'none', autocomplete: 'off' })),
         field('logit bias, as {"token id": bias}', el('input', { id: 'p-logit_bias', name: 'logit_bias', placeholder: 'none', autocomplete: 'off' })),
-        el('label', { class: 'check' }, el('input', { type: 'checkbox', name: 'ignore_eos' }), 'ignore the end of sequence')),
+        ...CHECKS.map(([name, , label]) => el('label', { class: 'check' }, el('input', { type: 'checkbox', name }), label))),
       el('div', { class: 'go' }, el('button', { class: 'primary', id: 'go' }, 'Send'), el('span', { class: 'note' }, 'Ctrl + Enter')));
   }
 
@@ -45,7 +48,9 @@ export class Playground {
     const stop = given.get('stop').split('\n').filter(Boolean);
     if (stop.length) body.stop = stop;
     if (given.get('logit_bias').trim()) body.logit_bias = JSON.parse(given.get('logit_bias'));
-    if (given.get('ignore_eos')) body.ignore_eos = true;
+    const ids = given.get('stop_token_ids').split(',').map((each) => each.trim()).filter(Boolean);
+    if (ids.length) body.stop_token_ids = ids.map(Number);
+    for (const [name, value] of CHECKS) if (given.get(name)) body[name] = value;
     const top = parseInt(given.get('top_logprobs') || '0', 10);
     if (given.get('how') === 'chat') {
       const system = given.get('system');
