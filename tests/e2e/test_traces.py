@@ -22,6 +22,7 @@ from noria.shared.instruments import METRICS, Kind, label
 
 PARENT = "b7ad6b7169203331"
 PAGE = 16
+LATE_NS = 1_000_000_000  # the last process notes the end after the client has it, later on a busy machine
 CROWD = 8
 
 
@@ -124,9 +125,15 @@ def run(tiny_model: Path) -> Iterator[Run]:
         yield run
 
 
-def check(run: Run, name: str, *, known: frozenset[str] = frozenset({PARENT})) -> list[Spanned]:
-    """The spans of a trace: no orphan, everything as the registry says, children within their parents."""
+def check(run: Run, name: str) -> list[Spanned]:
+    """The spans of a request's trace, which hold together."""
     mine = run.spans(name)
+    check_spans(mine)
+    return mine
+
+
+def check_spans(mine: list[Spanned]) -> None:
+    """Assert that there is no orphan in a trace, everything is as the registry says, and children lie in their parents."""
     by_id = {each.span: each for each in mine}
     kinds = {each.name: each for each in spans.SPANS}
     for each in mine:
@@ -136,13 +143,12 @@ def check(run: Run, name: str, *, known: frozenset[str] = frozenset({PARENT})) -
         assert set(each.attributes) <= set(kind.attributes), each.name
         assert {event for event, _ in each.events} <= set(kind.events), each.name
         if each.parent not in by_id:
-            assert each.parent in known, f"{each.name} is an orphan"
+            assert each.parent == PARENT, f"{each.name} is an orphan"
             continue
         parent = by_id[each.parent]
         assert (spans.SPAN_HTTP if parent.server else parent.name) in kind.parents
         # Ends are noted where they are seen: the client has the end a moment before the last process notes it.
-        assert parent.start <= each.start and each.end <= parent.end + 50_000_000, each.name
-    return mine
+        assert parent.start <= each.start and each.end <= parent.end + LATE_NS, each.name
 
 
 @pytest.mark.parametrize("name", ["whole", "streamed"])
@@ -177,7 +183,8 @@ def test_an_answered_request_is_one_trace_over_all_processes(run: Run, name: str
 
 
 def test_a_request_whose_client_left_ends_as_cancelled(run: Run) -> None:
-    check(run, "cancelled")
+    mine = check(run, "cancelled")
+    assert {each.name for each in mine} >= {"admit", "tokenize", "queue", "prefill", "decode", "stream", "step"}
     root = run.span("cancelled", "POST /v1/completions")
     assert root.attributes["error.type"] == "disconnected"
     assert root.error == "the connection was closed"
