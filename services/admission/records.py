@@ -7,7 +7,8 @@ clock, because those of a process that is gone say nothing to the next; `Clock` 
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -101,6 +102,8 @@ class _Parts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     counted: tuple[tuple[str, str, _Happened], ...] = ()
 
 
+# Not `astuple`, which copies deeply: it took a third of the time of a page.
+_USED: Final = attrgetter(*(each.name for each in fields(Usage)))
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _KEPT: Final = msgspec.msgpack.Decoder(_Kept)
 _PARTS: Final = msgspec.msgpack.Decoder(_Parts)
@@ -208,7 +211,7 @@ def _happened(traffic: Traffic) -> _Happened:
         traffic.accepted,
         tuple(traffic.ended[end] for end in End),
         {code.value: count for code, count in traffic.refused.items()},
-        astuple(traffic.used),
+        _USED(traffic.used),
         traffic.prompt_tokens,
         traffic.generated,
         traffic.reclaim_us_max,
