@@ -164,6 +164,15 @@ def test_a_request_is_shown_with_its_stages_and_in_words(watched: Stack) -> None
     assert answer["why"][-1].endswith("ended: length, after 3 tokens")
 
 
+def enter(page: Browser, url: str) -> None:
+    """Open the console and give the key that it asks for."""
+    page.open(url)
+    page.wait("document.getElementById('key-dialog').open")
+    page.run("document.getElementById('key').value = 'root'")
+    page.run("document.querySelector('#key-form .primary').click()")
+    page.errors.clear()  # the refusal of a feed without a key
+
+
 def point_at_somebody(page: Browser) -> None:
     """Click on the wheel with the mouse until it stands on a request."""
     box = page.run(
@@ -186,11 +195,7 @@ def test_a_browser_clicks_through_the_console_under_load(
 ) -> None:
     assert BROWSER is not None
     with load(watched.endpoint, 24), Browser(BROWSER, width=width, height=900, dark=dark) as page:
-        page.open(f"{watched.url}/console")
-        page.wait("document.getElementById('key-dialog').open")
-        page.run("document.getElementById('key').value = 'root'")
-        page.run("document.querySelector('#key-form .primary').click()")
-        page.errors.clear()  # the refusal of a feed without a key
+        enter(page, f"{watched.url}/console")
         page.wait("noria.store.steps.length > 60")
         page.wait("document.querySelectorAll('#services tbody tr').length === 6")
         assert page.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
@@ -285,9 +290,7 @@ def test_a_long_history_stays_smooth_under_load_and_its_memory_bounded(
     assert BROWSER is not None
     with load(watched.endpoint, 24), Browser(BROWSER) as page:
         page.page("Performance.enable")
-        page.open(f"{watched.url}/console#requests")
-        page.run("document.getElementById('key').value = 'root'")
-        page.run("document.querySelector('#key-form .primary').click()")
+        enter(page, f"{watched.url}/console#requests")
         page.wait("noria.store.steps.length > 100")
         held = []
         for batch in range(5):
