@@ -254,8 +254,9 @@ MAIL_DROPPED: Final = _counter("noria.mail.dropped", "{message}", "Mail of or fo
 MAIL_MALFORMED: Final = _counter("noria.mail.malformed", "{message}", "Mail that cannot be read.", ATTRIBUTE_SERVICE)
 MAIL_GAPS: Final = _counter("noria.mail.gaps", "{gap}", "Times that mail was lost on the way.", ATTRIBUTE_SERVICE)
 MAIL_OUTBOX: Final = _gauge("noria.mail.outbox", "{message}", "Mail that waits for full sockets.", ATTRIBUTE_SERVICE)
+SPANS_LOST: Final = _counter("noria.spans.lost", "{span}", "Spans that the collector did not take.", ATTRIBUTE_SERVICE)
 PROCESS_METRICS: Final = (
-    PROCESS_CPU, PROCESS_MEMORY, PROCESS_START, MAIL_DROPPED, MAIL_MALFORMED, MAIL_GAPS, MAIL_OUTBOX,
+    PROCESS_CPU, PROCESS_MEMORY, PROCESS_START, MAIL_DROPPED, MAIL_MALFORMED, MAIL_GAPS, MAIL_OUTBOX, SPANS_LOST,
 )  # fmt: skip
 
 METRICS: Final[dict[str, Metric]] = {

@@ -13,7 +13,9 @@ from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.export import HTTP, MetricExport, SpanExport
+from noria.shared.instruments import SPANS_LOST
 from noria.shared.metrics import Value, merged, tell
+from noria.shared.spans import ATTRIBUTE_SERVICE
 from noria.shared.tracing import Attribute, Span, Tracer
 
 __all__ = ["Attribute", "Publication", "Span", "Telemetry"]
@@ -35,6 +37,7 @@ class Telemetry:
     def __init__(self, service: Service, incarnation: int, settings: TelemetrySettings) -> None:
         self.settings = settings
         self._sources: list[Publication] = []
+        self._attributes = ((ATTRIBUTE_SERVICE, service.value),)
         self._next_ns = 0
         self._spans, self._metrics = _exports(settings, service, incarnation)
         take = self._spans.take if self._spans is not None else None
@@ -64,7 +67,8 @@ class Telemetry:
 
     def values(self) -> list[Value]:
         """What all metrics of the process stand at; to be called in the thread that counts."""
-        return merged(value for source in self._sources for value in source.values())
+        lost = Value(SPANS_LOST, self._spans.lost if self._spans is not None else 0, self._attributes)
+        return merged((lost, *(value for source in self._sources for value in source.values())))
 
     def advance(self, now_ns: int) -> None:
         """Hand the values to the exporter, if there is one and a second has passed."""

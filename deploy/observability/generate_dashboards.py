@@ -136,6 +136,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 ("sum by (service) (noria_mail_dropped_total)", "of another life, {{service}}"),
                 ("sum by (service) (noria_mail_malformed_total)", "unreadable, {{service}}"),
                 ("sum by (service) (noria_mail_gaps_total)", "lost, {{service}}"),
+                ("sum by (service) (noria_spans_lost_total)", "spans lost, {{service}}"),
             )),
             Panel("Mail that waits for full sockets", "short", (("sum by (service) (noria_mail_outbox)", "{{service}}"),)),
             Panel("Processor", "percentunit", (rate("noria_process_cpu_seconds_total", "service"),)),

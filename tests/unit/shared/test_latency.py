@@ -37,6 +37,18 @@ def test_what_is_more_than_a_minute_old_does_not_count() -> None:
     assert (row(latency, "")["count"], row(latency, "")["p50"]) == (0, None), "nothing happened in this minute"
 
 
+def test_counts_that_began_anew_are_not_taken_for_less_than_nothing() -> None:
+    latency = Latency()
+    for number, times, at_s in ((0.1, 5, 0.0), (0.1, 7, 70.0), (0.1, 1, 90.0)):
+        histogram = Histogram(instruments.FIRST_TOKEN_TIME)
+        histogram.observe(number, times)
+        latency.take([histogram.value(BATCH)], at_s)
+    assert row(latency, "batch")["count"] == 0
+    latency.take([Value(instruments.LEDGER_ACCEPTED, 5)], 91.0)
+    latency.take([Value(instruments.LEDGER_IN_FLIGHT, 5)], 92.0)
+    assert latency.ledger == {"in_flight": 5}, "what was not told is not shown"
+
+
 def test_classes_and_tenants_are_added_up_for_all() -> None:
     latency, histogram = Latency(), Histogram(instruments.FIRST_TOKEN_TIME)
     histogram.observe(0.1, 3)

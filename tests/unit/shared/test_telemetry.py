@@ -10,6 +10,7 @@ from fakes.collector import Collector
 from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
 from noria.shared.errors import UserError
+from noria.shared.instruments import SPANS_LOST
 from noria.shared.telemetry import Telemetry
 from noria.shared.tracing import parse, trace_id
 
@@ -109,6 +110,25 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_process(listenin
         assert time.monotonic() - begun < 5
 
 
+def test_spans_beyond_the_queue_and_those_that_nobody_takes_are_counted_as_lost() -> None:
+    telemetry = telemetry_of(otlp_endpoint="http://127.0.0.1:9", otlp_metrics=False)
+
+    def lost() -> float:
+        (found,) = (each.number for each in telemetry.values() if each.metric is SPANS_LOST)
+        return found
+
+    assert lost() == 0
+    for _ in range(6000):  # the queue holds 4,096, and a batch may be on its way
+        telemetry.span("queue", PARENT).end()
+    beyond = lost()
+    assert 6000 - 4096 - 2 * 512 <= beyond <= 6000 - 4096
+    deadline = time.monotonic() + 20
+    while lost() == beyond:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    telemetry.close()
+
+
 @PROTOCOLS
 def test_a_span_arrives_at_a_collector_whole(protocol: str) -> None:
     with Collector() as collector:
@@ -122,12 +142,14 @@ def test_a_span_arrives_at_a_collector_whole(protocol: str) -> None:
         assert unsampled.traceparent.startswith(f"00-{TRACE}-")
         assert unsampled.traceparent.endswith("-00")
         unsampled.end()
+        telemetry.span("chunk", PARENT).end()
         telemetry.close()
-    (got,) = collector.spans
+    got, inner = collector.spans
     assert set(collector.taken) == {protocol}
     assert (got.service, got.name, got.trace, got.parent) == ("noria-scheduler", "queue", TRACE, "b7ad6b7169203331")
     assert f"00-{TRACE}-{got.span}-01" == span.traceparent
     assert got.server
+    assert not inner.server
     assert got.error == "it broke"
     assert got.attributes == {"noria.request": 7, "gen_ai.response.finish_reasons": ("stop", "length")}
     assert got.events == [("chunk", {"noria.step": 3})]
