@@ -129,6 +129,18 @@ def test_spans_beyond_the_queue_and_those_that_nobody_takes_are_counted_as_lost(
     telemetry.close()
 
 
+def test_a_span_keeps_a_bounded_number_of_events_and_links() -> None:
+    telemetry = telemetry_of()
+    span = telemetry.span(
+        "step", PARENT, {"noria.request": 7}, links=[f"00-{each:032x}-{each:016x}-01" for each in range(1, 300)]
+    )
+    for _ in range(300):
+        span.event("chunk")
+    span.end()
+    (shown,) = telemetry.answer_spans("7")
+    assert (len(shown["events"]), shown["links"]) == (128, 128)
+
+
 @PROTOCOLS
 def test_a_span_arrives_at_a_collector_whole(protocol: str) -> None:
     with Collector() as collector:
