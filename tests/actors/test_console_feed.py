@@ -1,5 +1,6 @@
 """The console's feed of a gateway whose stack does not answer, and that stops while the console is open."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from actors.test_gateway import Gateway
+
+from noria.services.gateway.watching import Watcher
 
 
 @pytest.fixture
@@ -47,3 +50,19 @@ def test_the_metrics_page_says_when_nobody_answers_and_the_page_is_there_all_the
     page = gateway.http.get("/console/main.js")
     assert page.headers["content-type"].startswith("text/javascript")
     assert page.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_console_that_does_not_read_loses_the_oldest_events_and_is_told_so() -> None:
+    watcher = Watcher()
+    for number in range(100):
+        watcher.put(b"%d" % number)
+    watcher.end()
+
+    async def everything() -> list[bytes]:
+        found = []
+        while event := await watcher.next():
+            found.append(event)
+        return found
+
+    assert asyncio.run(everything()) == [b"%d" % number for number in range(36, 100)]
+    assert watcher.missed == 36

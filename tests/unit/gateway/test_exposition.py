@@ -30,11 +30,16 @@ def test_buckets_are_cumulative_and_end_with_the_count() -> None:
 def test_label_values_are_escaped_and_each_metric_is_described_once() -> None:
     values = [
         Value(instruments.STREAMS_ACCEPTED, 1, whose('a"b\\c\nd')),
+        Value(instruments.STREAMS_IN_FLIGHT, 2, whose("e")),
         Value(instruments.STREAMS_ACCEPTED, 2, whose("e")),
     ]
     page = exposition(values, "")
     assert 'tenant="a\\"b\\\\c\\nd"' in page
     assert page.count("# HELP noria_streams_accepted_total ") == 1
+    lines = [line.partition("{")[0] for line in page.splitlines() if not line.startswith("#")]
+    assert lines == ["noria_streams_accepted_total"] * 2 + ["noria_streams_in_flight"], (
+        "what belongs together is together"
+    )
 
 
 def test_vllms_names_are_sums_over_classes_and_tenants_with_its_labels() -> None:
@@ -55,9 +60,26 @@ def test_vllms_names_are_sums_over_classes_and_tenants_with_its_labels() -> None
     assert not [line for line in exposition(ended, "").splitlines() if line.startswith("vllm:")]
 
 
+def test_vllms_counters_begin_at_nothing_and_what_was_never_measured_is_not_told() -> None:
+    page = exposition([], "tiny")
+    assert 'vllm:generation_tokens_total{model_name="tiny",engine="0"} 0.0' in page.splitlines()
+    assert "vllm:time_to_first_token_seconds" not in page
+    assert "vllm:num_requests_running" not in page
+
+
 def test_paths_are_named_by_their_routes_so_that_there_are_few_names() -> None:
-    names = RouteNames(["/metrics", "/metrics/{service}", "/v1/models", "/v1/models/{name:path}", "/console/{file}"])
+    names = RouteNames(
+        [
+            "/metrics",
+            "/metrics/{service}",
+            "/v1/models",
+            "/v1/models/{name:path}",
+            "/console/{file}",
+            "/console/requests/{name}",
+        ]
+    )
     assert names.of("/metrics") == "/metrics"
     assert names.of("/metrics/executor") == "/metrics/{service}"
     assert names.of("/v1/models/a/b") == "/v1/models/{name:path}"
+    assert names.of("/console/requests/7") == "/console/requests/{name}"
     assert names.of("/wp-admin/x.php") == "other"

@@ -129,6 +129,17 @@ def test_spans_beyond_the_queue_and_those_that_nobody_takes_are_counted_as_lost(
     telemetry.close()
 
 
+def test_a_span_may_have_begun_and_ended_a_while_ago_but_never_before_it_began() -> None:
+    telemetry = telemetry_of()
+    now_ns = time.time_ns()
+    for number, begun_s, ended_s in ((1, 9.0, 4.0), (2, 3.0, 8.0)):
+        telemetry.span("queue", PARENT, {"noria.request": number}, start_ago_s=begun_s).end(ago_s=ended_s)
+    first, second = telemetry.answer_spans(TRACE)
+    assert first["begin_ns"] == pytest.approx(now_ns - 9e9, abs=1e9)
+    assert first["end_ns"] == pytest.approx(now_ns - 4e9, abs=1e9)
+    assert second["end_ns"] == second["begin_ns"]
+
+
 def test_a_span_keeps_a_bounded_number_of_events_and_links() -> None:
     telemetry = telemetry_of()
     span = telemetry.span(
