@@ -89,10 +89,10 @@ verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replay
 	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
 
-verify-see: $(VENV)/.stamp-dev ## Look at the console in Chromium, scrape with Prometheus, measure what watching costs
+verify-see: $(VENV)/.stamp-dev kernels ## Look at the console in Chromium, scrape with Prometheus, kill while scraping, measure what watching costs
 	@command -v chromium >/dev/null && command -v prometheus >/dev/null || echo "make: without chromium and prometheus (apt install chromium prometheus) their tests are skipped" >&2
 	$(BIN)/noria models pull smollm2
-	$(BIN)/python -m pytest --timeout 600 tests/e2e/test_console.py tests/e2e/test_traces.py tests/stack/test_observability.py
+	$(BIN)/python -m pytest --timeout 600 tests/e2e/test_console.py tests/stack/test_observability.py tests/e2e/test_traces.py tests/e2e/test_recovered_traces.py tests/e2e/test_conservation.py
 	$(BIN)/python benchmarks/watching.py
 
 verify-speed: $(VENV)/.stamp-dev ## Install other engines, compare all side by side, measure int8; WORKLOADS=FOLDER
