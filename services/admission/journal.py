@@ -94,10 +94,9 @@ class Journal:
         return Recovered(list(requests.values()), traffic, levels, asleep_ns, doubts)
 
     def clear(self) -> None:
-        """Delete what is on record of requests."""
-        self._database.commit(
-            [Write(each, [()]) for each in ("DELETE FROM requests", _CLEAR, _CLEAR_PIECES, _CLEAR_DOUBTS)]
-        )
+        """Delete what is on record of requests, and what was counted of them."""
+        tables = ("requests", "pages", "pieces", "doubts", "traffic")
+        self._database.commit([Write(f"DELETE FROM {each}", [()]) for each in tables])
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
         return (msgspec.convert(row, kind) for row in self._database.read(statement))
