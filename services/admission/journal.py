@@ -95,8 +95,8 @@ class Journal:
 
     def clear(self) -> None:
         """Delete what is on record of requests, and what was counted of them."""
-        tables = ("requests", "pages", "pieces", "doubts", "traffic")
-        self._database.commit([Write(f"DELETE FROM {each}", [()]) for each in tables])
+        everything = ("DELETE FROM requests", "DELETE FROM traffic", _CLEAR, _CLEAR_PIECES, _CLEAR_DOUBTS)
+        self._database.commit([Write(each, [()]) for each in everything])
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
         return (msgspec.convert(row, kind) for row in self._database.read(statement))
