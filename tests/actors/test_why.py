@@ -1,10 +1,11 @@
 """Deadlines, the event log and `why`, through the scheduler's shell over real sockets."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fakes.desk import stream, submission
 from fakes.executor import FakeExecutor, geometry
-from fakes.neighbours import PATIENCE_S, PEERS, running_scheduler
+from fakes.neighbours import PATIENCE_S, PEERS, Peer, running_scheduler
 from msgspec.structs import replace
 
 from noria.cli.app import run
@@ -14,7 +15,17 @@ from noria.proto.output import Tokens
 from noria.proto.scheduling import Capacity, Submit
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.event_log import EventLog
+from noria.shared.config import RuntimeSettings
 from noria.shared.inspect import explain
+
+
+def asked(settings: RuntimeSettings, admission: Peer, request: str) -> list[str]:
+    """What is told of a request, admission being played by the test."""
+    with ThreadPoolExecutor(1) as asker:
+        answer = asker.submit(explain, settings, request, PATIENCE_S)
+        while not answer.done():
+            admission.listen(20)
+        return answer.result()
 
 
 def test_a_request_that_is_out_of_time_ends_though_nothing_else_happens(tmp_path: Path) -> None:
@@ -46,8 +57,10 @@ def test_a_live_scheduler_and_its_log_tell_what_a_request_waited_for(tmp_path: P
             fake.send(executor.wait_for(StepPlan))
             executor.send(fake.step())
             ended += [each.stream.request for each in detokenizer.wait_for(Tokens).runs if each.end]
-        lines = explain(settings, "2", PATIENCE_S)
-        assert explain(settings, "77", PATIENCE_S) == []
+        admission.tells["mine"] = {"numbers": [2]}
+        lines = asked(settings, admission, "mine")
+        assert asked(settings, admission, "2") == lines
+        assert asked(settings, admission, "77") == asked(settings, admission, "another's") == []
     assert "request 2, choice 0" in lines[0]
     assert any("a slot" in line for line in lines)
     assert "ended: length, after 3 tokens" in lines[-1]

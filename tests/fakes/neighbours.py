@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from noria.proto.base import Service
-from noria.proto.lifecycle import Hello, State
+from noria.proto.lifecycle import Hello, Inspect, Snapshot, State
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.event_log import EventLog
@@ -29,12 +29,16 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class Peer:
-    """A service that the test plays: it greets the scheduler and keeps what it hears."""
+    """A service that the test plays: it greets the scheduler and keeps what it hears.
+
+    tells: what it answers inspectors who ask about something; nothing is known of anything else.
+    """
 
     def __init__(self, service: Service, settings: RuntimeSettings) -> None:
         to = {Service.SCHEDULER: mailbox(settings, Service.SCHEDULER)}
         self.mailbox = Mailbox(service, mailbox(settings, service), to, settings)
         self.heard: list[msgspec.Struct] = []
+        self.tells: dict[str, dict[str, list[int]]] = {}
 
     def join(self) -> None:
         """Greet until the scheduler has taken note of it."""
@@ -49,8 +53,11 @@ class Peer:
 
     def listen(self, timeout_ms: int) -> None:
         self.mailbox.router.poll(timeout_ms, zmq.POLLIN)
-        for _, header, body in self.mailbox.receive(256):
-            if isinstance(body, Hello):
+        for identity, header, body in self.mailbox.receive(256):
+            if isinstance(body, Inspect):
+                told = msgspec.json.encode(self.tells.get(body.about, {}))
+                self.mailbox.answer(identity, Snapshot(self.mailbox.service.value, 0, State.READY, told))
+            elif isinstance(body, Hello):
                 # As an actor does it: whoever asks is answered each time, for an answer may be lost while it connects.
                 if self.mailbox.greet(header, answer=body.answer) or not body.answer:
                     self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY, answer=True))
