@@ -1,6 +1,10 @@
+import os
 import signal
 
 import pytest
+
+# Triton's kernels are tested on a processor, by its interpreter; it looks here when they are first imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell that starts the tests in the background, or under nohup, lets its children ignore these for good.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -54,8 +54,12 @@ class Cache:
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Where a layer's keys and values begin: its row 0."""
-        keys, values = self._pool[:, self._ranks[layer] * self._shape.num_blocks :]
+        keys, values = self.rows(layer)
         return keys.data_ptr(), values.data_ptr()
+
+    def rows(self, layer: int) -> torch.Tensor:
+        """A layer's keys and values as bytes [2, rows, page bytes], from its row 0 on."""
+        return self._pool[:, self._ranks[layer] * self._shape.num_blocks :]
 
     def regions(self) -> list[int]:
         """Where the pages begin that lie in a chunk each, one after the other: keys and values of each rank of layers."""

@@ -34,9 +34,10 @@ ALONE: Schedule = [[(sequence, 0, length)] for sequence, length in enumerate(LEN
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch.
+    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch, "device" a device's kernels.
 
     step_tokens: the most that a step has, all of the longest sequence where 0; a window's pages are used again sooner.
+    padding: how much larger than needed a device's arrays are.
     """
 
     heads: int = 6
@@ -53,6 +54,7 @@ class Layer(msgspec.Struct, frozen=True):
     lengths: tuple[int, ...] = LENGTHS
     shuffle: int = 0
     step_tokens: int = 0
+    padding: int = 0
 
     @property
     def architecture(self) -> Architecture:
@@ -126,7 +128,8 @@ def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: s
             (norms[0], norms[1]) if facts.head_norm else None,
         )
         found = operations.attention(0, queries)
-        for (slot, start, length), part in zip(slices, found.split([each[2] for each in slices]), strict=True):
+        parts = found[: len(qkv)].split([each[2] for each in slices])
+        for (slot, start, length), part in zip(slices, parts, strict=True):
             rows[slot][start : start + length] = part
     return Attended(rows)
 
@@ -135,6 +138,10 @@ def _operations(
     layer: Layer, level: str | None, shape: Shape, cache: Cache, places: list[tuple[int, int]]
 ) -> Operations:
     level = layer.level if level is None else level
+    if level == "device":
+        from numerics.on_device import OnDevice
+
+        return OnDevice(layer.architecture, shape, cache, places, layer.dtype, layer.padding)
     if level:
         kernels = open_kernels(level)
         return NativeOperations(layer.architecture, shape, cache, places, layer.dtype, kernels, layer.threads)

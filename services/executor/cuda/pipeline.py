@@ -131,7 +131,7 @@ class Pipeline:
         found = None
         if flight.batch.sampler is not None:
             with self._device.read(flight.pair.host_out) as array:
-                found = drawn(flight.sizes, array, len(flight.batch.sampler.rows))
+                found = drawn(flight.sizes, array, flight.batch.sampler)
         flight.pair.busy = False
         compute_us = self._device.elapsed_us(flight.began, flight.ended)
         idle_us, began_ns = 0.0, flight.launched_ns

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from noria.services.executor.device.sizes import Sizes
-from noria.services.executor.sampler import Drawn
+from noria.services.executor.sampler import Drawn, Sampler, wanted_logprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -43,15 +43,15 @@ def outputs(sizes: Sizes, buffer: torch.Tensor) -> Outputs:
     )
 
 
-def drawn(sizes: Sizes, buffer: NDArray[np.uint8], rows: int) -> Drawn:
-    """What was sampled, of the first `rows` rows, in arrays of their own."""
-    found = outputs(sizes, torch.from_numpy(buffer))
-    told = rows if sizes.logprobs >= 0 else 0
+def drawn(sizes: Sizes, buffer: NDArray[np.uint8], sampler: Sampler) -> Drawn:
+    """What was sampled of a step's rows, without padding, in arrays of their own."""
+    found, rows, most = outputs(sizes, torch.from_numpy(buffer)), len(sampler.rows), wanted_logprobs(sampler)
+    told, width = rows if most >= 0 else 0, max(most, 0)
     return Drawn(
         found.ids[:rows].numpy().astype(np.int64),
         found.logprobs[:told].numpy().copy(),
-        found.top_ids[:told].numpy().copy(),
-        found.top_logprobs[:told].numpy().copy(),
+        found.top_ids[:told, :width].numpy().copy(),
+        found.top_logprobs[:told, :width].numpy().copy(),
     )
 
 
