@@ -8,13 +8,13 @@ import pytest
 from fakes.admission_bench import ALICE, BOB, CLOCK, SECOND, Bench, deltas, finishes, policy, tenant, token_request
 
 from noria.proto.base import End, Logprobs, Sampling, Service, Stream
-from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Code, Generate, Have, Rejected
+from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Generate, Have, Rejected
 from noria.proto.output import Open, TextRun, Texts
-from noria.proto.scheduling import Submit
+from noria.proto.scheduling import Reclaimed, Reclaims, Submit
 from noria.services.admission import records
 from noria.services.admission.core.events import Joined
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
-from noria.services.admission.core.record import PAGES_PER_FOLD
+from noria.services.admission.core.record import PAGES_PER_FOLD, Part
 from noria.services.admission.core.traffic import Measure
 from noria.services.admission.metrics import TrafficMetrics
 from noria.shared import instruments
@@ -234,7 +234,74 @@ def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
         if number == 1:
             bench.die()
             bench.ready()
-    assert [each.tenant for each in bench.core.books.accounts.traffic if each.tenant] == ["zoe", "acme"]
+    for _ in range(2):
+        assert [each.tenant for each in bench.core.books.accounts.traffic if each.tenant] == ["zoe", "acme"]
+        bench.die()
+
+
+def test_a_fold_keeps_what_earlier_pages_counted_of_others() -> None:
+    bench = Bench(journal=True, policy=policy(tenant("acme"), tenant("beta")), context_tokens=2000)
+    bench.generate(token_request("r1", credential="acme"))
+    bench.generate(token_request("r2", credential="beta", max_tokens=1900))
+    bench.text(100, 0, (50, 51), 0, "ab", end=End.STOP)
+    bench.step()
+    for position in range(2 * PAGES_PER_FOLD + 5):
+        bench.text(101, position, (position % 30,), position, "a")
+        bench.step()
+    before = told(bench)
+    bench.die()
+    assert told(bench) == before
+
+
+def test_refusals_alone_are_folded_now_and_then() -> None:
+    bench = begun(requests_max=1)
+    for number in range(PAGES_PER_FOLD + 5):
+        bench.generate(token_request(f"x{number}"), BOB)
+    assert 0 < bench.database.count("pages") < 10
+    before = told(bench)
+    bench.die()
+    assert told(bench) == before
+
+
+def test_times_count_from_the_receipt_and_from_token_to_token() -> None:
+    bench = Bench(journal=True)
+    bench.generate(Generate("r1", prompt="hello", sampling=Sampling(max_tokens=9)))
+    bench.pass_time(0.3)
+    bench.tokenized(100)
+    bench.step()
+    for position, seconds in enumerate((0.5, 0.1, 0.2)):
+        bench.pass_time(seconds)
+        bench.text(100, position, (50,), position, "a", end=End.STOP if position == 2 else 0)
+    bench.step()
+    (traffic,) = (each for account, each in bench.core.books.accounts.traffic.items() if account.tenant)
+    found = {series.measure: each.total / SECOND for series, each in traffic.measured.items()}
+    assert found[Measure.FIRST_TOKEN] == pytest.approx(0.8)
+    assert found[Measure.PREFILL] == pytest.approx(0.5)
+    assert found[Measure.INTERVAL] == found[Measure.DECODE] == pytest.approx(0.3)
+    assert found[Measure.WHOLE] == pytest.approx(1.1)
+    assert traffic.of(Measure.INTERVAL).count == 2
+
+
+def test_the_delay_of_a_reclaim_and_prompts_are_counted_over_lives() -> None:
+    bench = begun()
+    bench.hear(ALICE, Cancel("r1"))
+    bench.news(Reclaims((Reclaimed(STREAM, 3, 1, 900),)))
+    bench.step()
+    for _ in range(2):
+        (traffic,) = bench.core.books.accounts.traffic.values()
+        assert (traffic.reclaim_us_max, traffic.of(Measure.RECLAIM).total) == (900, 900_000)
+        assert traffic.prompt_tokens == 3
+        bench.die()
+
+
+def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
+    part = Part(
+        1, 0, 0, 0, (5,), 0, "a", first_token_ns=7 * SECOND, end=1, ended_ns=9 * SECOND, last_token_ns=8 * SECOND
+    )
+    later = records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    written_ns, (read,), counted = records.decode_parts(records.encode_parts((part,), 9 * SECOND, CLOCK), later)
+    assert (written_ns, counted) == (4 * SECOND, [])
+    assert (read.first_token_ns, read.ended_ns, read.last_token_ns) == (2 * SECOND, 4 * SECOND, 3 * SECOND)
 
 
 def told(bench: Bench) -> list[Value]:
