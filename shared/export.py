@@ -89,12 +89,16 @@ class SpanExport:
 
 
 class MetricExport:
-    """Sends the latest values every five seconds. `publish` is one assignment: old values are sent, or new ones."""
+    """Sends the latest values every five seconds. `publish` is one assignment: old values are sent, or new ones.
+
+    since: when those metrics began to be counted, by name, that did so before this process.
+    """
 
     def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
         self._latest: Sequence[Value] = ()
         self._resource = resource
         self._began_ns = time.time_ns()
+        self.since: dict[str, int] = {}
         self._exporter = _metric_exporter(endpoint, protocol)
         self._periodic = _Periodic("metrics", _METRICS_EVERY_S, self._export)
 
@@ -129,7 +133,7 @@ class MetricExport:
     def _data(self, metric: Metric, values: Iterable[Value]) -> "Sum | Gauge | Histogram":
         from opentelemetry.sdk.metrics import export
 
-        now_ns, began_ns = time.time_ns(), self._began_ns
+        now_ns, began_ns = time.time_ns(), self.since.get(metric.name, self._began_ns)
         cumulative = export.AggregationTemporality.CUMULATIVE
         if metric.kind is Kind.HISTOGRAM:
             points = [

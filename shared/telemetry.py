@@ -13,7 +13,7 @@ from noria.proto.base import Service
 from noria.shared.config import TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.export import HTTP, MetricExport, SpanExport
-from noria.shared.instruments import SPANS_LOST
+from noria.shared.instruments import SPANS_LOST, Metric
 from noria.shared.metrics import Value, merged, tell
 from noria.shared.spans import ATTRIBUTE_SERVICE
 from noria.shared.tracing import Attribute, Span, Tracer
@@ -64,6 +64,11 @@ class Telemetry:
     def add(self, source: Publication) -> None:
         """Ask this source, too, when metrics are wanted."""
         self._sources.append(source)
+
+    def go_on(self, metrics: Iterable[Metric], since_unix_ns: int) -> None:
+        """These are counted since an earlier life of the process."""
+        if self._metrics is not None:
+            self._metrics.since.update((each.name, since_unix_ns) for each in metrics)
 
     def values(self) -> list[Value]:
         """What all metrics of the process stand at; to be called in the thread that counts."""

@@ -29,6 +29,7 @@ SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS pieces (number INTEGER NOT NULL, choice INTEGER NOT NULL, place INTEGER NOT NULL, "
     "body BLOB NOT NULL, PRIMARY KEY (number, choice, place)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS pages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS began (one INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS seen (one INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS traffic (place INTEGER PRIMARY KEY, tenant TEXT NOT NULL, class TEXT NOT NULL, "
     "body BLOB NOT NULL, UNIQUE (tenant, class))",
@@ -45,6 +46,7 @@ _PIECE: Final = (
 _CLEAR: Final = "DELETE FROM pages"
 _CLEAR_PIECES: Final = "DELETE FROM pieces"
 _FORGET: Final = ("DELETE FROM requests WHERE number = ?", "DELETE FROM pieces WHERE number = ?")
+_BEGAN: Final = "INSERT OR IGNORE INTO began VALUES (1, ?)"
 _SEEN: Final = "INSERT OR REPLACE INTO seen VALUES (1, ?)"
 # The place of an account stays, so that they are read in the order in which they were first heard of.
 _TRAFFIC: Final = (
@@ -91,11 +93,23 @@ class Journal:
             raise UserError(_unreadable(self._database, error)) from error
         self._fold(requests, traffic, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
+        self._database.commit([Write(_BEGAN, [(clock.wall(now_ns),)])])
         return Recovered(list(requests.values()), traffic, levels, asleep_ns, doubts)
+
+    def began_unix_ns(self) -> int:
+        """When it was first read: since then it counts."""
+        return next((at for (at,) in self._rows("SELECT at FROM began", tuple[int])), 0)
 
     def clear(self) -> None:
         """Delete what is on record of requests, and what was counted of them."""
-        everything = ("DELETE FROM requests", "DELETE FROM traffic", _CLEAR, _CLEAR_PIECES, _CLEAR_DOUBTS)
+        everything = (
+            "DELETE FROM requests",
+            "DELETE FROM traffic",
+            "DELETE FROM began",
+            _CLEAR,
+            _CLEAR_PIECES,
+            _CLEAR_DOUBTS,
+        )
         self._database.commit([Write(each, [()]) for each in everything])
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:

@@ -43,6 +43,7 @@ from noria.services.admission.records import Clock
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import UsageBook
 from noria.shared.actor import Actor
+from noria.shared.instruments import ADMISSION_METRICS
 from noria.shared.telemetry import Telemetry
 
 _MAIL_PER_TURN_MAX: Final = 256
@@ -84,6 +85,7 @@ class AdmissionService:
         if journal is not None:
             now_ns = time.monotonic_ns()
             self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
+            telemetry.go_on(ADMISSION_METRICS, journal.began_unix_ns())
         telemetry.add(TrafficMetrics(self._core.books, telemetry.settings.tenants_max))
         self._chronicle = Chronicle(telemetry)
         self._names = Names()

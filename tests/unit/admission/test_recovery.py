@@ -227,6 +227,18 @@ def test_measures_of_a_life_with_other_buckets_keep_their_number() -> None:
     assert (first.counts, whole.counts) == ([0, 0, 1], [1])
 
 
+def test_a_journal_knows_since_when_it_counts() -> None:
+    bench = begun()
+    assert bench.journal is not None
+    began = bench.journal.began_unix_ns()
+    bench.die(seconds=30)
+    assert bench.journal.began_unix_ns() == began == CLOCK.wall(1_000 * SECOND)
+    bench.journal.clear()
+    bench.die()
+    assert bench.journal.began_unix_ns() > began
+    assert not bench.core.books.accounts.traffic
+
+
 def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
     bench = Bench(journal=True, policy=policy(tenant("zoe"), tenant("acme")))
     for number, name in enumerate(("zoe", "acme", "zoe")):

@@ -92,6 +92,17 @@ def test_values_are_handed_to_the_exporter_once_a_second_and_at_the_end() -> Non
     assert collector.reporters == {"noria-scheduler"}
 
 
+def test_what_goes_on_from_an_earlier_life_is_exported_as_counted_since_then() -> None:
+    with Collector() as collector:
+        counts = [Value(each, 3) for each in (instruments.LEDGER_ACCEPTED, instruments.CACHE_EVICTIONS)]
+        telemetry = telemetry_to(collector.url, *counts)
+        telemetry.go_on([instruments.LEDGER_ACCEPTED], 4711)
+        telemetry.close()
+    began = {name: sent.sum.data_points[0].start_time_unix_nano for name, sent in collector.metrics.items()}
+    assert began["noria.ledger.accepted"] == 4711
+    assert time.time_ns() - 60 * SECOND_NS < began["noria.cache.evictions"] < time.time_ns()
+
+
 def test_nobody_counts_for_an_exporter_that_is_not_there() -> None:
     class Never(Publication):
         def values(self) -> Iterable[Value]:
