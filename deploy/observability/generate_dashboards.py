@@ -98,6 +98,11 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
             Panel("Service by class and tenant, tokens by price / s (policy fair)", "short", (
                 (f"sum by (class, tenant) (deriv(noria_share_service{{{_WHOSE}}}[$__rate_interval]))", "{{class}} {{tenant}}"),
             )),
+            # Without a GPU there are none of these: then a line at 0 says so.
+            Panel("Steps on GPUs / s, by whether a graph was replayed", "short", (
+                ("sum by (device, way) (rate(noria_device_steps_total[$__rate_interval])) or vector(0)", "{{device}} {{way}}"),
+                ("sum by (device) (noria_device_unrecorded_total) or vector(0)", "shapes not recorded, {{device}}"),
+            )),
             Panel("From the end to the last block's return", "s", quantiles("noria_reclaim_time_seconds")),
         ),
     ),

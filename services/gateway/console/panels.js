@@ -17,7 +17,7 @@ export function tiles(store) {
   const first = latency('first_token'); const between = latency('interval'); const rates = store.rates();
   const blocks = sum(live.blocks); const held = blocks.used + blocks.shared; const hits = live.counters.prompt_tokens ? live.counters.hit_tokens / live.counters.prompt_tokens : 0;
   const rows = [
-    ['Running', count(live.running), ` / ${live.slots.count} slots`, live.slots.count ? `${percent(live.slots.used / live.slots.count)} of the slots` : 'no executor'],
+    ['Running', count(live.running), ` / ${live.slots.count} slots`, live.slots.count ? `${count(live.slots.used)} slots in use` : 'no executor'],
     ['Waiting', count(live.waiting), '', `${count(live.counters.resets + live.counters.swaps_out)} preemptions so far`],
     ['Tokens generated', count(rates.output), ' / s', `${count(rates.all)} computed / s`],
     ['First token', first ? ms(first.p50) : '–', '', first ? `p95 ${ms(first.p95)}` : 'nobody yet'],
@@ -63,11 +63,11 @@ export function cache(store) {
   const groups = live.blocks.map((each, place) => {
     const all = { ...each, reserved: Math.min(live.reserved, each.blank) }; all.blank -= all.reserved;
     const total = all.used + all.shared + all.cached + all.reserved + all.blank;
-    const cells = [];
+    const cells = []; const squares = Math.min(CELLS, total);
     let before = 0; let drawn = 0;
     for (const state of STATES) {
       before += all[state];
-      const until = Math.max(Math.round((CELLS * before) / total), drawn + (all[state] && drawn < CELLS ? 1 : 0));
+      const until = Math.max(Math.round((squares * before) / total), drawn + (all[state] && drawn < squares ? 1 : 0));
       for (; drawn < until; drawn += 1) cells.push(el('i', { 'data-s': state }));
     }
     const keys = [...STATES, ...(all.host ? ['host'] : [])].map((state) => el('span', {}, el('i', { 'data-s': state }), state === 'cached' ? 'kept' : state, el('b', {}, count(all[state]))));
