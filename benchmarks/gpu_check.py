@@ -477,7 +477,7 @@ def bandwidth_share(
     del one, other
     facts = decoder.architecture
     cached = 2 * facts.layers * facts.key_width * 2 * context * batch
-    table = 0 if facts.tied else facts.vocabulary * facts.hidden * 2  # of an untied embedding only rows are read
+    table = facts.vocabulary * facts.hidden * 2  # of the embedding, which the head has a copy of, only rows are read
     read = decoder.nbytes - table + cached
     found |= {"read_gb": read / 1e9, "copy_gb_per_s": max(rates) / 1e9}
     return read / (found["decode_step_ms"] / 1e3) / max(rates)

@@ -129,7 +129,7 @@ class FakeStream:
         assert isinstance(event, FakeEvent)
         with self.device.lock:
             self.tasks.append(_Task("wait", awaited=event))
-            if not self.device.forgets_waits:
+            if self.name not in self.device.forgets:
                 _join(self.device.clocks[self.name], event.clock)
 
     def _queue(self, what: str, work: Work, uses: Uses) -> None:
@@ -148,13 +148,18 @@ class FakeStream:
 
 @dataclass(eq=False)
 class FakeDevice:
-    """trouble: what the next pieces of work raise, None for nothing. refuses: nothing can be recorded."""
+    """eagerness: how likely queued work is done at once, again and again.
+
+    trouble: what the next pieces of work raise, None for nothing. refuses: nothing can be recorded. forgets: streams that do
+    not wait for events. stalled: streams that do nothing for now.
+    """
 
     seed: int = 0
     eagerness: float = 0.5
     trouble: list[Exception | None] = field(default_factory=list)
     refuses: bool = False
-    forgets_waits: bool = False
+    forgets: frozenset[str] = frozenset()
+    stalled: frozenset[str] = frozenset()
     captures: int = 0
     replays: int = 0
 
@@ -251,7 +256,7 @@ class FakeDevice:
 
     def turn(self) -> bool:
         """Do one piece of queued work, of any stream that can go on; False when none can."""
-        able = [each for each in self.streams if each.tasks and self._able(each.tasks[0])]
+        able = [each for each in self.streams if each.tasks and self._able(each)]
         if not able:
             return False
         task = self.random.choice(able).tasks.popleft()
@@ -267,8 +272,9 @@ class FakeDevice:
             while self.turn():
                 pass
 
-    def _able(self, task: _Task) -> bool:
-        return task.awaited is None or task.awaited.done or self.forgets_waits
+    def _able(self, stream: FakeStream) -> bool:
+        awaited = stream.tasks[0].awaited
+        return stream.name not in self.stalled and (awaited is None or awaited.done or stream.name in self.forgets)
 
 
 class _Recorder(TorchDispatchMode):

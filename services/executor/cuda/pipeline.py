@@ -84,7 +84,7 @@ class Pipeline:
         self._pairs = Pairs(device, largest.bytes + EXTRA_BYTES, output_bytes(largest.sizes))
         self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
         pool = device.state("pool", engine.pool.data)
-        self._moves = Moves(device, engine.pool, pool)
+        self.moves = Moves(device, engine.pool, pool)
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
         self.recorded = Recorded(engine, self._compute, kept, graphs_max)
         self._before: tuple[Event, int] | None = None
@@ -92,7 +92,7 @@ class Pipeline:
     def launch(self, batch: Batch) -> Flight:
         """Queue a step. Raises MemoryError, and whatever the model's code raises, with nothing of it under way."""
         sizes, padded = self._sizes(batch)
-        layout, rows = self._layout(sizes), self._moves.rows(batch)
+        layout, rows = self._layout(sizes), self.moves.rows(batch)
         pair = self._pairs.take(layout.bytes, output_bytes(sizes), rows.nbytes)
         launched_ns = self._clock_ns()
         try:
@@ -108,7 +108,7 @@ class Pipeline:
             self._compute.copy(step_in, pair.device_in, layout.bytes)
             began = self._compute.record(timed=True)
             if len(rows):
-                self._moves.launch(batch, self._compute, pair.index)
+                self.moves.launch(batch, self._compute, pair.index)
             way: Way | None = None
             kept: list[object] = []
             if len(batch.token_ids):
@@ -156,7 +156,7 @@ class Pipeline:
     @property
     def buffer_bytes(self) -> int:
         """Bytes on the device of the pairs, of what graphs read and write, and of what swaps are staged in."""
-        return self._pairs.device_bytes + self._moves.staging_bytes
+        return self._pairs.device_bytes + self.moves.staging_bytes
 
     def _padding_alone(self, sizes: Sizes, use: Callable[[Step], object]) -> None:
         batch = idle_batch(self.engine.shape)

@@ -143,8 +143,17 @@ class TorchDevice:
         return Buffer(name, data)
 
     def host_buffer(self, name: str, count: int) -> Buffer:
-        """Zeroed, pinned bytes on the host."""
-        return Buffer(name, torch.zeros(count, dtype=torch.uint8, pin_memory=count > 0), on_host=True)
+        """Zeroed, pinned bytes on the host. Raises UserError when the system does not let so much be pinned.
+
+        Pinned by hand, because torch's own allocator for such memory rounds up to a power of two.
+        """
+        data = torch.zeros(count, dtype=torch.uint8)
+        if count and (code := int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), count, 0))):
+            raise UserError(
+                f"{count >> 20} MiB of host memory cannot be pinned for the GPU (CUDA error {code}); lower "
+                "--cpu-offload-space, or raise the limit on locked memory (`ulimit -l`)"
+            )
+        return Buffer(name, data, on_host=True)
 
     def state(self, name: str, data: torch.Tensor) -> Buffer:
         """A tensor as a buffer, with everything that was done to it over."""

@@ -10,9 +10,12 @@ from fakes.device import FakeDevice, RaceError
 from fakes.device_bench import Asked, Drive, pipeline, reference, shape_of
 from fakes.tiny_weights import write_tiny_weights
 
-from noria.proto.base import Sampling
-from noria.services.executor.batch import Batch
+from noria.proto.base import Sampling, Stream
+from noria.proto.execution import Copy, Fill, Slice, StepPlan
+from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.cuda.pipeline import Flight, Pipeline
+from noria.services.executor.shape import Shape
+from noria.services.executor.slots import Slots
 
 SEEDS = range(6)
 
@@ -85,10 +88,70 @@ def test_a_step_is_the_same_whether_it_is_replayed_or_computed_plainly(model: Pa
     assert Drive(shape, in_flight=1).run(pipeline(model, shape, FakeDevice(2)), asked(1)) == plain
 
 
-def test_without_waits_between_streams_races_are_found(model: Path) -> None:
-    shape = shape_of(model)
-    with pytest.raises(RaceError, match="device in 0: copy device in 0 to step in on compute is not ordered after"):
-        Drive(shape).run(pipeline(model, shape, FakeDevice(0, forgets_waits=True)), asked(0))
+@pytest.mark.parametrize(
+    ("stream", "found"),
+    [
+        ("compute", "device in 0: copy device in 0 to step in on compute is not ordered after copy host in 0"),
+        ("copy out", "device out 0: copy device out 0 to host out 0 on copy out is not ordered after"),
+        ("swap", "staging out: copy staging out to host pool on swap is not ordered after work on compute"),
+    ],
+)
+def test_a_stream_that_does_not_wait_for_the_others_is_a_race(model: Path, stream: str, found: str) -> None:
+    tight = shape_of(model, num_blocks=32, host_slots=64)
+    device = FakeDevice(0, forgets=frozenset({stream}))
+    with pytest.raises(RaceError, match=found):
+        Drive(tight, safety_margin=0.0).run(pipeline(model, tight, device), asked(0, count=9))
+
+
+def plans(shape: Shape) -> Iterator[Batch]:
+    """A prompt; then its first two blocks out to the host beside a token; then back, elsewhere, beside another."""
+    slots = Slots(shape)
+    fill = Fill(0, Stream(0, 0), 0, tuple(range(5, 15)), (), Sampling(temperature=0.0), (), ((2, 3, 4, 5, 6),))
+    yield prepare(slots, StepPlan(1, 1, (Slice(0, 0, 10, False, True),), fill=(fill,)))
+    out = (Copy(0, 2, 7), Copy(0, 3, 1))
+    yield prepare(slots, StepPlan(1, 2, (Slice(0, 10, 1, True, True),), swap_out=out))
+    back = (Copy(0, 7, 10), Copy(0, 1, 11))
+    yield prepare(slots, StepPlan(1, 3, (Slice(0, 11, 1, True, True),), swap_in=back))
+
+
+def test_a_step_is_over_while_what_it_swapped_out_is_still_on_its_way(model: Path) -> None:
+    shape = shape_of(model, host_slots=16)
+    device = FakeDevice(0)
+    made = pipeline(model, shape, device)
+    first, out, _ = plans(shape)
+    made.finish(made.launch(first))
+    pages = made.engine.pool.pages
+    rows = torch.from_numpy(made.engine.pool.rows([(0, 2), (0, 3)]))
+    kept = pages[rows].clone()
+    device.stalled = frozenset({"swap"})
+    made.finish(made.launch(out))
+    assert not made.moves.host.any()
+    device.stalled = frozenset()
+    device.finish()
+    size = made.engine.pool.block_bytes(0)
+    assert made.moves.host[7 * size : 8 * size].equal(kept[: len(kept) // 2].flatten())
+    assert made.moves.host[size : 2 * size].equal(kept[len(kept) // 2 :].flatten())
+
+
+def test_what_comes_in_is_on_the_device_before_the_step_before_is_over(model: Path) -> None:
+    shape = shape_of(model, host_slots=16)
+    device = FakeDevice(0)
+    made = pipeline(model, shape, device)
+    first, out, back = plans(shape)
+    for batch in (first, out):
+        made.finish(made.launch(batch))
+    device.finish()
+    pool = made.engine.pool
+    before, after = (torch.from_numpy(pool.rows([(0, each) for each in blocks])) for blocks in ((2, 3), (10, 11)))
+    device.stalled = frozenset({"compute"})
+    flight = made.launch(back)
+    while device.turn():
+        pass
+    assert made.moves.staged_in[: 2 * pool.block_bytes(0)].equal(pool.pages[before].flatten())
+    assert not pool.pages[after].any()
+    device.stalled = frozenset()
+    made.finish(flight)
+    assert pool.pages[after].equal(pool.pages[before])
 
 
 class Hasty(Pipeline):
