@@ -21,6 +21,7 @@ from noria.services.executor.loaded import Loaded
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans
+from noria.services.executor.step_log import step_time
 from noria.services.executor.vigil import Vigil
 from noria.shared.actor import Shell
 from noria.shared.garbage import freeze
@@ -266,7 +267,7 @@ class ExecutorShell:
         posted = self._of(batch)
         if posted is None or self._slots is None or not self._current(batch):
             return
-        self._note(posted, computed)
+        self.step_times.append(step_time(batch, posted.began_ns, computed.times))
         sampled = results(self._slots, batch, computed.drawn)
         tokens = len(batch.token_ids)
         self.metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us, computed.times.way)
@@ -276,24 +277,6 @@ class ExecutorShell:
         self._post.send(self, Service.SCHEDULER, done, posted.traceparent)
         if posted.links is not None:
             self._spans.done(batch.number, tokens, computed.compute_us, posted.traceparent, posted.links)
-
-    def _note(self, posted: _Posted, computed: Computed) -> None:
-        batch, times = computed.batch, computed.times
-        self.step_times.append(
-            StepTime(
-                batch.epoch,
-                batch.number,
-                len(batch.token_ids),
-                len(batch.slices.starts),
-                posted.began_ns,
-                times.posted_ns,
-                times.launched_ns,
-                times.began_ns,
-                times.ended_ns,
-                times.told_ns,
-                times.way,
-            )
-        )
 
     def _broken(self, broken: Broken) -> None:
         batch = broken.batch

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 BUSY = """
 import torch
 torch.set_num_threads(1)
@@ -39,3 +42,22 @@ def test_sigterm_ends_it_in_order_while_a_model_is_loading(tmp_path: Path) -> No
         process.wait()
     assert process.returncode == 0, errors
     assert "terminate called" not in errors
+
+
+CUDA = """
+from noria.services.executor.__main__ import start
+from noria.shared.config import Config, ExecutorSettings, RuntimeSettings
+
+runtime = RuntimeSettings(dir=DIR, supervised=False)
+raise SystemExit(start(Config(runtime=runtime, executor=ExecutorSettings(device="cuda"))))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_device_cuda_without_a_gpu_ends_the_start_with_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    script = CUDA.replace("DIR", repr(str(tmp_path)))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("noria executor: executor.device is cuda, but") and "--device cpu" in last

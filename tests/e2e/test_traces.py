@@ -7,6 +7,7 @@ import secrets
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Run:
     pages: dict[str, Scrape] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     printed: str = ""
+    steps: str = ""
 
     def trace(self, name: str, flags: str = "01") -> str:
         self.traces[name] = secrets.token_hex(16)
@@ -120,6 +122,8 @@ def run(tiny_model: Path) -> Iterator[Run]:
             run.state = running.state()
             command = [str(NORIA), "trace", "whole", "--runtime-dir", str(running.runtime_dir)]
             run.printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            command[2:3] = ["--steps", "--last", "50"]
+            run.steps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             running.stop()  # which exports what has not been exported yet
             run.numbers["log"] = running.log()
         yield run
@@ -245,6 +249,15 @@ def test_log_lines_about_a_request_name_its_trace(run: Run) -> None:
     for name in ("whole", "cancelled"):
         events = {each["event"] for each in lines if each.get("trace") == run.traces[name]}
         assert {"request accepted", "stream ended"} <= events
+
+
+def test_the_last_steps_are_drawn_one_after_the_other_on_the_device(run: Run) -> None:
+    events = [each for each in json.loads(run.steps)["traceEvents"] if each["ph"] == "X"]
+    computed = [(each["ts"], each["ts"] + each["dur"]) for each in events if each["tid"] == 2]
+    assert len(computed) == 50 and len(events) == 4 * 50
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(computed))
+    prepared = [each["ts"] + each["dur"] for each in events if each["tid"] == 0]
+    assert all(ready <= begin for ready, (begin, _) in zip(prepared, computed, strict=True))
 
 
 def test_the_trace_of_a_request_is_printed_without_a_collector(run: Run) -> None:

@@ -148,7 +148,8 @@ class TorchDevice:
         Pinned by hand, because torch's own allocator for such memory rounds up to a power of two.
         """
         data = torch.zeros(count, dtype=torch.uint8)
-        if count and (code := int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), count, 0))):
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if count and (code := int(runtime.cudaHostRegister(data.data_ptr(), count, 0))):
             raise UserError(
                 f"{count >> 20} MiB of host memory cannot be pinned for the GPU (CUDA error {code}); lower "
                 "--cpu-offload-space, or raise the limit on locked memory (`ulimit -l`)"

@@ -21,8 +21,8 @@ from noria.shared.step_times import StepTime, chrome, overlap
 SHAPE = Shape(max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=120, vocabulary=50)
 GEOMETRY = Geometry("m", (Group(0, 1),), 120, 2, 16, 8, 64, 200, 50, "float32", "cpu")
 LOADED = Loaded(SHAPE, GEOMETRY, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
-COMPUTE_S = 0.04
-STEPS = 30
+COMPUTE_S = 0.08
+STEPS = 20
 
 
 def steps(in_flight: int) -> list[StepTime]:
