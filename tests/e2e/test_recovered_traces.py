@@ -36,8 +36,9 @@ def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(
         found: list[httpx.Response] = []
         asking = threading.Thread(target=ask, args=(running, found))
         asking.start()
-        # Half a second after its first tokens: what processes had finished by then has been sent.
-        wait_until(lambda: len([each for each in collector.spans if each.name == "prefill"]) == 1, 20, "spans")
+        # Who is killed takes along what it has not sent yet, half a second's at most.
+        begun = {"admit", "tokenize", "queue", "prefill"}
+        wait_until(lambda: begun <= {each.name for each in collector.spans if each.trace == TRACE}, 20, "spans")
         os.kill(pid, signal.SIGKILL)
         asking.join()
         (response,) = found
