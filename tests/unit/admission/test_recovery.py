@@ -253,8 +253,11 @@ def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
 
 def test_a_fold_keeps_what_earlier_pages_counted_of_others() -> None:
     bench = Bench(journal=True, policy=policy(tenant("acme"), tenant("beta")), context_tokens=2000)
+    bench.capacity(largest=2000)
     bench.generate(token_request("r1", credential="acme"))
     bench.generate(token_request("r2", credential="beta", max_tokens=1900))
+    assert len(bench.read()) == 2
+    assert len(bench.core.books.ledger.live) == 2
     bench.text(100, 0, (50, 51), 0, "ab", end=End.STOP)
     bench.step()
     for position in range(2 * PAGES_PER_FOLD + 5):
