@@ -6,7 +6,8 @@ A tiny random model answers short requests over ZeroMQ and HTTP: whole, streamed
 from clients that come and go. Every tenth part it waits until the stack is idle and reads each process's memory (proportional
 set size) and every count in `/debug/state`. It ends with 1 when a process holds more than 5 % and 4 MiB more at the end than at
 `--from`, or when a count of something alive is not zero while nothing is. What is remembered for people on purpose (recent spans,
-names of requests) is bounded, and small enough here to be full before `--from`.
+names of requests) is bounded, and small enough here to be full before `--from`; the first requests come in crowds, so that
+buffers have their final size.
 """
 
 import argparse
@@ -32,6 +33,8 @@ _PARTS = 10
 _CLIENT_REQUESTS = 500
 # The tokenizer keeps what it made of the last 10,000 words: 14 MiB where every prompt is a new one.
 _PROMPTS = 4000
+# The first requests come in crowds, so that every process has once held as much at a time as it ever will.
+_CROWDED = 4000
 
 
 def main() -> int:
@@ -85,7 +88,7 @@ async def _measure(stack: Stack, requests: int, first: int, in_flight: int) -> i
 async def _serve(stack: Stack, begin: int, end: int, in_flight: int) -> None:
     """Requests `begin` to `end`, by a client for each few hundred."""
     for start in range(begin, end, _CLIENT_REQUESTS):
-        room = asyncio.Semaphore(in_flight)
+        room = asyncio.Semaphore(_CLIENT_REQUESTS if start < _CROWDED else in_flight)
         async with (
             AsyncClient(stack.endpoint) as client,
             httpx.AsyncClient(base_url=stack.url, timeout=60, trust_env=False) as http,
