@@ -33,8 +33,9 @@ _PARTS = 10
 _CLIENT_REQUESTS = 500
 # The tokenizer keeps what it made of the last 10,000 words: 14 MiB where every prompt is a new one.
 _PROMPTS = 4000
-# The first requests come in crowds, so that every process has once held as much at a time as it ever will.
-_CROWDED = 4000
+# The first requests come in crowds, so that every process has once held as much at a time as it ever will, and many of
+# them are refused, so that admission knows as many refused ones by name as it ever will.
+_CROWDED = 5000
 
 
 def main() -> int:
@@ -106,7 +107,7 @@ async def _request(client: AsyncClient, http: httpx.AsyncClient, number: int) ->
     draw = random.Random(number % _PROMPTS)
     prompt = " ".join(str(draw.random()) for _ in range(draw.randint(1, 3)))
     body = {"prompt": prompt, "max_tokens": draw.randint(1, 4), "ignore_eos": True, "seed": number}
-    match number % 20:
+    match 4 if number < _CROWDED and number % 2 else number % 20:
         case 0:
             assert (await http.post("/v1/completions", json=body)).status_code == 200
         case 1:

@@ -1,7 +1,7 @@
 """Which numbers requests had that clients know by their own ids: for people who ask what a request waited for.
 
 The gateway marks the ids that come with an API key, so that two tenants may use the same; whoever asks knows only the
-unmarked part. Bounded: the last NAMES_KEPT names of accepted requests, and of refused ones.
+unmarked part. Bounded: the last ACCEPTED_KEPT names of accepted requests, and REFUSED_KEPT of refused ones.
 """
 
 import re
@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from noria.services.admission.core.events import AcceptedNote, Note, RecoveredNote, RefusedNote
 
-NAMES_KEPT: Final = 8192
+ACCEPTED_KEPT: Final = 8192
+REFUSED_KEPT: Final = 2048
 _MARKED: Final = re.compile(r"(.+)~[0-9a-f]{16}", re.DOTALL)
 
 
@@ -26,11 +27,11 @@ class Names:
         match note:
             case AcceptedNote() | RecoveredNote():
                 for name in _names(note.id):
-                    _keep(self._numbers, name, note.number)
+                    _keep(self._numbers, name, note.number, ACCEPTED_KEPT)
                     self._refused.pop(name, None)
             case RefusedNote():
                 for name in _names(note.id):
-                    _keep(self._refused, name, note.code.value)
+                    _keep(self._refused, name, note.code.value, REFUSED_KEPT)
             case _:
                 pass
 
@@ -49,8 +50,8 @@ def _names(request: str) -> Iterator[str]:
         yield marked[1]
 
 
-def _keep(names: "dict[str, Any]", name: str, value: object) -> None:
+def _keep(names: "dict[str, Any]", name: str, value: object, kept: int) -> None:
     names.pop(name, None)
     names[name] = value
-    if len(names) > NAMES_KEPT:
+    if len(names) > kept:
         del names[next(iter(names))]
