@@ -45,7 +45,7 @@ export class Drawer {
     const facts = [
       ['class', stream.class || '–'], ['tenant', stream.tenant || '–'],
       ['prompt', `${count(stream.prompt_tokens)} tokens, ${count(stream.cached_tokens)} of them from the cache`],
-      ['generated', `${count(last.output_tokens)} tokens${over ? '' : ' so far, when last told'}`], ['took', ms(end) + (over ? '' : ' so far')], ['end', over ? last.why : 'under way'],
+      ['generated', `${count(last.output_tokens)} ${last.output_tokens === 1 ? 'token' : 'tokens'}${over ? '' : ' so far, when last told'}`], ['took', ms(end) + (over ? '' : ' so far')], ['end', over ? last.why : 'under way'],
     ];
     const list = el('dl', { class: 'facts' }, ...facts.flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)]));
     return [...(several ? [el('h3', {}, `Choice ${stream.choice}`)] : []), list, el('h3', {}, 'Life'), this.timeline(stream, end)];
