@@ -3,7 +3,7 @@
 Two stacks stand side by side and are loaded in turn, for a few seconds each, so that whatever else the machine does
 touches all of them: one that records nothing, one that traces a share of its requests, sends spans and metrics to a
 collector in this process and is scraped; and the first one again with a console open. The figures are the medians over the
-rounds of each round's ratios.
+rounds of each round's ratios: of tokens a second, and of the stack's processor time for a token, which neighbours disturb less.
 
     python benchmarks/watching.py [--model smollm2] [--rounds 5] [--seconds 6] [--requests 32]
 """
@@ -11,6 +11,7 @@ rounds of each round's ratios.
 import argparse
 import asyncio
 import contextlib
+import os
 import statistics
 import sys
 import threading
@@ -27,6 +28,7 @@ from fakes.collector import Collector
 from noria.client import AsyncClient
 
 SCRAPE_S = 5.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def saturate(client: AsyncClient, seconds: float, at_once: int, output: int) -> float:
@@ -98,6 +100,15 @@ def measure(running: Stack, seconds: float, at_once: int, output: int) -> float:
     return asyncio.run(run())
 
 
+def processor_s(running: Stack) -> float:
+    """Processor seconds that the processes of a stack have used so far."""
+    times = 0
+    for pid in running.pids().values():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        times += int(fields[11]) + int(fields[12])
+    return times / TICKS
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -122,18 +133,28 @@ def main() -> None:
         for running in (plain, told):
             measure(running, 2.0, given.requests, given.output)
         rates: dict[str, list[float]] = {name: [] for name in cases}
+        costs: dict[str, list[float]] = {name: [] for name in cases}
         for number in range(given.rounds):
             names = list(cases)
             for name in names if number % 2 == 0 else reversed(names):
                 running = told if name == "tracing and metrics" else plain
                 with cases[name]():
+                    before = processor_s(running)
                     rates[name].append(measure(running, given.seconds, given.requests, given.output))
+                    tokens = rates[name][-1] * given.seconds
+                    costs[name].append((processor_s(running) - before) / tokens)
         print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
         for name, found in rates.items():
             ratios = [each / base for each, base in zip(found, rates["nothing"], strict=True)]
             shown = " ".join(f"{each:.3f}" for each in ratios)
             print(
                 f"{name:<22}{statistics.median(found):8.1f} tokens/s  {statistics.median(ratios):.4f} of nothing  ({shown})"
+            )
+            ratios = [each / base for each, base in zip(costs[name], costs["nothing"], strict=True)]
+            shown = " ".join(f"{each:.3f}" for each in ratios)
+            print(
+                f"{'':<22}{statistics.median(costs[name]) * 1e3:8.3f} ms of processor a token  "
+                f"{statistics.median(ratios):.4f} of nothing  ({shown})"
             )
         print(f"spans that arrived: {len(collector.spans)}")
 
