@@ -227,11 +227,18 @@ DEVICE_STEPS: Final = _counter(
     ATTRIBUTE_DEVICE,
     ATTRIBUTE_WAY,
 )
+DEVICE_EXPERTS: Final = _counter(
+    "noria.device.experts",
+    "{expert}",
+    "Experts whose weights steps read, over all layers of a mixture.",
+    ATTRIBUTE_DEVICE,
+)
 DEVICE_UNRECORDED: Final = _counter(
     "noria.device.unrecorded", "{failure}", "Whether shapes of steps could not be recorded as graphs.", ATTRIBUTE_DEVICE
 )
 EXECUTOR_METRICS: Final = (
-    DEVICE_TOKENS, DEVICE_BUSY, DEVICE_IDLE, DEVICE_PREPARE, DEVICE_MEMORY, DEVICE_STEPS, DEVICE_UNRECORDED,
+    DEVICE_TOKENS, DEVICE_BUSY, DEVICE_IDLE, DEVICE_PREPARE, DEVICE_MEMORY, DEVICE_STEPS, DEVICE_EXPERTS,
+    DEVICE_UNRECORDED,
 )  # fmt: skip
 
 # The detokenizer.

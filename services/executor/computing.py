@@ -37,6 +37,8 @@ def choose(kernels: str, quantization: str) -> Computing:
     """Choose by `executor.kernels` and `executor.quantization`. Raises UserError when what was asked for cannot be had."""
     if kernels == "reference":
         return _reference("as configured", quantization)
+    if kernels == "triton":
+        raise UserError("executor.kernels triton is of GPUs; with --device cpu choose auto, or what this processor has")
     try:
         found = open_kernels(kernels)
     except KernelsUnavailableError as error:

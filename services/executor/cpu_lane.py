@@ -11,6 +11,7 @@ from typing import Final
 from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Engine
+from noria.services.executor.experts_read import difference
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome, Times
 from noria.services.executor.loaded import Loaded
 from noria.shared.errors import UserError
@@ -90,6 +91,7 @@ class CpuLane:
 def _compute(engine: Engine, batch: Batch, clock: _Clock, posted_ns: int) -> Computed | Broken:
     began_ns = time.monotonic_ns()
     idle_us = (began_ns - clock.ended_ns) // 1000 if clock.ended_ns else 0
+    read = engine.experts_read
     try:
         drawn = engine.run(batch)
     except MemoryError as error:
@@ -100,4 +102,5 @@ def _compute(engine: Engine, batch: Batch, clock: _Clock, posted_ns: int) -> Com
         return Broken(batch, Failure.MEMORY if memory else Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
     clock.ended_ns = time.monotonic_ns()
     times = Times(posted_ns, began_ns, began_ns, clock.ended_ns, clock.ended_ns)
-    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us, times)
+    experts = difference(engine.experts_read, read)
+    return Computed(batch, drawn, (clock.ended_ns - began_ns) // 1000, idle_us, times, experts)

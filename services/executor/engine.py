@@ -65,6 +65,11 @@ class Engine:
         """From now on, make the cache's memory ready before it is used."""
         self._ahead = Ahead(self.cache.regions(), self.cache.page_bytes, self.shape.num_blocks)
 
+    @property
+    def experts_read(self) -> int:
+        """How many experts' weights steps have read so far."""
+        return int(self._operations.experts.total)
+
     def run(self, batch: Batch) -> Drawn | None:
         """Compute one batch; returns what it sampled in the order of its products, None when that is nothing."""
         logits, sampler = self.logits(batch), batch.sampler

@@ -31,13 +31,17 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """A finished batch: what it sampled in the order of its products, and microseconds computing and waiting before."""
+    """A finished batch: what it sampled in the order of its products, and microseconds computing and waiting before.
+
+    experts: how many experts' weights were read, over all layers, by it and those that sampled nothing before it.
+    """
 
     batch: Batch
     drawn: Drawn | None
     compute_us: int
     idle_us: int
     times: Times = Times()
+    experts: int = 0
 
 
 class Broken(msgspec.Struct, frozen=True):

@@ -7,12 +7,13 @@ of rows from which on a row's result no longer changes, and fewer rows are fille
 Between there and a full batch rows are filled up to a few sizes.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch.nn import functional
 
-from noria.services.executor.products import Matrix
+from noria.services.executor.products import Grouped, Matrix
 
 _LADDER: Final = (
     1,
@@ -117,6 +118,15 @@ class ReferenceProducts:
     def steady(self) -> bool:
         """Whether every shape has a floor."""
         return self._floors.steady
+
+    @property
+    def groups(self) -> bool:
+        """Experts are computed one after the other: the host knows which have rows."""
+        return False
+
+    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
+        """There are none."""
+        raise NotImplementedError
 
     def scratch_bytes(self, rows_max: int) -> int:
         """Nothing that the footprint of a step does not count already."""

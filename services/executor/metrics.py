@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from noria.services.executor.lane import Computed
 from noria.services.executor.loaded import Loaded
 from noria.shared import instruments
 from noria.shared.metrics import Value
@@ -21,6 +22,7 @@ class DeviceMetrics(Publication):
         self._prepare_us = 0
         self._ways: Counter[str] = Counter()
         self._unrecorded = 0
+        self._experts = 0
 
     def loaded(self, loaded: Loaded) -> None:
         """The model is there."""
@@ -30,12 +32,13 @@ class DeviceMetrics(Publication):
         """A step could not be recorded as a graph, for the first time."""
         self._unrecorded += 1
 
-    def step(self, tokens: int, compute_us: int, idle_us: int, prepare_us: int, way: str) -> None:
-        """A step was computed. way: how, where there is more than one."""
-        self._ways[way] += 1
+    def step(self, tokens: int, computed: Computed, prepare_us: int) -> None:
+        """A step was computed."""
+        self._ways[computed.times.way] += 1
         self._tokens += tokens
-        self._busy_us += compute_us
-        self._idle_us += idle_us
+        self._busy_us += computed.compute_us
+        self._idle_us += computed.idle_us
+        self._experts += computed.experts
         self._prepare_us += prepare_us
 
     def values(self) -> Iterator[Value]:
@@ -50,6 +53,8 @@ class DeviceMetrics(Publication):
         for way, count in self._ways.items():
             if way:
                 yield Value(instruments.DEVICE_STEPS, count, (*device, (ATTRIBUTE_WAY, way)))
+        if self._experts:
+            yield Value(instruments.DEVICE_EXPERTS, self._experts, device)
         if self._unrecorded:
             yield Value(instruments.DEVICE_UNRECORDED, self._unrecorded, device)
         for share in self._loaded.memory.shares:

@@ -1,12 +1,13 @@
 """The two kinds of MLP: dense, and a mixture of experts of which each token takes a few."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from noria.services.executor.families import Architecture
 from noria.services.executor.operations import StepOperations
-from noria.services.executor.products import Linear
+from noria.services.executor.products import Grouped, Linear
 from noria.services.executor.weights import Weights
 
 
@@ -20,6 +21,47 @@ class Dense:
     def __call__(self, x: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [T, hidden]."""
         return operations.linear(operations.gated(operations.linear(x, self.gate_up)), self.down)
+
+
+class Experts(Protocol):
+    """The inner parts of a mixture."""
+
+    def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
+        """What experts make of rows in the order of their experts, of which each takes counts [experts]: [rows, hidden]."""
+
+
+@dataclass(slots=True, eq=False)
+class EachExpert:
+    """Experts one after the other, those with rows: the host must know how many each has."""
+
+    experts: list[Dense]
+
+    def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
+        """Return [rows, hidden]."""
+        found: torch.Tensor | None = None
+        first = 0
+        for expert, part in zip(self.experts, torch.split(x, counts.tolist()), strict=True):
+            if len(part):
+                made = expert(part, operations)
+                if found is None:
+                    found = torch.empty(len(x), made.shape[1], dtype=made.dtype, device=x.device)
+                found[first : first + len(part)] = made
+                first += len(part)
+        assert found is not None
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class GroupedExperts:
+    """All experts in two products, whose parts are found on the device: nothing is read back."""
+
+    gate_up: Grouped
+    down: Grouped
+
+    def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
+        """Return [rows, hidden]."""
+        ends = counts.cumsum(0).to(torch.int32)
+        return self.down(operations.gated(self.gate_up(x, ends)), ends)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +82,8 @@ class Mixture:
     """
 
     router: Linear
-    experts: list[Dense]
+    experts: Experts
+    count: int
     per_token: int
     normed: bool
     shared: Shared | None
@@ -53,34 +96,20 @@ class Mixture:
             weights = weights / weights.cumsum(-1)[:, -1:]
         chosen, order = chosen.sort(-1)
         weights = weights.gather(-1, order)[..., None]
-        places = chosen.flatten().argsort(stable=True)
-        found = self._experts(x, places // self.per_token, chosen, operations)
+        ids = chosen.flatten()
+        places = ids.argsort(stable=True)
+        # Not bincount, which asks the device for the largest.
+        counts = torch.zeros(self.count, dtype=torch.int64, device=x.device).index_add_(0, ids, torch.ones_like(ids))
+        operations.experts.add(counts)
+        found = self.experts(x.index_select(0, places // self.per_token), counts, operations)
         mine = found.index_select(0, places.argsort()).view(len(x), self.per_token, -1)
-        total = torch.zeros(x.shape, dtype=torch.float32)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for index in range(self.per_token):
             total += mine[:, index] * weights[:, index]
         if self.shared is not None:
             open_share = operations.linear(x, self.shared.gate).float().sigmoid()
             total += self.shared.expert(x, operations) * open_share
         return total.to(found.dtype)
-
-    def _experts(
-        self, x: torch.Tensor, rows: torch.Tensor, chosen: torch.Tensor, operations: StepOperations
-    ) -> torch.Tensor:
-        """What the experts make of the rows of x, each of its part of them: [rows, hidden]."""
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        given = torch.split(x.index_select(0, rows), counts)
-        found: torch.Tensor | None = None
-        first = 0
-        for expert, part in zip(self.experts, given, strict=True):
-            if len(part):
-                made = expert(part, operations)
-                if found is None:
-                    found = torch.empty(len(rows), made.shape[1], dtype=made.dtype)
-                found[first : first + len(part)] = made
-                first += len(part)
-        assert found is not None
-        return found
 
 
 Mlp = Dense | Mixture
@@ -101,14 +130,23 @@ def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: i
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     return Mixture(
         weights.gate(block + "gate", experts.count, hidden),
-        [
-            _dense(weights, architecture, f"{block}experts.{number}.", experts.intermediate, names)
-            for number in range(experts.count)
-        ],
+        _experts(weights, architecture, [f"{block}experts.{number}." for number in range(experts.count)], names),
+        experts.count,
         experts.per_token,
         experts.normed,
         shared,
     )
+
+
+def _experts(weights: Weights, facts: Architecture, prefixes: list[str], names: tuple[str, str, str]) -> Experts:
+    assert facts.experts is not None
+    inner, (gate, up, down) = facts.experts.intermediate, names
+    if not facts.mlp_bias and not facts.fused and weights.groups:
+        return GroupedExperts(
+            weights.grouped([[(prefix + gate, inner), (prefix + up, inner)] for prefix in prefixes], facts.hidden),
+            weights.grouped([[(prefix + down, facts.hidden)] for prefix in prefixes], inner),
+        )
+    return EachExpert([_dense(weights, facts, prefix, inner, names) for prefix in prefixes])
 
 
 def _dense(

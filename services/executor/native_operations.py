@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
+from noria.services.executor.experts_read import ExpertsRead
 from noria.services.executor.families import Architecture
 from noria.services.executor.layer import Layer, composed
 from noria.services.executor.native.library import (
@@ -54,6 +55,7 @@ class NativeOperations:
     ) -> None:
         assert architecture.head_dim <= HEAD_DIM_MAX and architecture.head_dim % 2 == 0
         self._architecture = architecture
+        self.experts = ExpertsRead()
         self._kernels = kernels
         self._threads = threads
         self._dtype, self._type = dtype, TYPES[dtype]

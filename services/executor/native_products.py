@@ -1,6 +1,7 @@
 """Products by the native kernels: weights packed once, in float32, bfloat16 or int8."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from noria.services.executor.checkpoint import Blocks
 from noria.services.executor.native.library import Kernels, LinearArguments
 from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Matrix
+from noria.services.executor.products import Grouped, Matrix
 
 PANEL: Final = 32
 """Outputs that lie together; see api.h."""
@@ -103,6 +104,15 @@ class NativeProducts:
         self._packed = packed
         self._scratch = Scratch()
         self._row_bytes = 0
+
+    @property
+    def groups(self) -> bool:
+        """Experts are computed one after the other: the host knows which have rows."""
+        return False
+
+    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
+        """There are none."""
+        raise NotImplementedError
 
     def scratch_bytes(self, rows_max: int) -> int:
         """Quantised rows."""

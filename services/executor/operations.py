@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from noria.services.executor.batch import Batch
+from noria.services.executor.experts_read import ExpertsRead
 from noria.services.executor.products import Linear
 from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.shape import Integers
@@ -20,6 +21,10 @@ class StepOperations(Protocol):
     Tensors are [query tokens, features] and live until the step's end. What flows between two products is in the model's
     dtype; an implementation may keep the residual stream, and what is added to it, in float32.
     """
+
+    @property
+    def experts(self) -> ExpertsRead:
+        """How many experts were read, noted by mixtures."""
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""

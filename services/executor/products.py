@@ -1,5 +1,6 @@
 """What a decoder asks of matrix products, and what a product is made from. Which kind a process uses is chosen once."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,13 @@ class Linear(Protocol):
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """The same into `out` [rows, outputs], whose dtype is that of x or float32."""
+
+
+class Grouped(Protocol):
+    """Products of several weights of one shape, each with rows of its own."""
+
+    def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Rows of x [rows, inputs] up to ends[0] times the first weight, from there up to ends[1] times the next, and so on."""
 
 
 class Source(Protocol):
@@ -102,3 +110,10 @@ class Products(Protocol):
 
         logits: its results are float32, whatever x is. exact: its weights stay in the model's dtype.
         """
+
+    @property
+    def groups(self) -> bool:
+        """Whether it makes products of several weights at once."""
+
+    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
+        """Matrices of one shape and without biases as one product, where it makes such."""

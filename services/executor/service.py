@@ -270,7 +270,7 @@ class ExecutorShell:
         self.step_times.append(step_time(batch, posted.began_ns, computed.times))
         sampled = results(self._slots, batch, computed.drawn)
         tokens = len(batch.token_ids)
-        self.metrics.step(tokens, computed.compute_us, computed.idle_us, posted.prepare_us, computed.times.way)
+        self.metrics.step(tokens, computed, posted.prepare_us)
         if self._owed:
             return  # of a scheduler that is gone: the next one is told by the inventory
         done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, posted.prepare_us, computed.idle_us)

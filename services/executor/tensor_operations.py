@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from noria.services.executor.experts_read import ExpertsRead
 from noria.services.executor.families import Architecture
 from noria.services.executor.layer import Layer, in_turn
 from noria.services.executor.products import Linear
@@ -17,8 +18,9 @@ class TensorOperations(ABC):
     _token_ids: torch.Tensor
     _turns: list[tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, device: torch.device | None = None) -> None:
         self._architecture = architecture
+        self.experts = ExpertsRead(device)
         self._query_width = architecture.heads * architecture.head_dim
         self._key_width = architecture.kv_heads * architecture.head_dim
 

@@ -6,7 +6,7 @@ import torch
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Linear, Matrix, Products
+from noria.services.executor.products import Grouped, Linear, Matrix, Products
 
 
 class Weights:
@@ -53,6 +53,15 @@ class Weights:
     def fused(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
         """One product for several projections of the same input: (name, outputs) each."""
         return self._products.linear(Matrix(self.checkpoint, tuple(parts), inputs, bias), self._rows_max)
+
+    @property
+    def groups(self) -> bool:
+        """Whether several weights can be multiplied at once."""
+        return self._products.groups
+
+    def grouped(self, parts: list[list[tuple[str, int]]], inputs: int) -> Grouped:
+        """One product of several weights, each as in `fused`, every one with rows of its own."""
+        return self._products.grouped([Matrix(self.checkpoint, tuple(each), inputs) for each in parts])
 
     def gate(self, name: str, outputs: int, inputs: int) -> Linear:
         """A small product that decides, so that its weights are never quantised: which experts, how much of one."""

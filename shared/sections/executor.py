@@ -16,9 +16,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Compute threads; the cores this container may use where absent.", extra=flags("--threads")),
     ] = None
     kernels: Annotated[
-        Literal["auto", "reference", "portable", "avx2", "avx512"],
+        Literal["auto", "reference", "portable", "avx2", "avx512", "triton"],
         Meta(
-            description="What computes: kernels for these instructions, or plain PyTorch; auto is the best that there is.",
+            description="What computes: kernels for these instructions, or for a GPU, or plain PyTorch; auto is the best there is.",
             extra=flags("--kernels"),
         ),
     ] = "auto"

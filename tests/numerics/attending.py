@@ -34,7 +34,8 @@ ALONE: Schedule = [[(sequence, 0, length)] for sequence, length in enumerate(LEN
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch, "device" a device's kernels.
+    """A layer's attention, its cache and what computes it. level: empty is plain PyTorch, "device" a device's kernels,
+    "flashinfer" these with FlashInfer's attention.
 
     step_tokens: the most that a step has, all of the longest sequence where 0; a window's pages are used again sooner.
     padding: how much larger than needed a device's arrays are.
@@ -138,10 +139,11 @@ def _operations(
     layer: Layer, level: str | None, shape: Shape, cache: Cache, places: list[tuple[int, int]]
 ) -> Operations:
     level = layer.level if level is None else level
-    if level == "device":
+    if level in ("device", "flashinfer"):
         from numerics.on_device import OnDevice
 
-        return OnDevice(layer.architecture, shape, cache, places, layer.dtype, layer.padding)
+        flashinfer = level == "flashinfer"
+        return OnDevice(layer.architecture, shape, cache, places, layer.dtype, layer.padding, flashinfer=flashinfer)
     if level:
         kernels = open_kernels(level)
         return NativeOperations(layer.architecture, shape, cache, places, layer.dtype, kernels, layer.threads)

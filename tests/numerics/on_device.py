@@ -9,12 +9,15 @@ import torch
 
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
+from noria.services.executor.cuda.layer_pages import layer_pages
 from noria.services.executor.cuda.operations import DeviceOperations
+from noria.services.executor.cuda.triton_attention import TritonAttention
 from noria.services.executor.cuda.triton_operations import TritonOperations
 from noria.services.executor.device.inputs import Inputs, host_buffer, inputs
 from noria.services.executor.device.layout import Layout
 from noria.services.executor.device.outputs import Outputs, drawn, output_bytes, outputs
 from noria.services.executor.device.sizes import GroupSizes, Sizes, needed
+from noria.services.executor.experts_read import ExpertsRead
 from noria.services.executor.families import Architecture
 from noria.services.executor.layer import Layer
 from noria.services.executor.products import Linear
@@ -39,10 +42,25 @@ class OnDevice:
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         padding: int = 0,
+        *,
+        flashinfer: bool = False,
     ) -> None:
         self._shape, self._padding = shape, padding
         rows = [cache.rows(layer) for layer in range(len(places))]
-        self._operations: DeviceOperations = TritonOperations(architecture, shape, rows, places, dtype, cache.dtype)
+        attention = None
+        if flashinfer:
+            from noria.services.executor.cuda.flashinfer_attention import FlashInferAttention
+
+            pages, groups = [layer_pages(each, cache.dtype) for each in rows], [group for group, _ in places]
+            otherwise = TritonAttention(architecture, shape, pages, groups)
+            attention = FlashInferAttention(architecture, shape, pages, groups, dtype, otherwise)
+        self._operations: DeviceOperations = TritonOperations(
+            architecture, shape, rows, places, dtype, cache.dtype, attention
+        )
+
+    @property
+    def experts(self) -> ExpertsRead:
+        return self._operations.experts
 
     def begin(self, batch: Batch, rows: Integers | None) -> None:
         sampled = batch.sampler.rows if batch.sampler else None

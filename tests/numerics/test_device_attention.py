@@ -1,5 +1,8 @@
 """A device's rotation, cache and attention, by Triton's interpreter, against plain PyTorch on ragged batches."""
 
+import sys
+
+import fakes.flashinfer
 import msgspec
 import pytest
 import torch
@@ -33,3 +36,40 @@ def test_device_attention_equals_the_reference(layer: Layer, cache: torch.dtype)
     got = attended(layer, SHARED, spoilt=True, level="device")
     # The last bit of a number may round an eighth-bit integer, or a float16, the other way.
     assert got.error(want) < {torch.float32: 1e-5, torch.float16: 2e-3, torch.int8: 3e-2}[cache]
+
+
+@pytest.fixture
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer by its documentation, instead of the real one, which computes on GPUs only."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fakes.flashinfer)
+    monkeypatch.delitem(sys.modules, "noria.services.executor.cuda.flashinfer_attention", raising=False)
+
+
+@pytest.mark.usefixtures("flashinfer")
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_flashinfer_is_given_what_the_reference_attends(layer: Layer, padding: int) -> None:
+    layer = msgspec.structs.replace(layer, padding=padding)
+    assert attended(layer, SHARED, spoilt=True, level="flashinfer").error(attended(layer, SHARED)) < 1e-5
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_flashinfer_is_chosen_for_models_that_it_knows() -> None:
+    from noria.services.executor.cuda.flashinfer_attention import knows
+
+    half, wide = torch.float16, Layer(head_dim=128).architecture
+    assert knows(wide, half, half)
+    assert not knows(wide, half, torch.int8)
+    assert not knows(wide, torch.float32, torch.float32)
+    assert not knows(Layer(head_dim=96).architecture, half, half)
+
+
+def test_a_decoded_row_has_the_same_bits_whoever_is_in_the_step() -> None:
+    """In float32, which shows in which order parts were joined."""
+    layer = Layer(heads=4, kv_heads=2, window=270, lengths=(530, 9, 5), level="", page_size=32)
+    before: Schedule = [[(0, 0, 529), (1, 0, 3), (2, 0, 2)]]
+    alone = attended(layer, [*before, [(0, 529, 1)]], level="device")
+    padded = msgspec.structs.replace(layer, padding=4, shuffle=2)
+    for steps in ([(1, 3, 6), (0, 529, 1)], [(1, 3, 1), (2, 2, 1), (0, 529, 1)]):
+        together = attended(padded, [*before, steps], level="device")
+        assert torch.equal(together.rows[0][529], alone.rows[0][529])

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from numerics.comparison import decoder_of
 from numerics.driving import Answer, Asked, Driver, Way
 from numerics.test_families import CAPS, EXPERTS, TYPES, build
 
 from noria.proto.base import Sampling
+from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.cuda.products import DeviceProducts
+from noria.services.executor.decoder import Decoder
+from noria.services.executor.families import architecture
 from noria.services.executor.groups import layer_groups
 
 pytest.importorskip("triton")
@@ -29,23 +32,31 @@ ASKED = [
 ]
 
 
-def _answers(folder: Path, cache_dtype: str, *, device: bool) -> list[Answer]:
-    decoder = decoder_of(folder, torch.float32)
+def _answers(folder: Path, *, device: bool, padding: int = 1) -> tuple[list[Answer], int]:
+    """What comes back, and how many experts were read."""
+    facts = architecture(folder)
+    products = DeviceProducts(torch.float32, torch.device("cpu")) if device else None
+    decoder = Decoder(facts, Checkpoint(folder), torch.float32, 512, 32, products)
     # Two steps in flight: a device carries tokens that the host has not seen.
-    driver = Driver(decoder, Way(max_batch_tokens=11, num_blocks=60, every=1, cache_dtype=cache_dtype), 256)
+    driver = Driver(decoder, Way(max_batch_tokens=11, num_blocks=60, every=1), 256)
+    engine = driver.engine
     if device:
         from numerics.on_device import OnDevice
 
-        engine = driver.engine
-        places = layer_groups(decoder.architecture.windows, engine.shape.max_model_tokens)
-        engine._operations = OnDevice(decoder.architecture, engine.shape, engine.cache, places, torch.float32, 1)
-    return driver.run(ASKED)
+        places = layer_groups(facts.windows, engine.shape.max_model_tokens)
+        engine._operations = OnDevice(facts, engine.shape, engine.cache, places, torch.float32, padding)
+    return driver.run(ASKED), engine.experts_read
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS)
 def test_a_tiny_model_gives_the_same_tokens_on_a_device(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     build(name, options, tmp_path)
-    for expected, found in zip(_answers(tmp_path, "", device=False), _answers(tmp_path, "", device=True), strict=True):
+    mixture = name.endswith("Moe")
+    answers, read = _answers(tmp_path, device=False)
+    # Padding reads experts too.
+    got, theirs_read = _answers(tmp_path, device=True, padding=0 if mixture else 1)
+    assert theirs_read == read and (read > 0) == mixture
+    for expected, found in zip(answers, got, strict=True):
         assert found.ids == expected.ids
         for position in range(len(expected.ids)):
             assert (found.logits[position] - expected.logits[position]).abs().max() < 1e-4

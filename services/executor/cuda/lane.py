@@ -136,4 +136,4 @@ class CudaLane:
 def _computed(batch: Batch, finished: Finished, posted_ns: int, launched_ns: int) -> Computed:
     way = finished.way.value if finished.way is not None else ""
     times = Times(posted_ns, launched_ns, finished.began_ns, finished.ended_ns, time.monotonic_ns(), way)
-    return Computed(batch, finished.drawn, finished.compute_us, finished.idle_us, times)
+    return Computed(batch, finished.drawn, finished.compute_us, finished.idle_us, times, finished.experts)

@@ -25,7 +25,7 @@ class DeviceOperations(StepOperations, Protocol):
 
     @property
     def kept(self) -> Sequence[torch.Tensor]:
-        """What stays on the device from step to step beside the cache: the tokens sampled last in each slot."""
+        """What stays on the device from step to step beside the cache: tokens sampled last, the count of experts."""
 
     def plan(self, batch: Batch, sizes: Sizes) -> None:
         """On the host, before a step of these sizes is queued or replayed: what is not in its inputs, and in no graph."""

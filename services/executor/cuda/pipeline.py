@@ -24,8 +24,9 @@ from noria.services.executor.cuda.pairs import Pair, Pairs
 from noria.services.executor.cuda.recorded import Recorded, Step
 from noria.services.executor.cuda.streams import Device, Event
 from noria.services.executor.device.layout import Layout
-from noria.services.executor.device.outputs import drawn, output_bytes
+from noria.services.executor.device.outputs import drawn, experts_read, output_bytes
 from noria.services.executor.device.sizes import Sizes, needed
+from noria.services.executor.experts_read import difference
 from noria.services.executor.sampler import Drawn
 
 EXTRA_BYTES: Final = 4 << 20
@@ -37,7 +38,7 @@ _LAYOUTS_MAX: Final = 1024
 class Finished(msgspec.Struct, frozen=True):
     """What came of a step: what it sampled, microseconds computing and waiting before; began and ended on the host's clock.
 
-    way: how it was computed; None where nothing was but moved.
+    way: how it was computed; None where nothing was but moved. experts: how many were read since the last step that sampled.
     """
 
     drawn: Drawn | None
@@ -46,6 +47,7 @@ class Finished(msgspec.Struct, frozen=True):
     began_ns: int
     ended_ns: int
     way: Way | None
+    experts: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +90,7 @@ class Pipeline:
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
         self.recorded = Recorded(engine, self._compute, kept, graphs_max)
         self._before: tuple[Event, int] | None = None
+        self._experts = 0
 
     def launch(self, batch: Batch) -> Flight:
         """Queue a step. Raises MemoryError, and whatever the model's code raises, with nothing of it under way."""
@@ -128,10 +131,12 @@ class Pipeline:
     def finish(self, flight: Flight) -> Finished:
         """Wait for a step, the oldest, and take what came of it. Raises DeviceLostError."""
         flight.out.wait()
-        found = None
+        found, experts = None, 0
         if flight.batch.sampler is not None:
             with self._device.read(flight.pair.host_out) as array:
                 found = drawn(flight.sizes, array, flight.batch.sampler)
+                total = experts_read(flight.sizes, array)
+            experts, self._experts = difference(total, self._experts), total
         flight.pair.busy = False
         compute_us = self._device.elapsed_us(flight.began, flight.ended)
         idle_us, began_ns = 0.0, flight.launched_ns
@@ -143,7 +148,7 @@ class Pipeline:
                 began_ns = ended_ns + int(1000 * idle_us)
         ended_ns = min(began_ns + int(1000 * compute_us), self._clock_ns())
         self._before = flight.ended, ended_ns
-        return Finished(found, int(compute_us), int(idle_us), began_ns, ended_ns, flight.way)
+        return Finished(found, int(compute_us), int(idle_us), began_ns, ended_ns, flight.way, experts)
 
     def warm(self, sizes: Sizes) -> None:
         """Compute a step of padding alone, and record its graph."""

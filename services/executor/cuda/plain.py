@@ -41,8 +41,8 @@ class PlainOperations(TensorOperations):
         dtype: torch.dtype,
         store: torch.dtype,
     ) -> None:
-        super().__init__(architecture)
         device, shape = pool.data.device, pool.shape
+        super().__init__(architecture, device)
         self._page_size = shape.page_size
         self._groups = [group for group, _ in places]
         self._store = make_store(architecture, shape, dtype, store, device)
@@ -66,8 +66,8 @@ class PlainOperations(TensorOperations):
 
     @property
     def kept(self) -> Sequence[torch.Tensor]:
-        """The tokens sampled last in each slot."""
-        return self._slots.last, self._slots.recent
+        """The tokens sampled last in each slot, and the count of experts."""
+        return self._slots.last, self._slots.recent, self.experts.total
 
     def plan(self, batch: Batch, sizes: Sizes) -> None:
         """Nothing is to be done on the host."""
@@ -138,3 +138,4 @@ class PlainOperations(TensorOperations):
         """Sample all rows at once."""
         sample(logits, step.sampled, self._slots.history(step.sampled), out)
         self._slots.note(step.sampled, out.ids)
+        out.experts.copy_(self.experts.total)

@@ -1,5 +1,7 @@
 """Matrix products on a device, by the library that torch brings for it (cuBLAS, hipBLASLt)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -31,6 +33,17 @@ class DeviceLinear:
         out.copy_(self(x))
 
 
+class DeviceGrouped:
+    """Products of stacked weights [parts, outputs, inputs], by torch's grouped product."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        self._weights = weights.transpose(1, 2)
+
+    def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs]."""
+        return functional.grouped_mm(x.to(self._weights.dtype), self._weights, offs=ends)
+
+
 class DeviceProducts:
     """Makes products in one dtype on one device. Which kernel computes one depends on its rows, so none is steady."""
 
@@ -40,6 +53,17 @@ class DeviceProducts:
         self.nbytes = 0
         self._dtype = dtype
         self._device = device
+
+    @property
+    def groups(self) -> bool:
+        """Whether torch's grouped product takes this dtype here."""
+        return hasattr(functional, "grouped_mm") and (self._device.type == "cpu" or self._dtype == torch.bfloat16)
+
+    def grouped(self, matrices: Sequence[Matrix]) -> DeviceGrouped:
+        """Matrices of one shape as one product."""
+        weights = torch.stack([each.weights(self._dtype) for each in matrices]).to(self._device)
+        self.nbytes += weights.nbytes
+        return DeviceGrouped(weights)
 
     def scratch_bytes(self, rows_max: int) -> int:
         """What a product takes is found out by computing the largest step."""

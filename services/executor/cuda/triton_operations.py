@@ -9,13 +9,15 @@ from collections.abc import Sequence
 import torch
 
 from noria.services.executor.batch import Batch
-from noria.services.executor.cuda.attention import Attention, TritonAttention, tile_tokens
+from noria.services.executor.cuda.attention import Attention, tile_tokens
 from noria.services.executor.cuda.layer_pages import head_block, largest, layer_pages
 from noria.services.executor.cuda.sampler import TritonSampler
 from noria.services.executor.cuda.state import SlotState
+from noria.services.executor.cuda.triton_attention import TritonAttention
 from noria.services.executor.device.inputs import Inputs
 from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.device.sizes import Sizes
+from noria.services.executor.experts_read import ExpertsRead
 from noria.services.executor.families import Architecture
 from noria.services.executor.layer import Layer, in_turn
 from noria.services.executor.products import Linear
@@ -53,6 +55,7 @@ class TritonOperations:
         self._attention = attention or TritonAttention(architecture, shape, self._pages, self._groups)
         device = rows[0].device
         self._slots = SlotState(shape.max_slots, device)
+        self.experts = ExpertsRead(device)
         self._sampler = TritonSampler(architecture.vocabulary, self._slots)
         self._rotations = [
             rotation_table(rope, architecture.head_dim, shape.max_model_tokens).to(device)
@@ -74,8 +77,8 @@ class TritonOperations:
 
     @property
     def kept(self) -> Sequence[torch.Tensor]:
-        """The tokens sampled last in each slot."""
-        return self._slots.last, self._slots.recent
+        """The tokens sampled last in each slot, and the count of experts."""
+        return self._slots.last, self._slots.recent, self.experts.total
 
     def plan(self, batch: Batch, sizes: Sizes) -> None:
         """What attention must know before a step of these sizes is queued or replayed."""
@@ -158,6 +161,7 @@ class TritonOperations:
     def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten, and keep it for its slot."""
         self._sampler.sample(logits, step, out)
+        out.experts.copy_(self.experts.total)
 
     def _normed(
         self,

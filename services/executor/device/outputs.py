@@ -14,7 +14,7 @@ from noria.services.executor.sampler import Drawn, Sampler, wanted_logprobs
 class Outputs:
     """By sampled row: ids [S]; log-probabilities [S], and those of the likeliest tokens [S, N], where any row asks.
 
-    experts [1]: how many experts' weights the step read, over all layers.
+    experts [1]: how many experts' weights steps have read so far (`ExpertsRead`).
     """
 
     ids: torch.Tensor
@@ -56,7 +56,7 @@ def drawn(sizes: Sizes, buffer: NDArray[np.uint8], sampler: Sampler) -> Drawn:
 
 
 def experts_read(sizes: Sizes, buffer: NDArray[np.uint8]) -> int:
-    """How many experts' weights the step read, over all layers."""
+    """How many experts' weights steps have read so far."""
     return int(outputs(sizes, torch.from_numpy(buffer)).experts[0])
 
 
