@@ -210,3 +210,47 @@ def test_a_step_without_memory_leaves_the_pipeline_as_it_was(model: Path) -> Non
     assert len(made.recorded.book) == 0
     device.finish()
     assert Drive(shape).run(made, asked(5)) == want
+
+
+def kinds(seed: int) -> list[Asked]:
+    """Greedy, sampled and penalised requests."""
+    chance = random.Random(seed)
+    ways = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 20},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "presence_penalty": 0.6, "logit_bias": ((9, 2.0),)},
+        {"temperature": 0.7, "logprobs": 1},
+    )
+    return [
+        (
+            tuple(chance.randrange(2, 96) for _ in range(chance.randrange(1, 70))),
+            Sampling(seed=number, max_tokens=chance.randrange(1, 40), ignore_eos=True, **chance.choice(ways)),  # type: ignore[arg-type]
+        )
+        for number in range(chance.randrange(2, 12))
+    ]
+
+
+def soak(model: Path, seed: int) -> None:
+    """One run whose every choice is the seed's: requests, memory, graphs kept, arrivals, the order of the device's work."""
+    chance = random.Random(seed)
+    requests = kinds(seed)
+    engine = reference(model, shape_of(model))
+    want = Drive(shape_of(model)).run(engine, requests)
+    tight = shape_of(model, num_blocks=chance.choice((30, 40, 64)), host_slots=chance.choice((0, 16, 64)))
+    device = FakeDevice(seed, eagerness=chance.random() * 0.9)
+    made = pipeline(model, tight, device, graphs_max=chance.choice((0, 2, 5, 16)))
+    drive = Drive(tight, in_flight=chance.choice((1, 2, 2)), safety_margin=chance.choice((None, 0.0)))
+    drive.interleave = lambda: chance.random() < 0.2
+    assert engine.agrees(drive.run(made, requests, gap=chance.randrange(4)), want)
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_whatever_a_seed_chooses_the_tokens_are_the_processors(model: Path, seed: int) -> None:
+    soak(model, seed)
+
+
+@pytest.mark.slow
+def test_whatever_any_of_many_seeds_chooses_the_tokens_are_the_processors(model: Path) -> None:
+    for seed in range(1000, 1400):
+        soak(model, seed)
