@@ -1,15 +1,15 @@
 """Which steps are replayed from a graph, which are recorded first, and which are computed without one.
 
-Pure: it knows sizes and counts, the graphs themselves are its values. A shape is recorded when it comes for the second
+Pure: it knows shapes and counts, the graphs themselves are its values. A shape is recorded when it comes for the second
 time, so that what is seen once costs nothing; the graph that was not used for longest gives way. What could not be
 recorded is not tried again, and after `REFUSALS_MAX` shapes nothing is.
 """
 
+from collections.abc import Hashable
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from noria.services.executor.device.sizes import Sizes
-
+K = TypeVar("K", bound=Hashable)
 G = TypeVar("G")
 REFUSALS_MAX: Final = 8
 _SEEN_MAX: Final = 1024
@@ -23,14 +23,14 @@ class Way(Enum):
     EAGER = "eager"
 
 
-class GraphBook(Generic[G]):
+class GraphBook(Generic[K, G]):
     """At most `most` graphs; 0 is none ever."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._graphs: dict[Sizes, G] = {}
-        self._seen: dict[Sizes, None] = {}
-        self._refused: dict[Sizes, str] = {}
+        self._graphs: dict[K, G] = {}
+        self._seen: dict[K, None] = {}
+        self._refused: dict[K, str] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -40,38 +40,38 @@ class GraphBook(Generic[G]):
         """Shapes that could not be recorded."""
         return len(self._refused)
 
-    def choose(self, sizes: Sizes) -> Way:
-        """How to compute a step of these sizes now."""
-        if sizes in self._graphs:
+    def choose(self, shape: K) -> Way:
+        """How to compute a step of this shape now."""
+        if shape in self._graphs:
             return Way.REPLAY
-        if not self._most or sizes in self._refused or len(self._refused) >= REFUSALS_MAX:
+        if not self._most or shape in self._refused or len(self._refused) >= REFUSALS_MAX:
             return Way.EAGER
-        if sizes in self._seen:
+        if shape in self._seen:
             return Way.CAPTURE
-        self._seen[sizes] = None
+        self._seen[shape] = None
         if len(self._seen) > _SEEN_MAX:
             del self._seen[next(iter(self._seen))]
         return Way.EAGER
 
-    def graph(self, sizes: Sizes) -> G:
+    def graph(self, shape: K) -> G:
         """The graph of a shape, which is the one used last from now on."""
-        graph = self._graphs.pop(sizes)
-        self._graphs[sizes] = graph
+        graph = self._graphs.pop(shape)
+        self._graphs[shape] = graph
         return graph
 
-    def captured(self, sizes: Sizes, graph: G) -> list[G]:
+    def captured(self, shape: K, graph: G) -> list[G]:
         """Keep a graph; returns those that gave way."""
-        assert sizes not in self._graphs
-        self._graphs[sizes] = graph
-        self._seen.pop(sizes, None)
+        assert shape not in self._graphs
+        self._graphs[shape] = graph
+        self._seen.pop(shape, None)
         gone = []
         while len(self._graphs) > self._most:
             gone.append(self._graphs.pop(next(iter(self._graphs))))
         return gone
 
-    def refuse(self, sizes: Sizes, reason: str) -> bool:
+    def refuse(self, shape: K, reason: str) -> bool:
         """A shape could not be recorded; True for the first of them, which is worth telling."""
-        self._refused[sizes] = reason
+        self._refused[shape] = reason
         return len(self._refused) == 1
 
     def clear(self) -> list[G]:

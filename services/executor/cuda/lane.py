@@ -105,10 +105,11 @@ class CudaLane:
 
     def _launched(self, pipeline: Pipeline, batch: Batch, posted_ns: int) -> tuple[Flight, int] | Broken:
         try:
-            return pipeline.launch(batch), posted_ns
-        except MemoryError as error:
-            pipeline.make_room()
-            return Broken(batch, Failure.MEMORY, str(error))
+            try:
+                return pipeline.launch(batch), posted_ns
+            except MemoryError as error:
+                pipeline.make_room()
+                return Broken(batch, Failure.MEMORY, str(error))
         except DeviceLostError as error:
             self._lose(str(error))
             return Broken(batch, Failure.ERROR, str(error))

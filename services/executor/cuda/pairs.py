@@ -59,11 +59,11 @@ class Pairs:
         """The next pair, with room for a step of so many bytes."""
         pair = self._both[self._turn]
         assert not pair.busy, "a third step while two are in flight"
-        self._turn = (self._turn + 1) % PAIRS
-        pair.busy = True
         pair.host_in, pair.device_in = self._host(pair.host_in, in_bytes), self._grown(pair.device_in, in_bytes)
         pair.host_out, pair.device_out = self._host(pair.host_out, out_bytes), self._grown(pair.device_out, out_bytes)
         pair.host_index, pair.index = self._host(pair.host_index, index_bytes), self._grown(pair.index, index_bytes)
+        self._turn = (self._turn + 1) % PAIRS
+        pair.busy = True
         return pair
 
     def room(self, in_bytes: int, out_bytes: int) -> tuple[Buffer, Buffer]:

@@ -88,7 +88,7 @@ class Pipeline:
         pool = device.state("pool", engine.pool.data)
         self.moves = Moves(device, engine.pool, pool)
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
-        self.recorded = Recorded(engine, self._compute, kept, graphs_max)
+        self.recorded = Recorded(engine, self._compute, kept, graphs_max, largest.sizes.samples)
         self._before: tuple[Event, int] | None = None
         self._experts = 0
 
@@ -161,7 +161,7 @@ class Pipeline:
     @property
     def buffer_bytes(self) -> int:
         """Bytes on the device of the pairs, of what graphs read and write, and of what swaps are staged in."""
-        return self._pairs.device_bytes + self.moves.staging_bytes
+        return self._pairs.device_bytes + self.moves.staging_bytes + self.recorded.nbytes
 
     def _padding_alone(self, sizes: Sizes, use: Callable[[Step], object]) -> None:
         batch = idle_batch(self.engine.shape)

@@ -1,7 +1,7 @@
 """Computes steps by graphs where there are any, else operation by operation.
 
-A graph is in two parts, the forward pass and the sampling: a step that samples in a way beyond the plain, with penalties or
-log-probabilities, replays the first and computes the second.
+A graph of a step that samples plainly is all of it. A step that samples in a way beyond that, with penalties or
+log-probabilities, has a graph of its forward pass alone, and computes the rest.
 """
 
 from collections.abc import Callable
@@ -35,85 +35,94 @@ class Step:
         return inputs(self.layout, self.step_in.data), outputs(self.layout.sizes, self.step_out.data)
 
 
-@dataclass(slots=True, eq=False)
-class _Recording:
-    forward: Graph
-    sample: Graph | None
-    logits: torch.Tensor | None
+Key = tuple[Sizes, bool]
+"""What a graph is found by: padded sizes, and whether it samples."""
 
 
 class Recorded:
-    """An engine on one stream. kept: the buffers that last, which every step reads and writes.
+    """An engine on one stream. kept: the buffers that last, which every step reads and writes. samples_max: sampled rows.
 
     told: is called once, with a shape and the reason why it cannot be recorded.
     """
 
-    def __init__(self, engine: DeviceEngine, stream: Stream, kept: tuple[Buffer, ...], graphs_max: int) -> None:
+    def __init__(
+        self, engine: DeviceEngine, stream: Stream, kept: tuple[Buffer, ...], graphs_max: int, samples_max: int
+    ) -> None:
         self.told: Callable[[str, str], None] = lambda shape, reason: None
+        self.book: GraphBook[Key, Graph] = GraphBook(graphs_max)
         self._engine = engine
         self._stream = stream
         self._kept = kept
-        self.book: GraphBook[_Recording] = GraphBook(graphs_max)
+        # Where graphs that do not sample leave their logits: one place for all, because a place of its own in each would
+        # take the memory of the largest step again and again.
+        rows = samples_max if graphs_max else 0
+        self._logits = torch.zeros(rows, engine.shape.vocabulary, device=engine.pool.data.device)
 
-    def compute(self, step: Step, key: Sizes, *, fits: bool) -> tuple[Way, list[object]]:
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device that are taken from the start."""
+        return self._logits.nbytes
+
+    def compute(self, step: Step, sizes: Sizes, *, fits: bool) -> tuple[Way, list[object]]:
         """Queue a step; says how, and what must be kept until it is over. fits: it lies where graphs look for it.
 
-        key: the sizes of its graph. Raises MemoryError.
+        sizes: those of its graph. Raises MemoryError.
         """
         views, uses = step.views(), self._uses(step)
-        self._stream.run(lambda: self._engine.plan(step.batch, key if fits else step.layout.sizes), uses)
+        self._stream.run(lambda: self._engine.plan(step.batch, sizes if fits else step.layout.sizes), uses)
+        key = sizes, plain(step.layout.sizes)
         way = self.book.choose(key) if fits else Way.EAGER
         kept: list[object] = []
         match way:
             case Way.REPLAY:
-                recording = self.book.graph(key)
+                graph = self.book.graph(key)
             case Way.CAPTURE:
                 found = self._record(step, key)
                 if found is None:
-                    return self.compute(step, key, fits=False)
-                recording = found
-                kept += self.book.captured(key, recording)
+                    return self.compute(step, sizes, fits=False)
+                graph = found
+                kept += self.book.captured(key, graph)
             case Way.EAGER:
-                self._stream.run(lambda: self._plainly(*views), uses)
+                self._stream.run(lambda: self._compute(*views), uses)
                 return way, kept
             case _:
                 assert_never(way)
-        self._stream.replay(recording.forward)
-        if recording.sample is not None and plain(step.layout.sizes):
-            self._stream.replay(recording.sample)
-        elif (logits := recording.logits) is not None:
+        self._stream.replay(graph)
+        if not key[1] and sizes.samples:
+            logits = self._logits[: sizes.samples]
             self._stream.run(lambda: self._engine.sample(views[0], logits, views[1]), uses)
-        return way, [*kept, recording]
+        return way, [*kept, graph]
 
     def warm(self, step: Step) -> bool:
         """Compute a step that nobody asked for and record it; whether it could be."""
-        self.compute(step, step.layout.sizes, fits=False)
-        recording = self._record(step, step.layout.sizes)
-        if recording is not None:
-            self.book.captured(step.layout.sizes, recording)
-        return recording is not None
+        key = step.layout.sizes, True
+        self.compute(step, key[0], fits=False)
+        graph = self._record(step, key)
+        if graph is not None:
+            self.book.captured(key, graph)
+        return graph is not None
 
-    def _plainly(self, step: Inputs, out: Outputs) -> None:
+    def _compute(self, step: Inputs, out: Outputs) -> None:
         logits = self._engine.forward(step)
         if logits is not None:
             self._engine.sample(step, logits, out)
 
-    def _record(self, step: Step, key: Sizes) -> _Recording | None:
+    def _forward(self, step: Inputs) -> None:
+        logits = self._engine.forward(step)
+        if logits is not None:
+            self._logits[: len(logits)].copy_(logits)
+
+    def _record(self, step: Step, key: Key) -> Graph | None:
         """Record the graph of a step's shape; None when that cannot be done."""
-        layout = Layout(step.layout.shape, key, step.layout.tile_tokens)
+        sizes, samples = key
+        layout = Layout(step.layout.shape, sizes, step.layout.tile_tokens)
         views, uses = Step(step.batch, layout, step.step_in, step.step_out).views(), self._uses(step)
-        made: list[torch.Tensor | None] = []
         try:
-            forward = self._stream.capture(lambda: made.append(self._engine.forward(views[0])), uses)
-            logits = made[-1]
-            sample = None
-            if logits is not None:
-                sample = self._stream.capture(lambda: self._engine.sample(views[0], logits, views[1]), uses)
+            return self._stream.capture(lambda: self._compute(*views) if samples else self._forward(views[0]), uses)
         except CaptureError as error:
             if self.book.refuse(key, str(error)):
-                self.told(f"{key.tokens} query tokens of {key.slices} sequences", str(error))
+                self.told(f"{sizes.tokens} query tokens of {sizes.slices} sequences", str(error))
             return None
-        return _Recording(forward, sample, logits)
 
     def _uses(self, step: Step) -> Uses:
         return Uses((step.step_in, *self._kept), (step.step_in, step.step_out, *self._kept))

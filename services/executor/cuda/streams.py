@@ -96,7 +96,7 @@ class Device(Protocol):
         """A new stream."""
 
     def buffer(self, name: str, count: int) -> Buffer:
-        """Zeroed bytes on the device."""
+        """Zeroed bytes on the device. Raises MemoryError."""
 
     def host_buffer(self, name: str, count: int) -> Buffer:
         """Zeroed bytes on the host that the device copies from and to by itself."""

@@ -12,6 +12,7 @@ from torch.cuda import _POOL_HANDLE
 from noria.services.executor.cuda.streams import Buffer, CaptureError, DeviceLostError, Event, Graph, Peak, Uses, Work
 from noria.shared.errors import UserError
 
+_BY_HAND_BYTES: Final = 256 << 20
 _FATAL: Final = ("illegal", "device-side assert", "unspecified launch failure", "ecc error", "hardware", "misaligned")
 
 
@@ -138,18 +139,23 @@ class TorchDevice:
 
     def buffer(self, name: str, count: int) -> Buffer:
         """Zeroed bytes on the device, zeroed before anybody uses them."""
-        data = torch.zeros(count, dtype=torch.uint8, device=self._device)
+        try:
+            data = torch.zeros(count, dtype=torch.uint8, device=self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(_first_line(error)) from error
         torch.cuda.current_stream(self._device).synchronize()
         return Buffer(name, data)
 
     def host_buffer(self, name: str, count: int) -> Buffer:
         """Zeroed, pinned bytes on the host. Raises UserError when the system does not let so much be pinned.
 
-        Pinned by hand, because torch's own allocator for such memory rounds up to a power of two.
+        Much is pinned by hand, for as long as the process lives: torch's allocator rounds up to a power of two.
         """
+        if count < _BY_HAND_BYTES:
+            return Buffer(name, torch.zeros(count, dtype=torch.uint8, pin_memory=count > 0), on_host=True)
         data = torch.zeros(count, dtype=torch.uint8)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        if count and (code := int(runtime.cudaHostRegister(data.data_ptr(), count, 0))):
+        if code := int(runtime.cudaHostRegister(data.data_ptr(), count, 0)):
             raise UserError(
                 f"{count >> 20} MiB of host memory cannot be pinned for the GPU (CUDA error {code}); lower "
                 "--cpu-offload-space, or raise the limit on locked memory (`ulimit -l`)"

@@ -64,7 +64,7 @@ def test_common_shapes_are_those_of_decodes_the_largest_first() -> None:
 
 
 def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed() -> None:
-    book: GraphBook[str] = GraphBook(2)
+    book: GraphBook[Sizes, str] = GraphBook(2)
     sizes = decoding(1, 1, 1)
     assert [book.choose(sizes), book.choose(sizes)] == [Way.EAGER, Way.CAPTURE]
     assert book.captured(sizes, "a graph") == []
@@ -72,7 +72,7 @@ def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed() -> None:
 
 
 def test_the_graph_not_used_for_longest_gives_way_and_may_come_again() -> None:
-    book: GraphBook[int] = GraphBook(2)
+    book: GraphBook[Sizes, int] = GraphBook(2)
     shapes = [decoding(count, 1, 1) for count in (1, 2, 3)]
     book.captured(shapes[0], 0)
     book.captured(shapes[1], 1)
@@ -84,7 +84,7 @@ def test_the_graph_not_used_for_longest_gives_way_and_may_come_again() -> None:
 
 
 def test_what_could_not_be_recorded_is_not_tried_again_and_after_a_few_nothing_is() -> None:
-    book: GraphBook[int] = GraphBook(4)
+    book: GraphBook[Sizes, int] = GraphBook(4)
     shapes = [decoding(count, 1, 1) for count in range(1, REFUSALS_MAX + 2)]
     assert [book.refuse(each, "no") for each in shapes[:2]] == [True, False]
     assert [book.choose(shapes[0]) for _ in range(3)] == [Way.EAGER] * 3
@@ -98,6 +98,6 @@ def test_what_could_not_be_recorded_is_not_tried_again_and_after_a_few_nothing_i
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_without_graphs_every_step_is_eager(most: int) -> None:
-    book: GraphBook[int] = GraphBook(most)
+    book: GraphBook[Sizes, int] = GraphBook(most)
     found = [book.choose(decoding(1, 1, 1)) for _ in range(3)]
     assert (found == [Way.EAGER] * 3) == (most == 0)
