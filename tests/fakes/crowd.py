@@ -1,18 +1,21 @@
 """A crowd of tenants in front of one core, served by an executor that answers at once; service is measured from plans.
 
 What each tenant was served is counted here from slices alone, by the published prices, independently of the core's own
-counters. A tenant contends at a step when some of its requests wait or have prompt left after it.
+counters. A tenant contends at a step when some of its requests wait or have prompt left after it. The scheduler may die: the
+next one is told what is unfinished, as admission would, and takes over what the executor holds.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from fakes.executor import geometry
+from fakes.executor import FakeExecutor, geometry
+from msgspec.structs import replace
 
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Sampled, StepDone, StepPlan
+from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.events import AdmissionJoined, Body, Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
 
@@ -31,7 +34,10 @@ class Arrival:
 
 @dataclass
 class Crowd:
-    """Runs arrivals to their end. served: by party, after each step; contending: who wanted more after each step."""
+    """Runs arrivals to their end. served: by party, after each step; contending: who wanted more after each step.
+
+    deaths: the steps before which the scheduler dies.
+    """
 
     settings: Settings
     blocks: int = 4096
@@ -41,13 +47,19 @@ class Crowd:
     tokens: list[int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
+    deaths: frozenset[int] = frozenset()
+    adopted: int = 0
 
     def run(self, arrivals: list[Arrival], steps_max: int = 20_000) -> None:
         """Until all ended."""
-        core = self.core = Scheduler(self.settings)
-        core.apply(Event(0, geometry(num_blocks=self.blocks, page_size=self.page_size, max_slots=64)))
+        self.core = Scheduler(self.settings)
+        self.geometry = geometry(num_blocks=self.blocks, page_size=self.page_size, max_slots=64)
+        self.core.apply(Event(0, self.geometry))
+        self._executor = FakeExecutor(self.geometry) if self.deaths else None
+        self._heard: dict[Stream, list[int]] = {}
         self.parties: dict[Stream, Party] = {}
         self.submissions: dict[Stream, Submission] = {}
+        self._arrived: dict[Stream, int] = {}
         self._slots: dict[int, tuple[Stream, int]] = {}
         self._positions: dict[Stream, int] = {}
         self._outputs: dict[Stream, int] = {}
@@ -55,17 +67,46 @@ class Crowd:
         self._in_flight: deque[StepDone] = deque()
         todo = deque(sorted(enumerate(arrivals), key=lambda each: each[1].step))
         for step in range(steps_max):
+            if step in self.deaths:
+                self._die(step)
             self._submit(todo, step)
-            while (plan := core.plan(step * 1_000_000)) is not None:
+            while (plan := self.core.plan(step * 1_000_000)) is not None:
                 self._in_flight.append(self._answer(plan))
                 self._note(plan)
             if not self._in_flight:
                 if not todo:
-                    assert not core.board.requests, "somebody waits for ever"
+                    assert not self.core.board.requests, "somebody waits for ever"
                     return
                 continue
             self._collect(self._in_flight.popleft(), step)
         raise AssertionError("it does not end")
+
+    def _die(self, step: int) -> None:
+        """What is in flight, nobody hears of but the executor; admission names what is unfinished, oldest first."""
+        assert self._executor is not None
+        self._in_flight.clear()
+        prices = self.settings.rules.prices
+        again = []
+        for stream in self.core.board.requests:
+            asked, output = self.submissions[stream], self._heard.get(stream, [])
+            prompt = len(asked.prompt_ids) * prices.prompt
+            again.append(
+                replace(
+                    asked,
+                    output_ids=tuple(output),
+                    service=prompt + len(output) * prices.output if output else 0.0,
+                    seniority_ms=step - self._arrived[stream],
+                )
+            )
+        self.core = Scheduler(self.settings)
+        for body in (
+            AdmissionJoined(),
+            replace(self.geometry, inventory=True),
+            self._executor.inventory(),
+            Submit(tuple(again), complete=True),
+        ):
+            self._tell(step, body)
+        self.adopted += self.core.board.counters.adopted
 
     def spread(self, one: Party, other: Party, weights: tuple[float, float]) -> float:
         """The largest difference in weighted service over any time in which both contended throughout."""
@@ -89,7 +130,8 @@ class Crowd:
             sampling = Sampling(max_tokens=each.output, seed=number)
             submission = Submission(stream, 0, prompt, sampling, tenant=tenant, traffic_class=traffic_class)
             self.parties[stream], self.submissions[stream] = each.party, submission
-            self.core.apply(Event(step * 1_000_000, Submit((submission,))))
+            self._arrived[stream] = step
+            self._tell(step, Submit((submission,)))
 
     def _answer(self, plan: StepPlan) -> StepDone:
         for fill in plan.fill:
@@ -105,6 +147,9 @@ class Crowd:
                 if output >= self._outputs.get(stream, 0):
                     self._outputs[stream] = output + 1
                     self._charge(stream, self.settings.rules.prices.output)
+        if self._executor is not None:
+            self._executor.send(plan)
+            return self._executor.step()
         return StepDone(plan.epoch, plan.number, tuple(sampled), 100)
 
     def _measure(self, stream: Stream, start: int, end: int) -> None:
@@ -131,18 +176,18 @@ class Crowd:
         self.tokens.append(sum(each.length for each in plan.slices))
 
     def _collect(self, done: StepDone, step: int) -> None:
-        self.core.apply(Event(step * 1_000_000, done))
+        self._tell(step, done)
         if step % 16 == 0:
             self.core.check()
-        for reply in self._last(step, done):
-            self.ends[reply.request] = len(self.served)
 
-    def _last(self, step: int, done: StepDone) -> list[Stream]:
-        ended = [
-            each.stream
-            for each in done.sampled
-            if each.start + 1 == (self.submissions[each.stream].sampling.max_tokens or 0)
-        ]
+    def _tell(self, step: int, body: Body) -> None:
+        """Apply an event, and have the ledger hear of tokens and ends."""
+        ended = []
+        for reply in self.core.apply(Event(step * 1_000_000, body)):
+            if isinstance(reply, TokenRun):
+                self._heard.setdefault(reply.stream, []).extend(reply.ids)
+                if reply.end:
+                    ended.append(reply.stream)
         if ended:
             self.core.apply(Event(step * 1_000_000, Ended(tuple(ended))))
-        return ended
+            self.ends.update((stream.request, len(self.served)) for stream in ended)

@@ -9,7 +9,11 @@ interval the difference in weighted service is at most
 
 where the last term is for n steps in flight of T tokens each: a request that was preempted with a result in flight can't
 be placed until that is there, and what is charged for it may be paid back. (Sheng et al., 2024, have 2 max(w_p L, w_q M),
-with M tokens in a batch for what is S (P + O) here.) Chunks, caps and pages do not add to it: a chunk is a part of what the
+with M tokens in a batch for what is S (P + O) here.)
+
+A scheduler that dies takes the counters with it. Its successor is told what unfinished requests were served, and nothing
+of those that have ended: the counters begin anew within the same distance of each other, so over an interval in which it
+dies k times the difference is at most k + 1 times as large. Chunks, caps and pages do not add to it: a chunk is a part of what the
 request lacks, a cap delays only whoever was chosen, and who waits for blocks lets nobody of its class pass. Between classes
 it is the same with class weights, of classes without reservations; a class with an inter-token target may be ahead by its
 head start H, which adds H / w to it.
@@ -59,6 +63,9 @@ def limits(draw: st.DrawFn) -> dict[str, int]:
     }
 
 
+DEATHS = st.frozensets(st.integers(1, 150), min_size=1, max_size=4)
+
+
 ONE, OTHER = ("standard", "one"), ("standard", "other")
 TENANTS: tuple[Party, ...] = (ONE, OTHER, ("standard", "third"))
 
@@ -84,6 +91,31 @@ def test_two_tenants_that_contend_are_served_alike_within_the_bound(
         weights,
     )
     assert crowd.spread(ONE, OTHER, weights) <= allowed
+
+
+@MANY
+@given(
+    floods(TENANTS),
+    limits(),
+    st.tuples(st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from([1.0, 3.0])),
+    st.booleans(),
+    DEATHS,
+)
+def test_each_death_of_the_scheduler_widens_the_bound_by_itself_once(
+    arrivals: list[Arrival], machine: dict[str, int], weights: tuple[float, float], tight: bool, deaths: frozenset[int]
+) -> None:
+    """What unfinished requests were served is carried over; who was ahead by what has ended is forgiven."""
+    rules = Rules(tenants={"one": weights[0], "other": weights[1]})
+    crowd = Crowd(Settings(policy="fair", rules=rules, **machine), blocks=12 if tight else 4096, deaths=deaths)
+    crowd.run(arrivals)
+    allowed = bound(
+        machine["max_requests_per_batch"],
+        machine["max_batch_tokens"],
+        machine["steps_in_flight"],
+        rules.prices,
+        weights,
+    )
+    assert crowd.spread(ONE, OTHER, weights) <= (1 + len(deaths)) * allowed
 
 
 CLASSES = (("interactive", "one"), ("batch", "one"), ("batch", "other"))
@@ -125,6 +157,24 @@ def test_those_who_go_by_age_break_the_bound(policy: str, fair: bool) -> None:
     crowd = Crowd(Settings(policy=policy, **machine))
     crowd.run(flood_and_trickle())
     assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= bound(4, 16, 2, Prices(), (1.0, 1.0))) is fair
+
+
+@pytest.mark.parametrize(("policy", "fair"), [("fifo", False), ("fair", True)])
+def test_those_who_go_by_age_break_the_bound_with_deaths_too(policy: str, fair: bool) -> None:
+    machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 2}
+    crowd = Crowd(Settings(policy=policy, **machine), deaths=frozenset({40, 90}))
+    flood = [Arrival(0, ONE, PROMPT_MAX, OUTPUT_MAX) for _ in range(90)]
+    crowd.run([*flood, *(Arrival(5, OTHER, 6, 4) for _ in range(90))])
+    assert crowd.adopted > 4, "caches are taken over"
+    assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= 3 * bound(4, 16, 2, Prices(), (1.0, 1.0))) is fair
+
+
+def test_what_unfinished_requests_were_served_before_a_death_counts_after_it_exactly() -> None:
+    machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 1}
+    crowd = Crowd(Settings(policy="fair", **machine), deaths=frozenset({30}))
+    crowd.run([Arrival(0, ONE, 12, 60) for _ in range(4)] + [Arrival(29, OTHER, 12, 4) for _ in range(40)])
+    charged = {("standard", each.tenant): each.charged for each in crowd.core.board.policy.standings()}
+    assert charged == pytest.approx(crowd.served[-1])
 
 
 @MANY
