@@ -3,13 +3,14 @@
 The scheduler's memory faults do not check themselves: the executor's map and the tokens must give them away.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from fakes.faults import FreedWhileRead, MissedReference, ShortRing, SwappedPages, SwappedTable, WrongCarry
+from fakes.simulated import planted_adoption
+from fakes.simulated.planted_adoption import Fault, planted
 
 from noria.client.assembly import Assembly
 from noria.proto import frontdoor
@@ -28,7 +29,6 @@ from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
 from noria.services.scheduler import service as scheduler_module
-from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.costs import Costs
 from noria.services.scheduler.core.intake import Intake
 from noria.services.scheduler.core.request import Request
@@ -36,23 +36,10 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.suspects import Suspects
 from noria.shared.mailbox import Mailbox
 
-Fault = Callable[[], AbstractContextManager[None]]
-
-
-@contextlib.contextmanager
-def _planted(owner: Any, name: str, value: object) -> Iterator[None]:
-    """While this lasts, the class or module has something else under this name."""
-    sound = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, sound)
-
 
 def _core(faulty: type[Scheduler]) -> Fault:
     """The scheduler has another core."""
-    return lambda: _planted(scheduler_module, "Scheduler", faulty)
+    return lambda: planted(scheduler_module, "Scheduler", faulty)
 
 
 def _stale_incarnation() -> AbstractContextManager[None]:
@@ -61,7 +48,7 @@ def _stale_incarnation() -> AbstractContextManager[None]:
     def current(self: Mailbox, header: Header) -> bool:
         return any(peer.value == header.sender for peer in self.links)
 
-    return _planted(Mailbox, "current", current)
+    return planted(Mailbox, "current", current)
 
 
 def _lost_end() -> AbstractContextManager[None]:
@@ -77,7 +64,7 @@ def _lost_end() -> AbstractContextManager[None]:
         self.ending, self.ending_reported = ending, ending is not None
         return run
 
-    return _planted(StreamText, "report", report)
+    return planted(StreamText, "report", report)
 
 
 def _double_submit() -> AbstractContextManager[None]:
@@ -91,7 +78,7 @@ def _double_submit() -> AbstractContextManager[None]:
                 self._board.forget(known, now_ns, "again", reclaim=False)
             self._take(now_ns, submission)
 
-    return _planted(Intake, "submit", submit)
+    return planted(Intake, "submit", submit)
 
 
 def _old_plan() -> AbstractContextManager[None]:
@@ -100,7 +87,7 @@ def _old_plan() -> AbstractContextManager[None]:
     def belongs(self: Slots, plan: StepPlan) -> bool:
         return True
 
-    return _planted(Slots, "belongs", belongs)
+    return planted(Slots, "belongs", belongs)
 
 
 def _duplicate_delta() -> AbstractContextManager[None]:
@@ -115,7 +102,7 @@ def _duplicate_delta() -> AbstractContextManager[None]:
             )
         return sound(self, delta)
 
-    return _planted(Assembly, "take", take)
+    return planted(Assembly, "take", take)
 
 
 def _ignored_start() -> AbstractContextManager[None]:
@@ -127,7 +114,7 @@ def _ignored_start() -> AbstractContextManager[None]:
         start = run.start if held is None else len(held.ids)
         sound(self, TokenRun(run.stream, run.attempt, start, run.ids, run.end, run.detail))
 
-    return _planted(Detokenizer, "_take", take)
+    return planted(Detokenizer, "_take", take)
 
 
 def _ignored_attempt() -> AbstractContextManager[None]:
@@ -140,7 +127,7 @@ def _ignored_attempt() -> AbstractContextManager[None]:
         sound(self, now_ns, Submit(known, body.complete))
 
     sound = Intake.submit
-    return _planted(Intake, "submit", submit)
+    return planted(Intake, "submit", submit)
 
 
 def _skipped_commit() -> AbstractContextManager[None]:
@@ -151,7 +138,7 @@ def _skipped_commit() -> AbstractContextManager[None]:
         count[0] += 1
         return count[0] % 3 == 0 or sound(self, page, clock, others)
 
-    return _planted(Journal, "write", write)
+    return planted(Journal, "write", write)
 
 
 def _uncounted_page() -> AbstractContextManager[None]:
@@ -161,7 +148,7 @@ def _uncounted_page() -> AbstractContextManager[None]:
     def write(self: Journal, page: Page, clock: WallClock, others: Sequence[Write] = ()) -> bool:
         return sound(self, replace(page, counted=()), clock, others)
 
-    return _planted(Journal, "write", write)
+    return planted(Journal, "write", write)
 
 
 def _late_commit() -> AbstractContextManager[None]:
@@ -176,17 +163,7 @@ def _late_commit() -> AbstractContextManager[None]:
         told.add(id(self))
         return now_ns
 
-    return _planted(AdmissionService, "_put_on_record", put_on_record)
-
-
-def _too_much_adopted() -> AbstractContextManager[None]:
-    """A scheduler takes over one position more than the executor holds."""
-    sound = Adoption.adopt
-
-    def adopt(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
-        return sound(self, request, blocks, min(length + 1, request.known - 1), now_ns)
-
-    return _planted(Adoption, "adopt", adopt)
+    return planted(AdmissionService, "_put_on_record", put_on_record)
 
 
 def _condemned_together() -> AbstractContextManager[None]:
@@ -195,12 +172,12 @@ def _condemned_together() -> AbstractContextManager[None]:
     def blame(self: Suspects, accused: list[Request], *, alone: bool) -> list[Request]:
         return accused
 
-    return _planted(Suspects, "blame", blame)
+    return planted(Suspects, "blame", blame)
 
 
 def _costs_told_once() -> AbstractContextManager[None]:
     """A scheduler takes what it once told of costs for known to every admission."""
-    return _planted(Costs, "tell_again", lambda self: None)
+    return planted(Costs, "tell_again", lambda self: None)
 
 
 def _costs_counted_again() -> AbstractContextManager[None]:
@@ -211,7 +188,7 @@ def _costs_counted_again() -> AbstractContextManager[None]:
         sound(self, life, expenses)
         return expenses.entries
 
-    return _planted(Accounts, "fresh", fresh)
+    return planted(Accounts, "fresh", fresh)
 
 
 def _costs_answered_early() -> AbstractContextManager[None]:
@@ -221,7 +198,7 @@ def _costs_answered_early() -> AbstractContextManager[None]:
     def accounted(self: Admission, told: Told) -> None:
         sound(self, self.books.accounts.told)
 
-    return _planted(Admission, "accounted", accounted)
+    return planted(Admission, "accounted", accounted)
 
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -241,9 +218,9 @@ FAULTS: Final[dict[str, Fault]] = {
     "skipped commit": _skipped_commit,
     "uncounted page": _uncounted_page,
     "commit after telling": _late_commit,
-    "more taken over than is held": _too_much_adopted,
     "condemned together": _condemned_together,
     "costs told once": _costs_told_once,
     "costs counted again": _costs_counted_again,
     "costs answered early": _costs_answered_early,
+    **planted_adoption.FAULTS,
 }

@@ -1,0 +1,149 @@
+"""Faults planted into what a new scheduler takes over from the executor; see `planted`."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from noria.proto.execution import Held, Inventory, StepPlan
+from noria.services.executor.slots import Slots
+from noria.services.scheduler.core.adoption import Adoption
+from noria.services.scheduler.core.cache import Cache
+from noria.services.scheduler.core.request import Request
+from noria.services.scheduler.core.swaps import HostPool
+
+Fault = Callable[[], AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def planted(owner: Any, name: str, value: object) -> Iterator[None]:
+    """While this lasts, the class or module has something else under this name."""
+    sound = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, sound)
+
+
+def _too_much() -> AbstractContextManager[None]:
+    """A scheduler takes over one position more than the executor holds."""
+    sound = Adoption.adopt
+
+    def adopt(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+        return sound(self, request, blocks, min(length + 1, request.known - 1), now_ns)
+
+    return planted(Adoption, "adopt", adopt)
+
+
+def _host_in_disorder() -> AbstractContextManager[None]:
+    """It takes the host's blocks of a stream in another order."""
+    sound = Adoption.adopt_stored
+
+    def adopt_stored(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
+        return sound(self, request, [tuple(reversed(table)) for table in blocks], length)
+
+    return planted(Adoption, "adopt_stored", adopt_stored)
+
+
+def _anothers_cache() -> AbstractContextManager[None]:
+    """It takes what lies in one stream's slot for another's."""
+    sound = Adoption.told
+
+    def told(self: Adoption, inventory: Inventory) -> None:
+        held = [each for each in inventory.entries if each.slot >= 0]
+        turned = dict(zip((each.stream for each in held), [*held[1:], *held[:1]], strict=True))
+        entries = tuple(
+            replace(each, blocks=turned[each.stream].blocks) if each.slot >= 0 else each for each in inventory.entries
+        )
+        sound(self, replace(inventory, entries=entries))
+
+    return planted(Adoption, "told", told)
+
+
+def _not_claimed() -> AbstractContextManager[None]:
+    """What is taken over may be given to others, too."""
+
+    def claim(self: Cache, tables: Sequence[Sequence[int]]) -> bool:
+        return True
+
+    return planted(Cache, "_claim", claim)
+
+
+def _token_again() -> AbstractContextManager[None]:
+    """It takes the last token that it knows for one that nobody has heard of."""
+    sound = Adoption._learn
+
+    def learn(self: Adoption, request: Request, held: Held, now_ns: int) -> None:
+        ids, known = held.output_ids, len(request.output)
+        if len(ids) > known > 0:
+            held = replace(held, output_ids=(*ids[:known], ids[known - 1], *ids[known:]))
+        sound(self, request, held, now_ns)
+
+    return planted(Adoption, "_learn", learn)
+
+
+def _not_emptied() -> AbstractContextManager[None]:
+    """The executor keeps what is in its slots when an epoch is opened."""
+    sound = Slots.apply
+
+    def apply(self: Slots, plan: StepPlan) -> None:
+        occupants = list(self.occupants)
+        if plan.number == 1:
+            taken = {fill.slot for fill in plan.fill}
+            self.clear()
+            for slot, occupant in enumerate(occupants):
+                if slot not in taken:
+                    self.occupants[slot] = occupant
+            self.clear = lambda: None  # type: ignore[method-assign]  # the fault
+        try:
+            sound(self, plan)
+        finally:
+            self.__dict__.pop("clear", None)
+
+    return planted(Slots, "apply", apply)
+
+
+def _left_claimed() -> AbstractContextManager[None]:
+    """It claims the blocks of streams that it does not know, and never gives them back."""
+    sound = Adoption.settle
+
+    def settle(self: Adoption, now_ns: int) -> None:
+        inventory, memory = self._inventory, self._board.memory
+        waited = self.due_ns is not None
+        sound(self, now_ns)
+        if waited and self.due_ns is None and inventory is not None and memory is not None:
+            for held in inventory.entries:
+                if held.slot >= 0 and held.stream not in self._board.requests:
+                    memory.cache._claim([list(table) for table in held.blocks])
+
+    return planted(Adoption, "settle", settle)
+
+
+def _host_taken_for_blank() -> AbstractContextManager[None]:
+    """What is taken over on the host may be overwritten."""
+    sound = HostPool.claim
+
+    def claim(self: HostPool, tables: Sequence[Sequence[int]], length: int) -> object:
+        stored = sound(self, tables, length)
+        if stored is not None:
+            for each, table in zip(self._blocks, stored.tables, strict=True):
+                for block in table:
+                    each.give_back(block)
+        return stored
+
+    return planted(HostPool, "claim", claim)
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "more taken over than is held": _too_much,
+    "host blocks taken over in disorder": _host_in_disorder,
+    "another's cache taken over": _anothers_cache,
+    "blocks taken over and not claimed": _not_claimed,
+    "a token taken over again": _token_again,
+    "slots not emptied at a takeover": _not_emptied,
+    "blocks claimed of streams that are gone": _left_claimed,
+    "host blocks taken over and not claimed": _host_taken_for_blank,
+}
