@@ -27,7 +27,12 @@ class MemoryDatabase(Database):
     def commit(self, writes: Sequence[Write]) -> bool:
         if self.full:
             return False
-        taken = super().commit(writes)
+        try:
+            taken = super().commit(writes)
+        except BaseException:  # a process that ends here leaves nothing half done
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
         assert taken, writes
         self.commits += 1
         return True

@@ -78,7 +78,10 @@ class SimulatedActor(Actor):
 
 
 class Life(Owner):
-    """A process from start to death. `doomed`: how many more messages it sends before it dies, if it is to die."""
+    """A process from start to death. `doomed`: how many more messages it sends before it dies, if it is to die.
+
+    on_error: whether it may die of this exception.
+    """
 
     def __init__(self, service: Service, network: Network, agenda: Agenda, clock: Clock) -> None:
         self.service = service
@@ -90,6 +93,7 @@ class Life(Owner):
         self.paused_until_ns = 0
         self.on_turn: Callable[[Life], None] = lambda life: None
         self.on_death: Callable[[Life], None] = lambda life: None
+        self.on_error: Callable[[Life, Exception], bool] = lambda life, error: False
         self.on_send: Callable[[Life, str, Frames], None] = lambda life, to, frames: None
         self._agenda = agenda
         self._clock = clock
@@ -172,6 +176,11 @@ class Life(Owner):
         try:
             self.actor.turn(self.shell)
         except Died:
+            self.die()
+            return
+        except Exception as error:
+            if not self.on_error(self, error):
+                raise
             self.die()
             return
         self.on_turn(self)

@@ -111,7 +111,8 @@ class Connection:
         self.dealer.parted_ns = max(self.dealer.parted_ns, self.backward.last_ns)
 
     def _to_router(self, frames: Frames, channel: Channel) -> None:
-        self.router.take(self.dealer.identity, frames, channel)
+        identity = self.dealer.identity
+        self.router.take(identity, self.router.network.alter(identity, frames), channel)
 
     def _to_dealer(self, frames: Frames, channel: Channel) -> None:
         self.dealer.take(frames, channel)
@@ -252,6 +253,7 @@ class Network:
         self._routers: dict[str, Router] = {}
         self._dealers: dict[str, list[Dealer]] = {}
         self._ghosts: dict[str, list[tuple[bytes, Frames]]] = {}
+        self.alter: Callable[[bytes, Frames], Frames] = lambda sender, frames: frames
 
     def bound(self, router: Router) -> None:
         """Somebody is there: what its predecessor had not read may come first, then connections."""

@@ -32,7 +32,10 @@ _AGAIN: Final = (Code.NOT_READY, Code.OVERLOADED, Code.QUOTA)
 
 
 class Person(Owner):
-    """One client process after another, under one name or several; gone: there is no next one."""
+    """One client process after another, under one name or several; gone: there is no next one.
+
+    gullible: what it is told must be right; else it leaves when it is not.
+    """
 
     def __init__(
         self, name: str, endpoint: str, network: Network, agenda: Agenda, clock: Clock, wishes: list[Wish]
@@ -40,6 +43,7 @@ class Person(Owner):
         self.name = f"client-{name}"
         self.wishes = wishes
         self.gone = False
+        self.gullible = True
         self._endpoint = endpoint
         self.slow = 0
         self._network = network
@@ -150,8 +154,15 @@ class Person(Owner):
 
     def _look(self) -> None:
         for wish in self.wishes:
-            if wish.call is not None and not wish.over:
+            if wish.call is None or wish.over:
+                continue
+            try:
                 self._look_at(wish, wish.call)
+            except AssertionError:
+                if self.gullible:
+                    raise
+                wish.left = True
+                self.exchange.leave(wish.call, self._now_s())
 
     def _look_at(self, wish: Wish, call: Call) -> None:
         while (delta := call.read()) is not None:

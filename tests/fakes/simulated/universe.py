@@ -135,7 +135,7 @@ class Universe:
 
     def run(self) -> None:
         """From the first process to the last check. Raises AssertionError, or whatever a process dies of by itself."""
-        structlog.configure(processors=[_drop])
+        structlog.configure(processors=[drop])
         time = simulated_time(self.clock, random.Random(self.seed + 1))
         with time, notes_told(self._note), charges_told(self._charged):
             for service in stack.PEERS:
@@ -199,14 +199,18 @@ class Universe:
         life.on_send = self._sent
         peers = {peer: stack.endpoint(peer) for peer in stack.PEERS[service]}
         life.begin(peers, stack.endpoint(service), self.runtime, self._build)
+        self._watch(life, again=again)
+        self.trace.overhear(life)
+        self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
+
+    def _watch(self, life: Life, *, again: bool) -> None:
+        """Hold a process to its invariants, and note what it tells."""
         check_every_event(life.shell)
         met: set[Service] = set()
         note_joins(life.shell, lambda peer: self._joined(peer, met, again=again))
         note_failures(life.shell, self.record.failed.update)
         note_costs(life.shell, self.record.costs.setdefault(life.mailbox.incarnation, Costs()).spent.append)
         note_congestion(life.shell, lambda: self.counts.update(["outbox full"]))
-        self.trace.overhear(life)
-        self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
 
     def _build(self, life: Life) -> Shell:
         match life.service:
@@ -246,7 +250,7 @@ class Universe:
         if isinstance(life.shell, SimulatedExecutor):
             life.shell.close()
         if isinstance(life.shell, SchedulerService):
-            self.record.costs[life.mailbox.incarnation].unaccounted = len(life.shell._reports.costs)
+            self.record.costs.setdefault(life.mailbox.incarnation, Costs()).unaccounted = len(life.shell._reports.costs)
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:
@@ -363,6 +367,7 @@ class Universe:
             self.counts.update({name: getattr(counters, name) for name in _COUNTED})
 
 
-def _drop(logger: object, name: str, event: object) -> object:
+def drop(logger: object, name: str, event: object) -> object:
+    """Log nothing."""
     del logger, name, event
     raise structlog.DropEvent
