@@ -1,11 +1,14 @@
 """The socket that HTTP is served on: bound here, or inherited from a supervisor that keeps it.
 
 A supervisor that holds the socket too keeps the door open while nobody stands behind it: who connects between the death
-of a gateway and its successor's start waits in the queue instead of being turned away.
+of a gateway and its successor's start waits in the queue instead of being turned away. A supervisor that takes over the gateway
+of one that was killed asks it for the socket, through another one in the runtime folder, which is its owner's alone.
 """
 
+import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import Final
 
 from noria.shared.errors import UserError
@@ -14,6 +17,8 @@ INHERITED: Final = "HTTP_LISTENER"
 """The variable that tells a gateway the number of the descriptor that it inherits."""
 
 _BACKLOG: Final = 2048
+_OFFER: Final = "door.sock"
+_ANSWER_S: Final = 2.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -30,6 +35,49 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot serve HTTP on {host}:{port}: {error.strerror or error}; "
             "choose another address with --http HOST:PORT"
         ) from error
+
+
+class Offer:
+    """Gives the socket to whoever asks for it in a runtime folder; `answer` is to be called when `socket` can be read.
+
+    made: whether anybody can ask; not where there is no such folder, or its path is too long for a socket.
+    """
+
+    def __init__(self, listener: socket.socket, folder: Path) -> None:
+        self.made = False
+        self._listener = listener
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.setblocking(False)
+        path = folder / _OFFER
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            self.socket.bind(str(path))
+            path.chmod(0o600)
+            self.socket.listen(1)
+            self.made = True
+
+    def answer(self) -> None:
+        """Give it to one that asks."""
+        with contextlib.suppress(OSError):
+            asking, _ = self.socket.accept()
+            with asking:
+                socket.send_fds(asking, [b"\0"], [self._listener.fileno()])
+
+    def close(self) -> None:
+        """Nobody is answered any more."""
+        self.socket.close()
+
+
+def asked_for(folder: Path) -> socket.socket | None:
+    """The socket of the gateway that lives in a runtime folder; None when it does not answer within two seconds."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_ANSWER_S)
+        asking.connect(str(folder / _OFFER))
+        _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+        if descriptors:
+            os.set_inheritable(descriptors[0], False)
+            return socket.socket(fileno=descriptors[0])
+    return None
 
 
 def address_of(listener: socket.socket, address: str) -> str:

@@ -16,7 +16,8 @@ from noria.services.gateway.app import Traffic, build
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.protocol import BoundedHttp
 from noria.shared.actor import Actor
-from noria.shared.listener import listen
+from noria.shared.endpoints import runtime_dir
+from noria.shared.listener import Offer, listen
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
@@ -33,6 +34,9 @@ class GatewayShell:
         self._telemetry = telemetry
         self._traffic = Traffic()
         self._listener = listen(config.host, config.port)
+        self._offer = Offer(self._listener, runtime_dir(config.runtime))
+        if self._offer.made:
+            actor.watch(self._offer.socket.fileno(), self._offer.answer)
         self._server: uvicorn.Server | None = None
         self._draining = False
         self._leaving = False
@@ -93,6 +97,7 @@ class GatewayShell:
             self._server.should_exit = True
         self._actor.leave()
         self._thread.join()
+        self._offer.close()
         self._listener.close()
         if self._failure is not None:
             raise self._failure

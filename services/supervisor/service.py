@@ -25,7 +25,7 @@ from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.endpoints import split_address
 from noria.shared.errors import UserError
-from noria.shared.listener import INHERITED, listen
+from noria.shared.listener import INHERITED, asked_for, listen
 from noria.shared.locks import living_holder
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
@@ -167,6 +167,8 @@ class Supervisor:
         self._heard.pop(service, None)
         self._rereading.adopted(service)
         self._apply(events.Adopted(service, pid, now_ns))
+        if service is Service.GATEWAY and self._listener is None:
+            self._listener = asked_for(self._config.folder)
         return True
 
     def _apply(self, event: events.Event) -> None:
@@ -205,7 +207,7 @@ class Supervisor:
         if service is not Service.GATEWAY:
             return {}, ()
         if self._listener is None:
-            # It was in the hands of a gateway that was taken over, and is free now.
+            # It was in the hands of a gateway that was taken over and did not give it, and is free now.
             with contextlib.suppress(UserError):
                 self._listener = listen(*split_address(self._config.http))
         if self._listener is None:
