@@ -150,6 +150,7 @@ async def _idle(stack: Stack) -> Mapping[str, object]:
             for service, keys in {
                 **IDLE_COUNTS,
                 "admission": (*IDLE_COUNTS["admission"], "retained", "orphans", "unread", "awaited"),
+                "scheduler": (*IDLE_COUNTS["scheduler"], "unaccounted"),
             }.items()
             for key in keys
             if state[service][key]
