@@ -7,7 +7,7 @@ The first terminal entry of a stream wins, wherever it comes from. Knows nothing
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.admission.core import intake, recovery, showing
+from noria.services.admission.core import intake, invariants, recovery, showing
 from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.delivery import Delivery
@@ -170,5 +170,5 @@ class Admission:
 
     def check(self) -> None:
         """Assert every invariant."""
-        self.books.check()
+        invariants.check(self.books)
         self._patience.check()

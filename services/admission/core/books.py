@@ -281,47 +281,6 @@ class Books:
         """Every stream that has not ended, oldest first."""
         return self.ledger.unfinished()
 
-    def check(self) -> None:
-        """Assert the invariants of all parts, and those between them."""
-        self.ledger.check()
-        self.delivery.check()
-        self.credit.check()
-        self.record.check(each for each in self.ledger.requests.values() if each.choices)
-        in_flight = dict.fromkeys(self.accounts.traffic, 0)
-        for request in self.ledger.live.values():
-            in_flight[self.accounts.of(request)] += request.unfinished
-        for account, traffic in self.accounts.traffic.items():
-            traffic.check(in_flight[account])
-        tokenizing = self.ledger.tokenizing
-        assert self.credit.reserved == sum(each.claims for each in tokenizing.values())
-        self._check_policy()
-        assert self.tokenizing_characters == sum(each.characters for each in tokenizing.values())
-        assert self.jobs.keys() | self.working == {each.number for each in tokenizing.values()}
-        assert not self.jobs.keys() & self.working
-        for number in (*self.ledger.live, *tokenizing):
-            assert number in tokenizing or not self.ledger.live[number].preview
-            kept = (number in self.orphans) + (number in self.unread)
-            assert (number in self.delivery.attachments) + kept == 1
-        assert self.orphans.keys() | self.unread.keys() <= self.ledger.live.keys() | tokenizing.keys()
-        assert self.credit.queued == len(self.scheduler.submissions)
-        for stream in (*self.scheduler.submissions, *self.detokenizer.openings, *self.detokenizer.gaps):
-            assert self.ledger.choice(stream) is not None
-        for stream in (*self.scheduler.ended, *self.scheduler.withdrawals, *self.detokenizer.ended):
-            assert self.ledger.choice(stream) is None
-        assert self.scheduler.withdrawals.keys() <= self.scheduler.ended.keys()
-
-    def _check_policy(self) -> None:
-        self.queues.check()
-        self.tenants.check()
-        held = {each.rule.name: each.streams for each in self.tenants}
-        for request in self.ledger.live.values():
-            held[request.key.tenant] -= request.unfinished
-            waits = all(choice.first_token_ns is None for choice in request.choices)
-            assert (request.number in self.queues.of(request.traffic_class).requests) is waits
-        for request in self.ledger.tokenizing.values():
-            held[request.key.tenant] -= request.claims
-        assert not any(held.values()), held
-
 
 def refused(request_id: str, traffic_class: str, refusal: Refusal) -> Forecast:
     """The forecast that a request would be refused."""

@@ -9,6 +9,7 @@ from noria.proto.execution import Failure, StepFailed
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.chronicle import Chronicle
+from noria.services.admission.core import invariants
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
@@ -148,4 +149,4 @@ def begin_again(books: Books, request: Request, choice: Choice) -> None:
     books.delivery.truncate(request, choice)
     books.scheduler.submit(request, choice)
     books.detokenizer.open(request, choice)
-    books.check()
+    invariants.check(books)
