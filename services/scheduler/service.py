@@ -174,6 +174,7 @@ class SchedulerService:
             "slots_used": board.slots.used,
             "in_flight": len(board.lane.steps),
             "unaccounted": len(self._reports.costs),
+            "costs_lost": self._reports.costs.lost,
             "epoch": board.lane.epoch,
             "capacity": msgspec.to_builtins(self._core.capacity()),
             "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
