@@ -6,6 +6,8 @@ from typing import Final
 
 from fakes.simulated.universe import Universe
 
+from noria.proto.base import Service
+
 # What a hundred runs bring about, each at least once.
 KINDS: Final = (
     "death of admission",
@@ -52,9 +54,9 @@ def repeat(seed: int) -> str:
     return f"PYTHONPATH=tests python -m fakes.simulated --seed {seed} --trace"
 
 
-def attempt(seed: int) -> tuple[int, str, Counter[str]]:
-    """Run a seed; returns what went wrong, or nothing."""
-    universe = Universe(seed)
+def attempt(seed: int, only: Service | None = None) -> tuple[int, str, Counter[str]]:
+    """Run a seed, in which all kinds of things go wrong or one service dies; returns what went wrong, or nothing."""
+    universe = Universe(seed, only=only)
     try:
         universe.run()
     except Exception as error:  # a seed that fails must not end the others
