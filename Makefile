@@ -68,8 +68,9 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
-verify-gpu: $(VENV)/.stamp-dev ## Check numerics, graphs, swaps and speed on a GPU, in less than eight minutes; writes build/gpu.json
+verify-gpu: $(VENV)/.stamp-dev ## Run the pipeline from many seeds, then check a GPU in less than eight minutes; writes build/gpu.json
 	@mkdir -p build
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/unit/executor/test_pipeline.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/gpu_check.py --out build/gpu.json
 
 verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails, of wrong input, and of 100,000 requests
