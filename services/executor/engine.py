@@ -29,6 +29,7 @@ from noria.services.executor.sampler import Drawn, RecentTokens
 from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
 from noria.services.executor.sizing import sized
 from noria.services.executor.stores import page_bytes
+from noria.shared.errors import UserError
 from noria.shared.models import facts, resolve, served_names
 
 CACHE_DTYPES: Final = {
@@ -36,6 +37,7 @@ CACHE_DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
@@ -116,6 +118,8 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     folder = resolve(config.model)
     context = facts(folder, config.model).max_model_tokens
     dtype = pick_dtype(config.model.dtype)
+    if config.kv_cache_dtype == "fp8":
+        raise UserError("cache.kv_cache_dtype fp8 is for GPUs; with --device cpu choose int8, which is as small")
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
     computing = choose(config.kernels, config.quantization)
     made = make_model(config, folder, dtype, context, computing, threads)

@@ -132,7 +132,13 @@ class _FloatLayer:
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         for tokens, new in zip(self._tokens, (keys, values), strict=True):
-            tokens.index_copy_(0, slots, new.to(self._store.store).nan_to_num())
+            if self._store.store.itemsize > 1:
+                tokens.index_copy_(0, slots, new.to(self._store.store).nan_to_num())
+                continue
+            # Numbers of eight bits have no infinity, and few operations of torch.
+            largest = torch.finfo(self._store.store).max
+            finite = new.float().nan_to_num().clamp_(-largest, largest).to(self._store.store)
+            tokens.view(torch.uint8).index_copy_(0, slots, finite.view(torch.uint8))
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._store.gathered.of(len(pages))

@@ -52,6 +52,9 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.8
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        Meta(description="Precision of cached keys and values; auto is the model's.", extra=flags("--kv-cache-dtype")),
+        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"],
+        Meta(
+            description="Precision of cached keys and values; auto is the model's, fp8 (e4m3) is for GPUs.",
+            extra=flags("--kv-cache-dtype"),
+        ),
     ] = "auto"

@@ -33,6 +33,8 @@ def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceO
     able = pool.data.device.type != "cpu" and importlib.util.find_spec("triton") is not None
     if config.kernels == "triton" and not able:
         raise UserError("executor.kernels is triton, which is not installed: pip install 'noria[cuda]'")
+    if made.store == torch.float8_e4m3fn and able and not _has_fp8():
+        raise UserError("cache.kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or later; choose int8")
     if config.kernels == "reference" or not able:
         return PlainOperations(made.architecture, pool, places, made.dtype, made.store)
     from noria.services.executor.cuda.triton_operations import TritonOperations
@@ -48,6 +50,11 @@ def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceO
         made.store,
         _flashinfer(made, shape, rows, places) if config.kernels == "auto" else None,
     )
+
+
+def _has_fp8() -> bool:
+    """Whether this GPU's kernels know e4m3; NVIDIA's since Ada, AMD's of the MI300 have it in another form."""
+    return torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def _flashinfer(
