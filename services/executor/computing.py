@@ -35,6 +35,8 @@ class Computing(msgspec.Struct, frozen=True):
 
 def choose(kernels: str, quantization: str) -> Computing:
     """Choose by `executor.kernels` and `executor.quantization`. Raises UserError when what was asked for cannot be had."""
+    if quantization == "fp8":
+        raise UserError("executor.quantization fp8 is for GPUs; with --device cpu choose int8")
     if kernels == "reference":
         return _reference("as configured", quantization)
     if kernels == "triton":

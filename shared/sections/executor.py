@@ -23,9 +23,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"],
+        Literal["none", "int8", "fp8"],
         Meta(
-            description="int8: matrix products in eight-bit integers, scaled in groups of 32 inputs.",
+            description="int8: matrix products in eight-bit integers, scaled in groups of 32 inputs. fp8 is for GPUs.",
             extra=flags("--quantization"),
         ),
     ] = "none"

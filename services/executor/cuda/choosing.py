@@ -1,12 +1,12 @@
 """What computes a model's steps on a GPU, by `executor.kernels`."""
 
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda.attention import Attention
+from noria.services.executor.cuda.installed import installed
 from noria.services.executor.cuda.layer_pages import layer_pages
 from noria.services.executor.cuda.loading import Made
 from noria.services.executor.cuda.operations import DeviceOperations
@@ -30,7 +30,7 @@ def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceO
         )
     places = layer_groups(made.architecture.windows, pool.shape.max_model_tokens)
     # On a processor Triton's kernels can be interpreted, for tests, but not be used.
-    able = pool.data.device.type != "cpu" and importlib.util.find_spec("triton") is not None
+    able = pool.data.device.type != "cpu" and installed("triton")
     if config.kernels == "triton" and not able:
         raise UserError("executor.kernels is triton, which is not installed: pip install 'noria[cuda]'")
     if made.store == torch.float8_e4m3fn and able and not _has_fp8():
@@ -61,7 +61,7 @@ def _flashinfer(
     made: Made, shape: Shape, rows: Sequence[torch.Tensor], places: Sequence[tuple[int, int]]
 ) -> Attention | None:
     """FlashInfer's attention, where it is installed, runs here and knows the model; of NVIDIA's GPUs alone."""
-    if importlib.util.find_spec("flashinfer") is None or torch.version.hip is not None:
+    if not installed("flashinfer") or torch.version.hip is not None:
         return None
     from noria.services.executor.cuda.flashinfer_attention import FlashInferAttention, knows
     from noria.services.executor.cuda.triton_attention import TritonAttention

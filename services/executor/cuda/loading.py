@@ -108,12 +108,8 @@ def _model(config: ExecutorConfig, device: Device) -> Made:
         family = architecture(folder)
     except UnknownDecoderError as unknown:
         raise UserError(f"{unknown}; models that transformers computes are served with --device cpu") from unknown
-    if config.quantization != "none":
-        raise UserError(
-            f"executor.quantization {config.quantization} is for --device cpu; on a GPU choose none, or a smaller model"
-        )
     dtype = device_dtype(config.model.dtype)
-    products = DeviceProducts(dtype, device.torch_device)
+    products = DeviceProducts(dtype, device.torch_device, config.quantization)
     decoder = Decoder(
         family,
         Checkpoint(folder),

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from noria.services.executor.products import Matrix
+from noria.services.executor.cuda.installed import installed
+from noria.services.executor.products import Linear, Matrix
+from noria.shared.errors import UserError
 
 
 class DeviceLinear:
@@ -45,12 +47,20 @@ class DeviceGrouped:
 
 
 class DeviceProducts:
-    """Makes products in one dtype on one device. Which kernel computes one depends on its rows, so none is steady."""
+    """Makes products in one dtype on one device. Which kernel computes one depends on its rows, so none is steady.
+
+    quantization: none, int8 or fp8; experts are not quantised. Raises UserError where what does it is not installed.
+    """
 
     steady = False
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> None:
+        if quantization != "none" and not installed("torchao"):
+            raise UserError(
+                f"executor.quantization {quantization} needs torchao on a GPU: pip install 'noria[torchao]', or choose none"
+            )
         self.nbytes = 0
+        self._quantization = quantization
         self._dtype = dtype
         self._device = device
 
@@ -70,10 +80,17 @@ class DeviceProducts:
         del rows_max
         return 0
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> DeviceLinear:
-        """A product ready for use."""
-        del rows_max, exact
+    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
+        """A product ready for use; what gives logits, or decides, is never quantised."""
+        del rows_max
         weight = matrix.weights(self._dtype).to(self._device)
         bias = matrix.biases(self._dtype)
-        self.nbytes += weight.nbytes
-        return DeviceLinear(weight, None if bias is None else bias.to(self._device), logits=logits)
+        bias = None if bias is None else bias.to(self._device)
+        if self._quantization == "none" or logits or exact:
+            self.nbytes += weight.nbytes
+            return DeviceLinear(weight, bias, logits=logits)
+        from noria.services.executor.cuda.quantised import QuantisedLinear
+
+        made = QuantisedLinear(weight, bias, self._quantization)
+        self.nbytes += made.nbytes
+        return made

@@ -81,3 +81,9 @@ def test_packed_weights_are_another_models_when_anything_changes(tmp_path: Path)
     seen.add(identity(tmp_path, dtype, "int8"))
     assert len(seen) == 7
     assert packed_path(tmp_path, dtype, "none") != packed_path(tmp_path, dtype, "int8")
+
+
+@pytest.mark.parametrize(("kernels", "quantization"), [("triton", "none"), ("auto", "fp8")])
+def test_what_is_of_gpus_is_refused_on_a_processor(kernels: str, quantization: str) -> None:
+    with pytest.raises(UserError, match=r"(of|for) GPUs"):
+        computing.choose(kernels, quantization)

@@ -159,7 +159,7 @@ def test_without_a_gpu_the_error_says_what_to_do() -> None:
     ("changes", "named"),
     [
         ({"kernels": "avx2"}, "executor.kernels avx2 is of processors"),
-        ({"quantization": "int8"}, "executor.quantization int8 is for --device cpu"),
+        ({"kernels": "triton"}, "not installed"),
         ({"num_blocks": 10}, "raise --num-blocks to at least 42"),
     ],
 )
