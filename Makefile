@@ -87,7 +87,7 @@ verify-policy: $(VENV)/.stamp-dev ## Measure what policies do; TRACE=FILE replay
 	$(BIN)/noria models pull smollm2
 	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e/test_cancels.py
 	$(BIN)/python benchmarks/flood.py --repeats 3 -- --threads 1
-	for policy in fifo fair; do $(BIN)/python benchmarks/deadlines.py --policy $$policy || exit 1; done
+	$(BIN)/python benchmarks/deadlines.py
 	$(if $(TRACE),$(BIN)/python benchmarks/azure.py "$(TRACE)")
 
 verify-see: $(VENV)/.stamp-dev kernels ## Look at the console in Chromium, scrape with Prometheus, kill while scraping, measure what watching costs

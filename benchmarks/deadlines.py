@@ -1,6 +1,6 @@
 """Are refusals honest? A seeded overload with deadlines through admission's prediction, the core and a simulated device.
 
-Run: python benchmarks/deadlines.py [--requests N] [--seed N] [--refused N] [--policy NAME]
+Run: python benchmarks/deadlines.py [--requests N] [--seed N ...] [--refused N] [--policy NAME ...]
 
 Requests come at OVERLOAD times what the device can do, lengths and deadlines spread over more than an order of magnitude;
 half name a time to the first token, half one to the end. Three figures come out:
@@ -12,6 +12,7 @@ half name a time to the first token, half one to the end. Three figures come out
 """
 
 import argparse
+import gc
 import math
 import os
 import random
@@ -34,6 +35,7 @@ PER_SECOND: Final = 19.0  # what this device ends of these requests, measured wi
 OVERLOAD: Final = 1.5
 SETTINGS: Final = Settings(max_batch_tokens=2048, max_requests_per_batch=64, queue_requests_max=1 << 30)
 GEOMETRY: Final = Geometry("", (Group(0, 1),), 40_000, 2, 16, 64, 2048, 1 << 20, 50_000, "", "")
+_IN_TIME, _LATE = 10, 11  # how a child ends
 THRESHOLDS: Final = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000)
 
 
@@ -98,6 +100,35 @@ def simulation(policy: str, jobs: list[Job], gate: Gate) -> Simulation:
     )
 
 
+class Forced:
+    """Children of this process, each with one request that was forced in; as many at a time as there are processors."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, None] = {}
+        self.late = 0
+
+    def fork(self) -> bool:
+        """Whether this is the child."""
+        if len(self._running) >= (os.cpu_count() or 1):
+            self._wait()
+        child = os.fork()
+        if child:
+            self._running[child] = None
+        return not child
+
+    def finish(self) -> int:
+        """Wait for all; returns how many were late."""
+        while self._running:
+            self._wait()
+        return self.late
+
+    def _wait(self) -> None:
+        child, status = os.waitpid(-1, 0)
+        del self._running[child]
+        self.late += os.waitstatus_to_exitcode(status) == _LATE
+        assert os.waitstatus_to_exitcode(status) in (_IN_TIME, _LATE), "a child ends with its verdict"
+
+
 def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) -> int:
     """How many of some refused requests would have missed their deadline, each forced in alone; requests by number.
 
@@ -105,21 +136,19 @@ def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) ->
     everybody else admitted or refused as before.
     """
     forced: list[Job] = []
-    late = 0
+    children = Forced()
 
     def gate(each: Job, capacity: Capacity, now_ns: int) -> bool:
-        nonlocal late
         del capacity, now_ns
         number = each.submission.stream.request
         if forced or number not in drawn:
             return number in admitted
-        child = os.fork()
-        if child:
-            late += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            return False
-        forced.append(each)
-        return True
+        if children.fork():
+            forced.append(each)
+            return True
+        return False
 
+    gc.freeze()  # a child that collects what its parent holds would copy it all
     whole = simulation(policy, jobs, gate)
     until_ns = 0
     while whole.busy:
@@ -128,9 +157,9 @@ def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) ->
         if forced:
             outcome = next(each for each in whole.outcomes if each.job is forced[0])
             if outcome.end is not None:
-                os._exit(0 if met(outcome) else 1)
+                os._exit(_IN_TIME if met(outcome) else _LATE)
     assert not forced, "a request that was forced in ends"
-    return late
+    return children.finish()
 
 
 def static(policy: str, jobs: list[Job], threshold: int) -> int:
@@ -166,22 +195,32 @@ def measure(requests: int, seed: int, forced_in: int, policy: str, thresholds: S
     )
 
 
+def show(figures: Figures, policy: str, seed: int, seconds: float) -> None:
+    """Print a row of the table."""
+    ratio = figures.goodput / figures.best_static if figures.best_static else 1.0
+    print(
+        f"| {policy} | {seed} | {figures.admitted} | {figures.refused} | {figures.admitted_met:.1%} "
+        f"| {figures.refused_missed:.1%} | {figures.goodput:.1%} | {figures.best_static:.1%} ({figures.best_threshold}) "
+        f"| {ratio:.1%} | {seconds:.0f} s |",
+        flush=True,
+    )
+
+
 def main() -> None:
-    """Print the figures."""
+    """Print a row for each policy and seed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--refused", type=int, default=200)
-    parser.add_argument("--policy", default="fifo")
+    parser.add_argument("--policy", nargs="+", default=["fifo", "fair"])
     chosen = parser.parse_args()
-    began = time.perf_counter()
-    figures = measure(chosen.requests, chosen.seed, chosen.refused, chosen.policy)
-    print(f"{chosen.policy}, seed {chosen.seed}: {figures.admitted} admitted, {figures.refused} refused")
-    print(f"admitted that met their deadline: {figures.admitted_met:.1%}")
-    print(f"refused that would have missed it: {figures.refused_missed:.1%}")
-    share = figures.goodput / figures.best_static if figures.best_static else 1.0
-    print(f"goodput: {figures.goodput:.1%} of all; best static threshold ({figures.best_threshold} tokens): ", end="")
-    print(f"{figures.best_static:.1%}; ratio {share:.1%}\n{time.perf_counter() - began:.0f} s")
+    print("| policy | seed | admitted | refused | met | would have missed | goodput | best static | ratio | took |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    for policy in chosen.policy:
+        for seed in chosen.seed:
+            began = time.perf_counter()
+            figures = measure(chosen.requests, seed, chosen.refused, policy)
+            show(figures, policy, seed, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from noria.services.scheduler.core.decisions import Decisions
 from noria.services.scheduler.core.events import Moved, Reply, Stage
 from noria.services.scheduler.core.lane import Lane
 from noria.services.scheduler.core.memory import Memory
+from noria.services.scheduler.core.outlook import Endings
 from noria.services.scheduler.core.policy import Policy
 from noria.services.scheduler.core.request import Request, State
 from noria.services.scheduler.core.returns import Returns
@@ -50,6 +51,7 @@ class Board:
         self.deadlines = Deadlines()
         self.suspects = Suspects()
         self.decisions = Decisions()
+        self.endings = Endings()
         self.news: list[Reply] = []
         self.returns = Returns(self.lane, self.counters, self.tell)
         self.now_ns = 0
@@ -153,6 +155,7 @@ class Board:
         """All it may generate is planned: its slot is free for the next plan, its blocks after its last step."""
         self.leave(request)
         self.vacate(request)
+        self.endings.ended(request.planned - request.slot_planned, early=False)
         request.state = State.DRAINING
         self.draining[request] = None
 
@@ -259,6 +262,7 @@ class Board:
             case State.PREFILLING | State.DECODING:
                 self.leave(request)
                 self.vacate(request)
+                self.endings.ended(request.planned - request.slot_planned, early=True)
             case State.DRAINING:
                 self.leave(request)
             case State.FINISHED | State.GONE:

@@ -52,6 +52,16 @@ class Pace:
         self.tokens = self.tokens * _KEPT + tokens
 
     @property
+    def gap_ns(self) -> float:
+        """Time from one start to the next while some waited, whatever held them up."""
+        return self.spent_ns / self.requests if self.requests else 0.0
+
+    @property
+    def by_slots(self) -> float:
+        """The share of that time in which slots were what lacked."""
+        return self.slots_ns / self.spent_ns if self.spent_ns else 0.0
+
+    @property
     def request_ns(self) -> float:
         """Further wait for each request ahead."""
         return self.slots_ns / self.requests if self.requests else 0.0
