@@ -123,10 +123,11 @@ class Forced:
         return self.late
 
     def _wait(self) -> None:
-        child, status = os.waitpid(-1, 0)
-        del self._running[child]
-        self.late += os.waitstatus_to_exitcode(status) == _LATE
-        assert os.waitstatus_to_exitcode(status) in (_IN_TIME, _LATE), "a child ends with its verdict"
+        oldest = next(iter(self._running))
+        verdict = os.waitstatus_to_exitcode(os.waitpid(oldest, 0)[1])
+        assert verdict in (_IN_TIME, _LATE), "a child ends with its verdict"
+        del self._running[oldest]
+        self.late += verdict == _LATE
 
 
 def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) -> int:
@@ -159,6 +160,7 @@ def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) ->
             if outcome.end is not None:
                 os._exit(_IN_TIME if met(outcome) else _LATE)
     assert not forced, "a request that was forced in ends"
+    gc.unfreeze()
     return children.finish()
 
 

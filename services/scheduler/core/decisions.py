@@ -68,7 +68,8 @@ class Passed:
 class Decision:
     """One step: its budget, what was spent, on whom, and who was passed over.
 
-    decodes: sequences that continue by one token. chunks: tokens of prompts, by stream. admitted, preempted: streams.
+    decodes: sequences that continue by one token. chunks: tokens of prompts, by stream. admitted: streams that were
+    given a slot. Who gave way is told by its own moves.
     """
 
     epoch: int
