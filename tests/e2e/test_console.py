@@ -170,7 +170,9 @@ def enter(page: Browser, url: str) -> None:
     page.wait("document.getElementById('key-dialog').open")
     page.run("document.getElementById('key').value = 'root'")
     page.run("document.querySelector('#key-form .primary').click()")
-    page.errors.clear()  # the refusal of a feed without a key
+    page.wait("noria.store.live")
+    assert all("401" in each for each in page.errors), page.errors  # the refusal of a feed without a key
+    page.errors.clear()
 
 
 def point_at_somebody(page: Browser) -> None:
