@@ -14,7 +14,6 @@ from noria.proto.base import Service
 SEEDS = 300
 _BLOCK = 20
 _SEEDS_FOR_A_FAULT = 200
-_SEEDS_FOR_ALL_KINDS = 150
 _SEEDS_OF_SCHEDULERS = 20
 _SEEDS_OF_PLAGUE = 15
 
@@ -30,7 +29,7 @@ def test_every_accepted_request_comes_to_its_one_right_end_whatever_dies(block: 
 
 def test_every_kind_of_trouble_happens() -> None:
     total = Counter[str]()
-    for seed in range(_SEEDS_FOR_ALL_KINDS):
+    for seed in range(SEEDS):
         total += _once(seed)[2]
     assert not [kind for kind in KINDS if not total[kind]]
 

@@ -62,9 +62,11 @@ class SchedulerPost:
         """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Says if it was told of it."""
         if not self.joined:
             return False
-        if self.submissions.pop(stream, None) is not None:
+        pending = self.submissions.pop(stream, None)
+        if pending is not None:
             self.credit.unqueue(request.prompt_tokens, request.traffic_class)
-            return False
+            if not pending[1].attempt:
+                return False  # else an earlier attempt may run there
         if withdraw is not None:
             self.withdrawals[stream] = withdraw
         self.ended[stream] = None

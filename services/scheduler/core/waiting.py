@@ -57,9 +57,10 @@ class WaitingQueue:
             self._order.leave(request)
 
     def pass_over(self, request: Request) -> None:
-        """Let others go before this one until it is woken."""
-        self._order.leave(request)
-        self._passed[request] = None
+        """Let others go before this one until it is woken, as a suspect may be already."""
+        if request not in self._passed:
+            self._order.leave(request)
+            self._passed[request] = None
 
     def wake(self, request: Request) -> None:
         """Its turn again, if it is still here and passed over, and nobody suspects it: a suspect's turn is not in the order."""

@@ -8,7 +8,7 @@ from fakes.simulated.universe import Universe
 
 from noria.proto.base import Service
 
-# What a hundred runs bring about, each at least once.
+# What the runs of a test bring about, each at least once.
 KINDS: Final = (
     "death of admission",
     "death of client",

@@ -2,7 +2,7 @@
 
 from fakes.admission_bench import ALICE, Bench, policy, tenant, token_request
 
-from noria.proto.base import End, Service, Stream
+from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel
 from noria.proto.scheduling import Accounted, Expenses, Spent
 from noria.services.admission.core.events import Joined, News
@@ -98,3 +98,19 @@ def test_of_a_prompt_that_came_to_nothing_what_was_computed_is_charged_by_the_ne
     it.ready()
     tell(it, cost(number, 16))
     assert (it.used[ACME].prompt_tokens, it.used[ACME].computed_tokens) == (16, 16)
+
+
+def test_the_end_of_a_stream_that_was_to_begin_again_is_told_to_whoever_runs_its_earlier_attempt() -> None:
+    it = bench()
+    it.generate(token_request("a", max_tokens=8, credential="acme"))
+    number = it.accepted().request
+    it.text(number, 0, (5,), 0, "x")
+    it.step()
+    ((request, choice),) = it.core.books.unfinished()
+    it.core.books.ledger.truncate(choice, 1, 0, 0)
+    it.core.books.record.truncated(choice)
+    it.core.books.delivery.truncate(request, choice)
+    it.core.books.scheduler.submit(request, choice)
+    it.hear(ALICE, Cancel("a"))
+    it.step()
+    assert [each.streams for each in it.turn.scheduler if isinstance(each, Ended)] == [(choice.stream,)]

@@ -2,12 +2,13 @@
 
 import pytest
 from fakes.desk import Desk, generated, stream, submission
+from fakes.executor import geometry
 from msgspec.structs import replace
 
 from noria.proto.base import Ended
 from noria.proto.execution import Inventory
 from noria.proto.output import Gap, Resend
-from noria.proto.scheduling import Submission, Submit
+from noria.proto.scheduling import Doubt, Submission, Submit
 from noria.services.scheduler.core.events import TimePassed
 from noria.services.scheduler.core.settings import Settings
 
@@ -123,3 +124,18 @@ def test_pages_that_streams_share_are_counted_once_for_each() -> None:
     assert desk.core.board.memory.counts()[0].shared == 2
     desk.run()
     assert desk.output(2) == generated(asked[0])
+
+
+def test_a_suspect_whose_cache_is_on_the_host_is_taken_over_and_still_runs_apart() -> None:
+    old = Desk(shape=geometry(host_slots=8))
+    old.submit(ASKED[0])
+    old.planned()
+    old.result()
+    (held,) = old.executor.inventory().entries
+    stored = replace(held, slot=-1, blocks=((0, 1, 2),), output_ids=())
+    desk = succeeded(old, Inventory(1, (stored,)))
+    doubt = Doubt(group=1, failures_alone=0, output_tokens=0)
+    desk.tell(Submit((replace(ASKED[0], doubt=doubt), ASKED[1]), complete=True))
+    request = desk.core.board.requests[stream(1)]
+    assert request.stored is not None and request.suspected
+    assert desk.core.board.suspects.group == [request]
