@@ -103,6 +103,9 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 ("sum by (device, way) (rate(noria_device_steps_total[$__rate_interval])) or vector(0)", "{{device}} {{way}}"),
                 ("sum by (device) (noria_device_unrecorded_total) or vector(0)", "shapes not recorded, {{device}}"),
             )),
+            Panel("Experts read / s, on GPUs", "short", (
+                ("sum by (device) (rate(noria_device_experts_total[$__rate_interval])) or vector(0)", "{{device}}"),
+            )),
             Panel("From the end to the last block's return", "s", quantiles("noria_reclaim_time_seconds")),
         ),
     ),
