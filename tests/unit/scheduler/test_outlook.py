@@ -36,6 +36,11 @@ def test_before_anybody_has_ended_something_is_foretold_all_the_same() -> None:
     assert 0 < Outlook([1 << 62], Endings(), step_ns=1.0).steps(1) < 1000
 
 
+def test_of_very_many_some_are_taken_together() -> None:
+    outlook = Outlook(range(1, 1001), ended(100_000, early=False), step_ns=1.0)
+    assert [outlook.steps(slots) for slots in (50, 500, 1000)] == pytest.approx([50, 500, 1000], rel=0.05)
+
+
 def test_a_wait_is_made_of_steps_and_of_the_prompts_in_them() -> None:
     left, endings = [4, 8], ended(10_000, early=False)
     outlook = Outlook(left, endings, step_ns=100.0, prompt_ns=7.0, begun_ns=30.0)
