@@ -18,8 +18,7 @@ from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
 from noria.proto.scheduling import Expenses, Spent, Submit
-from noria.services.admission.core.accounts import Accounts, Told
-from noria.services.admission.core.admission import Admission
+from noria.services.admission.core.accounts import Accounts
 from noria.services.admission.core.record import Page
 from noria.services.admission.database import Write
 from noria.services.admission.journal import Journal
@@ -191,16 +190,6 @@ def _costs_counted_again() -> AbstractContextManager[None]:
     return planted(Accounts, "fresh", fresh)
 
 
-def _costs_answered_early() -> AbstractContextManager[None]:
-    """Admission says that costs are on record as soon as it has heard of them."""
-    sound = Admission.accounted
-
-    def accounted(self: Admission, told: Told) -> None:
-        sound(self, self.books.accounts.told)
-
-    return planted(Admission, "accounted", accounted)
-
-
 FAULTS: Final[dict[str, Fault]] = {
     "missed reference count": _core(MissedReference),
     "early free": _core(FreedWhileRead),
@@ -221,6 +210,5 @@ FAULTS: Final[dict[str, Fault]] = {
     "condemned together": _condemned_together,
     "costs told once": _costs_told_once,
     "costs counted again": _costs_counted_again,
-    "costs answered early": _costs_answered_early,
     **planted_adoption.FAULTS,
 }
