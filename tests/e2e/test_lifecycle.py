@@ -1,5 +1,6 @@
 """Starting, refusing to start twice, stopping, and dying with a named cause."""
 
+import http.client
 import os
 import signal
 import socket
@@ -99,6 +100,14 @@ def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_
         assert {name: pid for name, pid in running.pids().items() if name in SERVICES} == {
             name: before[name] for name in SERVICES
         }
+        # The door was handed over, too: who comes while there is no gateway waits for the next one.
+        os.kill(before["gateway"], signal.SIGKILL)
+        wait_until(lambda: not alive(before["gateway"]), 10, "the gateway dead")
+        waiting = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        waiting.request("GET", "/health")
+        assert waiting.getresponse().status in (200, 503)  # as soon as it listens, perhaps before it knows anybody
+        waiting.close()
+        assert running.pids()["gateway"] != before["gateway"]
         subprocess.run(down, check=True, timeout=60, env=running.environment)
         assert running.process.wait(10) == 0
         assert not [name for name in SERVICES if alive(before[name])]
