@@ -89,7 +89,9 @@ class Attended:
     rows: list[torch.Tensor]
 
     def error(self, other: "Attended") -> float:
-        return max((a.float() - b.float()).abs().max().item() for a, b in zip(self.rows, other.rows, strict=True))
+        # Of tensors, so that what is no number shows: Python's `max` would pass over it.
+        found = [(a.float() - b.float()).abs().max() for a, b in zip(self.rows, other.rows, strict=True)]
+        return float(torch.stack(found).max())
 
     def same_bits(self, other: "Attended") -> bool:
         return all(torch.equal(a, b) for a, b in zip(self.rows, other.rows, strict=True))

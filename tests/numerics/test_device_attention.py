@@ -28,20 +28,32 @@ LAYERS = [
 ]
 
 
-FP8 = torch.float8_e4m3fn
-
-
 @pytest.mark.parametrize(
     ("layer", "cache"),
     [(each.values[0], cache) for each in LAYERS for cache in (torch.float32, torch.int8)]
-    + [(LAYERS[0].values[0], torch.float16), (LAYERS[3].values[0], torch.float16), (LAYERS[0].values[0], FP8)],
+    + [(LAYERS[0].values[0], torch.float16), (LAYERS[3].values[0], torch.float16)],
 )
 def test_device_attention_equals_the_reference(layer: Layer, cache: torch.dtype) -> None:
     layer = msgspec.structs.replace(layer, cache=cache, padding=3)
     want = attended(layer, SHARED)
-    got = attended(layer, SHARED, spoilt=True, level="device")
+    got = attended(layer, SHARED, level="device")
     # The last bit of a number may round an eighth-bit integer, or a float16, the other way.
-    assert got.error(want) < {torch.float32: 1e-5, torch.float16: 2e-3, torch.int8: 3e-2, FP8: 6e-2}[cache]
+    assert got.error(want) < {torch.float32: 1e-5, torch.float16: 2e-3, torch.int8: 3e-2}[cache]
+
+
+def test_a_cache_of_fp8_is_read_and_written() -> None:
+    layer = msgspec.structs.replace(LAYERS[0].values[0], cache=torch.float8_e4m3fn)
+    pairs = zip(attended(layer, SHARED, level="device").rows, attended(layer, SHARED).rows, strict=True)
+    apart = torch.cat([(a - b).abs().flatten() for a, b in pairs])
+    # The interpreter rounds a number in sixty to the wrong power of two.
+    assert (apart > 1e-2).float().mean() < 0.1
+
+
+def test_a_device_uses_the_pages_of_a_window_again() -> None:
+    layer = Layer(window=37, page_size=4, step_tokens=25, lengths=(1, 1, 1, 200))
+    schedule: Schedule = [[(3, 25 * step, 25)] for step in range(8)]
+    want = attended(layer, schedule)
+    assert attended(layer, schedule, level="device").error(want) < 1e-5
 
 
 @pytest.fixture
@@ -56,7 +68,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_flashinfer_is_given_what_the_reference_attends(layer: Layer, padding: int) -> None:
     layer = msgspec.structs.replace(layer, padding=padding)
-    assert attended(layer, SHARED, spoilt=True, level="flashinfer").error(attended(layer, SHARED)) < 1e-5
+    assert attended(layer, SHARED, level="flashinfer").error(attended(layer, SHARED)) < 1e-5
 
 
 @pytest.mark.usefixtures("flashinfer")
@@ -79,3 +91,12 @@ def test_a_decoded_row_has_the_same_bits_whoever_is_in_the_step() -> None:
     for steps in ([(1, 3, 6), (0, 529, 1)], [(1, 3, 1), (2, 2, 1), (0, 529, 1)]):
         together = attended(padded, [*before, steps], level="device")
         assert torch.equal(together.rows[0][529], alone.rows[0][529])
+
+
+def test_what_nobody_wrote_is_not_looked_at() -> None:
+    """Every byte of the cache is 255 at first, which in most formats is no number."""
+    schedule: Schedule = [[(0, 0, 1), (1, 0, 5)], [(0, 1, 3), (1, 5, 1)], [(0, 4, 1), (1, 6, 2)]]
+    for cache in (torch.float32, torch.int8):
+        layer = Layer(window=4, page_size=4, lengths=(5, 8, 1), cache=cache, level="device", padding=2)
+        clean = attended(layer, schedule)
+        assert attended(layer, schedule, spoilt=True).error(clean) == 0
