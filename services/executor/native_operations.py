@@ -81,6 +81,7 @@ class NativeOperations:
             threads,
         )
         self._scratch = Scratch()
+        self._plans = [Scratch() for _ in shape.groups]
         self._sampling = NativeSampling(kernels, architecture.vocabulary, threads)
 
     def begin(self, batch: Batch, rows: Integers | None) -> None:
@@ -102,11 +103,12 @@ class NativeOperations:
         self._slices_at = ctypes.addressof(self._slices)
         self._pages_at = [ctypes.addressof(each) for each in self._pages]
         cache_at = self._layers[0].at
-        needs = [
-            self._kernels.attention_scratch_bytes(self._heads_at, cache_at, self._slices_at, at, self._threads)
-            for at in self._pages_at
-        ]
-        self._scratch_at = self._scratch.address(max(needs) + 64) + 63 & ~63
+        needs = []
+        for pages, at, plan in zip(self._pages, self._pages_at, self._plans, strict=True):
+            common = self._heads_at, cache_at, self._slices_at, at, self._threads
+            pages.plan = plan.address(self._kernels.attention_plan(*common))
+            needs.append(self._kernels.attention_plan(*common))
+        self._scratch_at = self._scratch.address(max(needs))
         self._whole.begin(self._rows, self._positions, self._slices_at, self._pages_at, self._scratch_at)
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:

@@ -38,10 +38,10 @@ class Scratch:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def address(self, size: int) -> int:
-        """Address of so many bytes of whatever content."""
-        if self._memory.numel() < size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory.data_ptr()
+        """Address, a multiple of 64, of so many bytes of whatever content."""
+        if self._memory.numel() < size + 63:
+            self._memory = torch.empty(size + 63, dtype=torch.uint8)
+        return self._memory.data_ptr() + 63 & ~63
 
 
 class NativeLinear:

@@ -39,6 +39,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     step_tokens: the most that a step has, all of the longest sequence where 0; a window's pages are used again sooner.
     padding: how much larger than needed a device's arrays are.
+    common: by sequence, how many of its first pages are those of the first sequence.
     """
 
     heads: int = 6
@@ -56,6 +57,7 @@ class Layer(msgspec.Struct, frozen=True):
     shuffle: int = 0
     step_tokens: int = 0
     padding: int = 0
+    common: tuple[int, ...] = (0, 0, 0, 0)
 
     @property
     def architecture(self) -> Architecture:
@@ -157,7 +159,10 @@ def _fills(layer: Layer, shape: Shape, per: int) -> tuple[Fill, ...]:
     blocks = torch.arange(2, 2 + 4 * per)
     if layer.shuffle:
         blocks = blocks[torch.randperm(4 * per, generator=torch.Generator().manual_seed(layer.shuffle))]
-    tables = blocks.view(4, per)[:, :entries].tolist()
+    blocks = blocks.view(4, per)
+    for table, pages in zip(blocks, layer.common, strict=False):
+        table[:pages] = blocks[0, :pages]
+    tables = blocks[:, :entries].tolist()
     return tuple(
         Fill(slot, Stream(slot, 0), 0, tuple([1] * length), (), Sampling(), (), (tuple(tables[slot]),))
         for slot, length in enumerate(layer.lengths)

@@ -109,6 +109,7 @@ struct NoriaPages {
   int64_t ring;
   int64_t window;              // how many keys a token sees, itself included; 0 is all
   const int64_t* write_slots;  // [tokens] tokens of the pool
+  void* plan;                  // who computes what of attention: attention_plan
 };
 
 // One layer's pages (stores.py): rows of page_bytes, [page_size][kv_heads][head_dim] numbers, then int8's bfloat16 scales.
@@ -126,9 +127,10 @@ struct NoriaHeads {
   double cap;     // scores are cap * tanh(score / cap); 0 is none
 };
 
-// Bytes that attention needs for this step.
-NORIA_EXPORT int64_t NORIA_KERNEL(attention_scratch)(const NoriaHeads* heads, const NoriaCache* cache,
-                                                     const NoriaSlices* slices, const NoriaPages* pages, int64_t threads);
+// Where pages->plan is null, the bytes that a plan of this step takes. Else makes the plan there, and returns the bytes
+// that attention needs beside it. A plan is good for all layers whose pages these are.
+NORIA_EXPORT int64_t NORIA_KERNEL(attention_plan)(const NoriaHeads* heads, const NoriaCache* cache,
+                                                  const NoriaSlices* slices, const NoriaPages* pages, int64_t threads);
 
 // queries and output [tokens, heads * head_dim]: causal attention over the pages, this step's keys included.
 NORIA_EXPORT void NORIA_KERNEL(attention)(const NoriaHeads* heads, const NoriaCache* cache, const NoriaSlices* slices,

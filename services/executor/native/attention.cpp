@@ -1,111 +1,12 @@
-// Attention over paged keys and values, in place, for ragged queries: which spans of which rows are computed by whom.
-//
-// A block is a few query tokens of one slice with the query heads of one key-value head: they share what is loaded. Its
-// rows' spans (span.h) are joined in the order of keys, spans first into stretches of fixed length, then stretches: so
-// the stretches of a few long sequences can be computed by several threads, and no result depends on whether they were.
+// Attention over paged keys and values, in place, for ragged queries: the spans of the rows that a plan's tasks name.
 
 #include <omp.h>
 
-#include "span.h"
+#include "attention_plan.h"
 #include "threads.h"
 
 namespace noria::NORIA_LEVEL {
 namespace {
-
-constexpr int64_t STRETCH = 4;      // spans that one thread joins
-constexpr int64_t BLOCK_ROWS = 96;  // query rows that share a packed span, where there are so many
-
-// Query tokens `token` … of a slice, or all heads of one token at once; of the stretches from `stretch` to `end`.
-struct Task {
-  int32_t slice, token, tokens, head, heads, stretch, end;
-  int64_t part;  // index of the first row's partial state; -1: the output is written at once
-};
-
-struct Plan {
-  int64_t tasks, parts, joins;
-};
-
-struct Step {
-  const NoriaHeads& heads;
-  const NoriaCache& cache;
-  const NoriaSlices& slices;
-  const NoriaPages& pages;
-
-  int64_t group() const { return heads.heads / cache.kv_heads; }
-  int64_t words() const { return (cache.head_dim * (heads.type == NORIA_BFLOAT16 ? 2 : 4) + 63) / 64 * 16; }
-  int64_t width() const { return heads.type == NORIA_BFLOAT16 ? 2 * words() : words(); }
-  int64_t head_bytes() const {
-    return cache.head_dim * (cache.type == NORIA_FLOAT32 ? 4 : cache.type == NORIA_INT8 ? 1 : 2);
-  }
-  int64_t rows_max() const { return greater(greater(BLOCK_ROWS, group()), heads.heads); }
-  int64_t block_tokens() const { return greater(1, BLOCK_ROWS / group()); }
-  int64_t first_seen(int64_t position) const {
-    return pages.window ? greater(0, position - pages.window + 1) : 0;
-  }
-};
-
-// Calls each(slice, token, tokens, first stretch, end) for all blocks; those of several tokens first, from the back,
-// where they see most.
-template <class Each>
-INLINE void blocks(const Step& step, Each each) {
-  const int64_t most = step.block_tokens();
-  for (int several = 1; several >= 0; --several)
-    for (int64_t slice = 0; slice < step.slices.count; ++slice) {
-      const int64_t length = step.slices.lengths[slice], start = step.slices.starts[slice];
-      if ((length > 1) != bool(several)) continue;
-      for (int64_t token = (length - 1) / most * most; token >= 0; token -= most) {
-        const int64_t tokens = lesser(most, length - token);
-        const int64_t first = step.first_seen(start + token) / (SPAN * STRETCH);
-        each(slice, token, tokens, first, (start + token + tokens - 1) / (SPAN * STRETCH) + 1);
-      }
-    }
-}
-
-// Lists the tasks, and after them the joins of blocks whose stretches are computed apart. Lists nothing where tasks is null.
-Plan plan(const Step& step, int64_t threads, Task* tasks) {
-  int64_t count = 0;
-  blocks(step, [&](int64_t, int64_t, int64_t, int64_t, int64_t) { ++count; });
-  const int64_t kv_heads = step.cache.kv_heads;
-  const bool together = count >= 8 * threads, apart = count * kv_heads < 4 * threads;
-  Plan made = {0, 0, 0};
-  blocks(step, [&](int64_t slice, int64_t token, int64_t tokens, int64_t stretch, int64_t end) {
-    const int64_t heads = together && tokens == 1 ? kv_heads : 1;
-    const bool split = apart && end - stretch > 1;
-    for (int64_t head = 0; head < kv_heads; head += heads) {
-      Task task = {int32_t(slice), int32_t(token), int32_t(tokens), int32_t(head), int32_t(heads),
-                   int32_t(stretch), int32_t(end), -1};
-      if (!split) {
-        if (tasks) tasks[made.tasks] = task;
-        ++made.tasks;
-        continue;
-      }
-      for (int64_t at = stretch; at < end; ++at, ++made.tasks) {
-        task.stretch = int32_t(at), task.end = int32_t(at + 1), task.part = made.parts;
-        if (tasks) tasks[made.tasks] = task;
-        made.parts += tokens * step.group();
-      }
-    }
-  });
-  if (made.parts) blocks(step, [&](int64_t slice, int64_t token, int64_t tokens, int64_t stretch, int64_t end) {
-    if (end - stretch <= 1) return;
-    for (int64_t head = 0; head < kv_heads; ++head, ++made.joins)
-      if (tasks)
-        tasks[made.tasks + made.joins] = {int32_t(slice), int32_t(token), int32_t(tokens), int32_t(head), 1,
-                                          int32_t(stretch), int32_t(end), -1};
-  });
-  return made;
-}
-
-// A part of scratch for each purpose, in multiples of 64 bytes.
-struct Carver {
-  char* at;
-  template <class T>
-  T* take(int64_t count) {
-    T* found = (T*)at;
-    at += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
-    return found;
-  }
-};
 
 // States of some rows: [rows] and [rows][width].
 struct States {
@@ -170,6 +71,8 @@ template <class Numbers>
 struct Attention {
   using Number = typename Numbers::Number;
   const Step& step;
+  const Plan& plan;
+  const States parts, commons;  // of stretches that are joined later, and of spans that sequences have in common
 
   // Rows `row` … of a block's head over a packed span, joined to their states. position: of the block's first token.
   template <int ROWS>
@@ -217,37 +120,86 @@ struct Attention {
     return low < high;
   }
 
+  // The first span that a task computes itself.
   int64_t first_span(const Task& task) const {
-    return greater(task.stretch * STRETCH, step.first_seen(step.slices.starts[task.slice] + task.token) / SPAN);
+    const int64_t seen = step.first_seen(step.slices.starts[task.slice] + task.token) / SPAN;
+    return greater(greater(task.stretch * STRETCH, seen), plan.prefixes[task.slice].spans);
+  }
+
+  // Tiles of rows over the packed span of one head.
+  void tiles(const Workspace& space, int64_t first, int64_t rows, int64_t position, int64_t span, const Places& places,
+             Fetching& fetching, const States& states) const {
+    const int64_t count = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t row = rows * t / count;
+      tile_of<TILE_ROWS>(rows * (t + 1) / count - row, space,
+                         (const Number*)space.queries + (first + row) * step.cache.head_dim, row, position, span, places,
+                         fetching, states.from(first + row, step.width()));
+    }
   }
 
   // following: the task that this thread computes next, most likely, or null.
   void stretch(const Task& task, int64_t number, const Task* following, const Workspace& space,
                const States& states) const {
-    const int64_t rows = task.tokens * step.group(), width = step.width(), head_dim = step.cache.head_dim;
-    const int64_t position = step.slices.starts[task.slice] + task.token;
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t rows = task.tokens * step.group(), position = step.slices.starts[task.slice] + task.token;
+    const int64_t own = plan.prefixes[task.slice].spans;
     memset(states.weight, 0, task.heads * rows * sizeof(float));
     Places found[2], *places = found, *next = found + 1;
+    places->low = places->high = next->low = next->high = 0;
     bool known = false;
     for (int64_t span = number * STRETCH; span < (number + 1) * STRETCH; ++span) {
+      if (span < own) {
+        join_common(task, span, states);
+        continue;
+      }
       if (!known && !find(task, span, *places)) continue;
       known = span + 1 < task.end * STRETCH && find(task, span + 1, *next);
       const bool over = !known && following;
       if (over) find(*following, first_span(*following), *next);
+      else if (!known) next->low = next->high = 0;
       for (int64_t i = 0; i < task.heads; ++i) {
         const int64_t next_head = over ? following->head + lesser(i, following->heads - 1) : task.head + i;
         Fetching fetching(step.cache, *next, next_head, step.head_bytes());
         pack<Numbers>(step.cache, *places, task.head + i, fetching, space.packed);
-        for (int64_t t = 0; t < tiles; ++t) {
-          const int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
-          tile_of<TILE_ROWS>(count, space, (const Number*)space.queries + (i * rows + row) * head_dim, row, position,
-                             span, *places, fetching, states.from(i * rows + row, width));
-        }
+        tiles(space, i * rows, rows, position, span, *places, fetching, states);
       }
       Places* const last = places;
       places = next, next = last;
     }
+  }
+
+  States common_state(int64_t slice, int64_t span, int64_t head) const {
+    const Prefix& prefix = plan.prefixes[slice];
+    return commons.from(prefix.state + span * step.heads.heads + head * step.group(), step.width());
+  }
+
+  // One head of a span for all slices that have it in common.
+  void run_common(const Common& common, int64_t head, const Workspace& space, const Number* queries) const {
+    const int64_t group = step.group(), width = step.width(), size = group * step.cache.head_dim;
+    const int32_t* members = plan.members + common.first;
+    for (int64_t i = 0; i < common.members; ++i)
+      memcpy((Number*)space.queries + i * size,
+             queries + step.slices.rows[members[i]] * step.heads.heads * step.cache.head_dim + head * size,
+             size * sizeof(Number));
+    Places places, none;
+    const int64_t begin = common.span * SPAN, rows = common.members * group;
+    find_places(step, members[0], common.span, begin, begin + SPAN, places);
+    none.low = none.high = 0;
+    Fetching fetching(step.cache, none, 0, 0);
+    pack<Numbers>(step.cache, places, head, fetching, space.packed);
+    memset(space.total.weight, 0, rows * sizeof(float));
+    tiles(space, 0, rows, begin + SPAN, common.span, places, fetching, space.total);
+    for (int64_t i = 0; i < common.members; ++i) {
+      const States from = space.total.from(i * group, width), to = common_state(members[i], common.span, head);
+      memcpy(to.most, from.most, group * sizeof(float));
+      memcpy(to.weight, from.weight, group * sizeof(float));
+      memcpy(to.output, from.output, group * width * sizeof(float));
+    }
+  }
+
+  void join_common(const Task& task, int64_t span, const States& states) const {
+    const States from = common_state(task.slice, span, task.head);
+    join_rows(task.heads * step.group(), from, states);
   }
 
   void finish(const Task& task, const States& states, Number* output) const {
@@ -269,65 +221,60 @@ struct Attention {
     }
   }
 
-  void run(const Task& task, const Task* following, const Workspace& space, const States& parts, const Number* queries,
+  void run(const Task& task, const Task* following, const Workspace& space, const Number* queries,
            Number* output) const {
-    const int64_t group = step.group(), rows = task.tokens * group, width = step.width(), head_dim = step.cache.head_dim;
+    const int64_t group = step.group(), rows = task.tokens * group, head_dim = step.cache.head_dim;
     for (int64_t i = 0; i < task.heads; ++i)
       for (int64_t token = 0; token < task.tokens; ++token) {
         const int64_t from = step.slices.rows[task.slice] + task.token + token;
         memcpy((Number*)space.queries + (i * rows + token * group) * head_dim,
                queries + (from * step.heads.heads + (task.head + i) * group) * head_dim, group * head_dim * sizeof(Number));
       }
-    if (task.part >= 0) return stretch(task, task.stretch, following, space, parts.from(task.part, width));
+    if (task.part >= 0) return stretch(task, task.stretch, following, space, parts.from(task.part, step.width()));
     stretch(task, task.stretch, following, space, space.total);
     for (int64_t number = task.stretch + 1; number < task.end; ++number) {
       stretch(task, number, following, space, space.stretch);
-      add(task, space.stretch, space.total);
+      join_rows(task.heads * rows, space.stretch, space.total);
     }
     finish(task, space.total, output);
   }
 
-  void add(const Task& task, const States& part, const States& total) const {
+  void join_rows(int64_t rows, const States& part, const States& total) const {
     const int64_t width = step.width();
-    for (int64_t i = 0; i < task.heads * task.tokens * step.group(); ++i)
+    for (int64_t i = 0; i < rows; ++i)
       join(total.most[i], total.weight[i], total.output + i * width, part.most[i], part.weight[i],
            part.output + i * width, width);
   }
 
-  // Joins a block's stretches, which lie one after the other from the state `part` on.
-  void join_parts(const Task& task, const States& parts, Number* output) const {
-    const int64_t rows = task.tokens * step.group(), width = step.width();
-    for (int64_t number = task.stretch + 1; number < task.end; ++number)
-      add(task, parts.from((number - task.stretch) * rows, width), parts);
-    finish(task, parts, output);
+  // Joins a block's stretches, which lie one after the other.
+  void join_parts(const Task& task, Number* output) const {
+    const int64_t rows = task.heads * task.tokens * step.group(), width = step.width();
+    const States total = parts.from(task.part, width);
+    for (int64_t number = 1; number < task.end - task.stretch; ++number)
+      join_rows(rows, total.from(number * rows, width), total);
+    finish(task, total, output);
   }
 
-  void all(const void* queries, void* output, void* scratch, int64_t threads) const {
-    Carver carver = {(char*)scratch};
-    const Plan sizes = plan(step, threads, nullptr);
-    Task* tasks = carver.take<Task>(sizes.tasks + sizes.joins);
-    plan(step, threads, tasks);
-    const States parts = States::take(carver, sizes.parts, step.width());
-    char* const spaces = carver.at;
+  // spaces: of each thread, after one another.
+  void all(const void* queries, void* output, char* spaces, int64_t threads) const {
     Carver measure = {nullptr};
     Workspace::take(measure, step);
-    const int64_t space_bytes = int64_t(measure.at);
-    parallel(int32_t(threads), sizes.tasks, [=](int64_t i) {
+    const int64_t space_bytes = int64_t(measure.at), kv_heads = step.cache.kv_heads;
+    auto own_space = [=] {
       Carver own = {spaces + omp_get_thread_num() * space_bytes};
-      const Task* following = i + 1 < sizes.tasks ? tasks + i + 1 : nullptr;
-      run(tasks[i], following, Workspace::take(own, step), parts, (const Number*)queries, (Number*)output);
+      return Workspace::take(own, step);
+    };
+    if (plan.commons)
+      parallel(int32_t(threads), plan.commons * kv_heads, [=](int64_t i) {
+        run_common(plan.common[i / kv_heads], i % kv_heads, own_space(), (const Number*)queries);
+      });
+    parallel(int32_t(threads), plan.tasks, [=](int64_t i) {
+      const Task* following = i + 1 < plan.tasks ? plan.task + i + 1 : nullptr;
+      run(plan.task[i], following, own_space(), (const Number*)queries, (Number*)output);
     });
-    if (!sizes.joins) return;
-    int64_t part = 0;
-    for (int64_t i = 0; i < sizes.joins; ++i) {
-      Task& task = tasks[sizes.tasks + i];
-      task.part = part;
-      part += (task.end - task.stretch) * task.tokens * step.group();
-    }
-    parallel(int32_t(threads), sizes.joins, [=](int64_t i) {
-      const Task& task = tasks[sizes.tasks + i];
-      join_parts(task, parts.from(task.part, step.width()), (Number*)output);
-    });
+    if (plan.joins)
+      parallel(int32_t(threads), plan.joins,
+               [=](int64_t i) { join_parts(plan.task[plan.tasks + i], (Number*)output); });
   }
 };
 
@@ -336,13 +283,14 @@ struct Attention {
 
 using namespace noria::NORIA_LEVEL;
 
-int64_t NORIA_KERNEL(attention_scratch)(const NoriaHeads* heads, const NoriaCache* cache, const NoriaSlices* slices,
-                                        const NoriaPages* pages, int64_t threads) {
+int64_t NORIA_KERNEL(attention_plan)(const NoriaHeads* heads, const NoriaCache* cache, const NoriaSlices* slices,
+                                     const NoriaPages* pages, int64_t threads) {
   const Step step = {*heads, *cache, *slices, *pages};
-  const Plan sizes = plan(step, threads, nullptr);
+  if (!pages->plan) return plan_bytes(step, threads);
+  const Plan* plan = make_plan(step, threads, pages->plan);
   Carver carver = {nullptr};
-  carver.take<Task>(sizes.tasks + sizes.joins);
-  States::take(carver, sizes.parts, step.width());
+  States::take(carver, plan->parts, step.width());
+  States::take(carver, plan->states, step.width());
   for (int64_t i = 0; i < threads; ++i) Workspace::take(carver, step);
   return int64_t(carver.at);
 }
@@ -350,6 +298,10 @@ int64_t NORIA_KERNEL(attention_scratch)(const NoriaHeads* heads, const NoriaCach
 void NORIA_KERNEL(attention)(const NoriaHeads* heads, const NoriaCache* cache, const NoriaSlices* slices,
                              const NoriaPages* pages, const void* queries, void* output, void* scratch, int64_t threads) {
   const Step step = {*heads, *cache, *slices, *pages};
-  if (heads->type == NORIA_BFLOAT16) Attention<Bf16Numbers>{step}.all(queries, output, scratch, threads);
-  else Attention<Float32Numbers>{step}.all(queries, output, scratch, threads);
+  const Plan& plan = *(const Plan*)pages->plan;
+  Carver carver = {(char*)scratch};
+  const States parts = States::take(carver, plan.parts, step.width());
+  const States commons = States::take(carver, plan.states, step.width());
+  if (heads->type == NORIA_BFLOAT16) Attention<Bf16Numbers>{step, plan, parts, commons}.all(queries, output, carver.at, threads);
+  else Attention<Float32Numbers>{step, plan, parts, commons}.all(queries, output, carver.at, threads);
 }

@@ -53,6 +53,7 @@ class PagesArguments(ctypes.Structure):
         ("ring", _SIZE),
         ("window", _SIZE),
         ("write_slots", _POINTER),
+        ("plan", _POINTER),
     )
 
 
@@ -141,15 +142,15 @@ class Kernels:
         self.attention = bound("attention", *[_POINTER] * 7, _SIZE)
         self.layers = bound("layers", _POINTER, _SIZE, _POINTER, _POINTER, _SIZE)
         self.gated = bound("gated", _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)
-        self._attention_scratch = getattr(library, f"noria_{level}_attention_scratch")
-        self._attention_scratch.argtypes, self._attention_scratch.restype = (*[_POINTER] * 4, _SIZE), _SIZE
+        self._attention_plan = getattr(library, f"noria_{level}_attention_plan")
+        self._attention_plan.argtypes, self._attention_plan.restype = (*[_POINTER] * 4, _SIZE), _SIZE
         self.sample = bound("sample", _POINTER, _POINTER, _SIZE)
         self._sample_scratch_bytes = getattr(library, f"noria_{level}_sample_scratch_bytes")
         self._sample_scratch_bytes.argtypes, self._sample_scratch_bytes.restype = (_SIZE,), _SIZE
 
-    def attention_scratch_bytes(self, heads: int, cache: int, slices: int, pages: int, threads: int) -> int:
-        """What `attention` needs for a step; all but threads are addresses of its arguments."""
-        return int(self._attention_scratch(heads, cache, slices, pages, threads))
+    def attention_plan(self, heads: int, cache: int, slices: int, pages: int, threads: int) -> int:
+        """Bytes of a plan, or make it where the pages say and return bytes of scratch; all but threads are addresses."""
+        return int(self._attention_plan(heads, cache, slices, pages, threads))
 
     def sample_scratch_bytes(self, vocabulary: int) -> int:
         """What `sample` needs for each row that it works on at once."""
