@@ -14,6 +14,8 @@ from noria.services.executor.sampler import Drawn, Sampler
 from noria.services.executor.shape import Integers, Shape
 from noria.services.executor.slots import IllegalPlanError, Occupant, Slots
 
+_Booleans = NDArray[np.bool_]
+
 
 class Product(msgspec.Struct, frozen=True):
     """Whose token a sampled row is: occupant of `slot`, at output position `start`."""
@@ -124,12 +126,12 @@ def _check(
     slot: Integers,
     start: Integers,
     length: Integers,
-    carry: NDArray[np.bool_],
-    sample: NDArray[np.bool_],
+    carry: _Booleans,
+    sample: _Booleans,
 ) -> None:
     shape = slots.shape
 
-    def demand(rule: str, broken: NDArray[np.bool_]) -> None:
+    def demand(rule: str, broken: _Booleans) -> None:
         if broken.any():
             raise IllegalPlanError(f"{rule}: {slices[int(np.argmax(broken))]}")
 

@@ -19,7 +19,7 @@ from noria.services.executor import hosted_attention
 from noria.services.executor.batch import Batch
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.families import Architecture
-from noria.services.executor.hosted_attention import Attention, Observer, attending, observing
+from noria.services.executor.hosted_attention import Asked, Attention, Observer, attending, observing
 from noria.services.executor.hosted_products import multiplies_itself, replace
 from noria.services.executor.operations import Operations
 from noria.services.executor.products import Products
@@ -55,19 +55,10 @@ class Hosted:
     def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run a step: all its tokens as one sequence, at their own positions."""
 
-        def attend(
-            module: torch.nn.Module,
-            queries: torch.Tensor,
-            keys: torch.Tensor,
-            values: torch.Tensor,
-            mask: torch.Tensor | None,
-            options: object,
-        ) -> torch.Tensor:
-            del mask, options
-            layer, stretch = self._places[id(module)]
-            if stretch != 1:
-                queries = queries * stretch
-            placed = operations.place(layer, *(_by_token(each) for each in (queries, keys, values)))
+        def attend(asked: Asked) -> torch.Tensor:
+            layer, stretch = self._places[id(asked.module)]
+            queries = asked.queries if stretch == 1 else asked.queries * stretch
+            placed = operations.place(layer, *(_by_token(each) for each in (queries, asked.keys, asked.values)))
             return operations.attention(layer, placed).view(1, len(batch.token_ids), -1, queries.shape[3])
 
         picked = torch.zeros(0, dtype=torch.int64) if rows is None else torch.from_numpy(rows)

@@ -4,7 +4,7 @@ transformers' models call a named attention function layer by layer. Ours hands 
 this context: an Observer once, to learn what the layers are; then the model's steps, over the paged cache.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
@@ -25,19 +25,19 @@ _HARMLESS: Final = ("position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_l
 _MASK_PROBES: Final = 16
 
 
-class Attend(Protocol):
-    """One call: queries [1, heads, T, d], keys and values [1, kv heads, T, d]; returns [1, T, heads, d]."""
+class Asked(msgspec.Struct, frozen=True):
+    """One call: queries [1, heads, T, d], keys and values [1, kv heads, T, d]; the mask and options as transformers has them."""
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: Mapping[str, object],
-    ) -> torch.Tensor:
-        """Attend, or learn what is asked for."""
+    module: torch.nn.Module
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    options: Mapping[str, object]
+
+
+Attend = Callable[[Asked], torch.Tensor]
+"""Answers a call with [1, T, heads, d]."""
 
 
 class Visible(Protocol):
@@ -76,16 +76,9 @@ class Observer:
         self._masks.append(visible)
         return torch.full((1, 1, queries, keys), len(self._masks) - 1.0)
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: Mapping[str, object],
-    ) -> torch.Tensor:
+    def __call__(self, asked: Asked) -> torch.Tensor:
         """Note a call."""
+        queries, keys, values, options = asked.queries, asked.keys, asked.values, asked.options
         _check_sizes(queries, keys, values)
         for name, value in options.items():
             if name == "s_aux" and value is not None:
@@ -96,12 +89,12 @@ class Observer:
         head_dim = queries.shape[3]
         self.layers.append(
             Attention(
-                module=id(module),
+                module=id(asked.module),
                 heads=queries.shape[1],
                 kv_heads=keys.shape[1],
                 head_dim=head_dim,
                 scale=float(scale) if isinstance(scale, float | int) else head_dim**-0.5,
-                window=self._window(mask, options),
+                window=self._window(asked.mask, options),
                 cap=float(cap) if isinstance(cap, float | int) else None,
             )
         )
@@ -168,7 +161,7 @@ def _attention(
     attention_mask: torch.Tensor | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    return _attending.get()(module, query, key, value, attention_mask, options), None
+    return _attending.get()(Asked(module, query, key, value, attention_mask, options)), None
 
 
 def _mask(*, mask_function: Visible, q_length: int, kv_length: int, **_: object) -> torch.Tensor:

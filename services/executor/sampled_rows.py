@@ -43,12 +43,21 @@ class _History:
 
     def __init__(self, slots: Slots, slot: Integers) -> None:
         counted: NDArray[np.bool_] = slots.penalised[slot]
+        if not counted.any():
+            nothing = np.zeros(0, np.int64)
+            self.starts, self.prompts, self.ids = (
+                np.zeros(len(slot) + 1, np.int64),
+                np.zeros(len(slot), np.int64),
+                _NO_IDS,
+            )
+            self.pending_slots = self.pending_positions = self.pending_at = nothing
+            return
         total, prompt, known = slots.total[slot], slots.prompt[slot], slots.known[slot]
         first = np.where(slots.parameters["repetition"][slot] == 1, prompt, 0)
         lengths = np.where(counted, total - first, 0)
         self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
         self.prompts = np.where(counted, prompt - first, 0)
-        self.ids = np.zeros(int(self.starts[-1]), np.int32) if counted.any() else _NO_IDS
+        self.ids = np.zeros(int(self.starts[-1]), np.int32)
         pending = np.where(counted, total - known, 0)
         for row in np.flatnonzero(counted):
             place = self.starts[row]

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from noria.proto.scheduling import Accounted, Capacity, Reclaimed, Reclaims, Spent, Suspected
+from noria.proto.scheduling import Accounted, Reclaimed, Reclaims, Spent, Suspected
 from noria.services.scheduler.core.costs import Costs
 from noria.services.scheduler.core.scheduler import Scheduler
+from noria.services.scheduler.publishing import Publishing
 
 
 class Reports:
@@ -18,12 +19,13 @@ class Reports:
         self._life = life
         self._send = send
         self._reclaimed: list[Reclaimed] = []
-        self._capacity: Capacity | None = None
+        self._publishing = Publishing()
         self._suspected: Suspected | None = None
 
     def joined(self) -> None:
         """Admission knows only what is on record."""
-        self._capacity = self._suspected = None
+        self._suspected = None
+        self._publishing.forget()
         self.costs.tell_again()
 
     def reclaimed(self, entry: Reclaimed) -> None:
@@ -39,7 +41,16 @@ class Reports:
         if body.life == self._life:
             self.costs.accounted(body.number)
 
-    def advance(self) -> None:
+    @property
+    def due_ns(self) -> int | None:
+        """When there will be something to tell, if nothing happens before."""
+        return self._publishing.due_ns
+
+    def due(self, now_ns: int) -> bool:
+        """Whether that is now."""
+        return self._publishing.due_ns is not None and self._publishing.due_ns <= now_ns
+
+    def advance(self, now_ns: int) -> None:
         """Tell what there is to tell."""
         if self._reclaimed:
             self._send(Reclaims(tuple(self._reclaimed)))
@@ -50,5 +61,5 @@ class Reports:
         if suspected is not None and suspected != self._suspected and self._send(suspected):
             self._suspected = suspected
         capacity = self._core.capacity()
-        if capacity != self._capacity and self._send(capacity):
-            self._capacity = capacity
+        if self._publishing.wanted(capacity, now_ns) and self._send(capacity):
+            self._publishing.told(capacity, now_ns)

@@ -137,12 +137,12 @@ class SchedulerService:
             self._spans.planned()
             self._live.planned(plan, now_ns)
             self._applied = True
-        if not self._applied and not self._owed:
-            return self._core.due_ns
+        if not self._applied and not self._owed and not self._reports.due(now_ns):
+            return _earliest(self._core.due_ns, self._reports.due_ns)
         self._applied = False
         retry_ns = self._send_tokens(now_ns)
-        self._reports.advance()
-        return min((each for each in (retry_ns, self._core.due_ns) if each is not None), default=None)
+        self._reports.advance(now_ns)
+        return _earliest(retry_ns, self._core.due_ns, self._reports.due_ns)
 
     def change_policy(self, settings: Settings) -> None:
         """Share as these settings say from now on; everything else of them waits for a restart."""
@@ -235,3 +235,7 @@ class SchedulerService:
         """Tell these streams later, from the earliest position of these runs."""
         for run in runs:
             self._owed[run.stream] = min(run.start, self._owed.get(run.stream, run.start))
+
+
+def _earliest(*times_ns: int | None) -> int | None:
+    return min((each for each in times_ns if each is not None), default=None)
