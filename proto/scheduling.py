@@ -157,7 +157,9 @@ class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Published at `Hello`, whenever credit changes, and for predictions every now and then. Credit counts all submissions up to and including number `submitted`.
+    """Published at `Hello`, whenever credit changes, and for predictions every now and then.
+
+    Credit counts all submissions up to and including number `submitted`.
 
     `submitted` is how many submissions the scheduler has taken from admission's present incarnation, so that
     admission can subtract those still on the way.
