@@ -35,8 +35,8 @@ def planned(tables: list[list[int]], positions: list[int], threads: int = 2, win
     """The plan of one query token for each table."""
     kernels = open_kernels(LEVELS[-1])
     table = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, pages in zip(table, tables, strict=True):
-        row[: len(pages)] = pages
+    for row, numbers in zip(table, tables, strict=True):
+        row[: len(numbers)] = numbers
     starts, ones, rows = (np.array(each, np.int64) for each in (positions, [1] * len(positions), range(len(positions))))
     heads = HeadsArguments(KV_HEADS * GROUP, 0, 1.0, 0.0)
     cache = CacheArguments(None, None, 0, PAGE, KV_HEADS, 64, 0)
