@@ -15,6 +15,7 @@ from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.cuda.engine import DeviceEngine
+from noria.services.executor.cuda.moves import STAGING_BYTES
 from noria.services.executor.cuda.padding import Padding
 from noria.services.executor.cuda.pipeline import Flight, Pipeline
 from noria.services.executor.cuda.plain import PlainOperations
@@ -85,6 +86,7 @@ def pipeline(
     device: FakeDevice,
     *,
     graphs_max: int = 16,
+    staging_bytes: int = STAGING_BYTES,
 ) -> Pipeline:
     """A model in plain PyTorch on a device."""
     facts, dtype, where = architecture(folder), torch.float32, device.torch_device
@@ -98,6 +100,7 @@ def pipeline(
         DeviceEngine(decoder, shape, pool, operations),
         Padding(8, 32),
         graphs_max,
+        staging_bytes=staging_bytes,
     )
 
 

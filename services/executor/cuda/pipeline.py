@@ -18,7 +18,7 @@ import msgspec
 from noria.services.executor.batch import Batch, idle_batch
 from noria.services.executor.cuda.engine import DeviceEngine
 from noria.services.executor.cuda.graph_book import Way
-from noria.services.executor.cuda.moves import Moves
+from noria.services.executor.cuda.moves import STAGING_BYTES, Moves
 from noria.services.executor.cuda.padding import Padding, beyond, largest_sizes
 from noria.services.executor.cuda.pairs import Pair, Pairs
 from noria.services.executor.cuda.recorded import Recorded, Step
@@ -66,7 +66,7 @@ class Flight:
 
 
 class Pipeline:
-    """Steps through one device. graphs_max: how many graphs are kept. clock_ns: the host's."""
+    """Steps through one device. graphs_max: how many graphs are kept. clock_ns: the host's. staging_bytes: as in `Moves`."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Pipeline:
         padding: Padding,
         graphs_max: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
         self.engine = engine
         self._device = device
@@ -86,7 +87,7 @@ class Pipeline:
         self._pairs = Pairs(device, largest.bytes + EXTRA_BYTES, output_bytes(largest.sizes))
         self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
         pool = device.state("pool", engine.pool.data)
-        self.moves = Moves(device, engine.pool, pool)
+        self.moves = Moves(device, engine.pool, pool, staging_bytes)
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
         self.recorded = Recorded(engine, self._compute, kept, graphs_max, largest.sizes.samples)
         self._before: tuple[Event, int] | None = None

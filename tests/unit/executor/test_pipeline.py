@@ -154,6 +154,27 @@ def test_what_comes_in_is_on_the_device_before_the_step_before_is_over(model: Pa
     assert pool.pages[after].equal(pool.pages[before])
 
 
+def test_moves_larger_than_the_staging_buffers_go_in_portions_one_after_the_other(model: Path) -> None:
+    shape = shape_of(model, host_slots=16)
+    made = pipeline(model, shape, FakeDevice(6), staging_bytes=1)  # room for one block, so that each is a portion
+    slots = Slots(shape)
+    fill = Fill(0, Stream(0, 0), 0, tuple(range(5, 25)), (), Sampling(temperature=0.0), (), ((2, 3, 4, 5, 6, 7),))
+    first = StepPlan(1, 1, (Slice(0, 0, 20, False, True),), fill=(fill,))
+    out = StepPlan(1, 2, (), swap_out=tuple(Copy(0, 2 + each, 9 - each) for each in range(5)))
+    back = StepPlan(1, 3, (), swap_in=tuple(Copy(0, 9 - each, 20 + each) for each in range(3)))
+    rest = StepPlan(1, 4, (), swap_in=tuple(Copy(0, 9 - each, 20 + each) for each in range(3, 5)))
+    flights: list[Flight] = []
+    for plan in (first, out, back, rest):
+        if len(flights) == 2:
+            made.finish(flights.pop(0))
+        flights.append(made.launch(prepare(slots, plan)))
+    for flight in flights:
+        made.finish(flight)
+    pages, pool = made.engine.pool.pages, made.engine.pool
+    took, got = (pages[torch.from_numpy(pool.rows([(0, first + n) for n in range(5)]))] for first in (2, 20))
+    assert took.any() and got.equal(took)
+
+
 class Hasty(Pipeline):
     """Takes a pair for free as soon as its step was queued."""
 
@@ -239,7 +260,8 @@ def soak(model: Path, seed: int) -> None:
     want = Drive(shape_of(model)).run(engine, requests)
     tight = shape_of(model, num_blocks=chance.choice((30, 40, 64)), host_slots=chance.choice((0, 16, 64)))
     device = FakeDevice(seed, eagerness=chance.random() * 0.9)
-    made = pipeline(model, tight, device, graphs_max=chance.choice((0, 2, 5, 16)))
+    graphs_max, staging_bytes = chance.choice((0, 2, 5, 16)), chance.choice((1, 4000, 1 << 20))
+    made = pipeline(model, tight, device, graphs_max=graphs_max, staging_bytes=staging_bytes)
     drive = Drive(tight, in_flight=chance.choice((1, 2, 2)), safety_margin=chance.choice((None, 0.0)))
     drive.interleave = lambda: chance.random() < 0.2
     assert engine.agrees(drive.run(made, requests, gap=chance.randrange(4)), want)
