@@ -64,6 +64,7 @@ class TritonAttention:
             HEAD_DIM=facts.head_dim,
             BLOCK_D=self._columns,
             num_warps=1,
+            enable_fp_fusion=True,
         )
 
     def _attend(
@@ -111,4 +112,5 @@ class TritonAttention:
             BLOCK_D=self._columns,
             num_warps=4,
             num_stages=2,
+            enable_fp_fusion=True,
         )

@@ -105,6 +105,7 @@ class TritonOperations:
             WIDTH=width,
             SCALED=scale != 1,
             BLOCK=_BLOCK,
+            enable_fp_fusion=True,
         )
         return out
 
@@ -151,7 +152,9 @@ class TritonOperations:
         out = gate_up.new_empty(rows, width, dtype=self._dtype)
         if rows:
             gelu = self._architecture.activation != "silu"
-            gate[(rows, -(-width // _BLOCK))](gate_up, out, WIDTH=width, GELU=gelu, BLOCK=_BLOCK)
+            gate[(rows, -(-width // _BLOCK))](
+                gate_up, out, WIDTH=width, GELU=gelu, BLOCK=_BLOCK, enable_fp_fusion=True
+            )
         return out
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
@@ -188,6 +191,7 @@ class TritonOperations:
             PICKS=rows is not None,
             BLOCK=block,
             num_warps=max(1, min(16, block // 512)),
+            enable_fp_fusion=True,
         )
         return out
 
@@ -228,6 +232,7 @@ class TritonOperations:
             ROWS=rows,
             BLOCK_D=columns,
             num_warps=max(1, min(8, rows * columns // 256)),
+            enable_fp_fusion=True,
         )
         return queries
 
