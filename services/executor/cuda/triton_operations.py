@@ -152,9 +152,7 @@ class TritonOperations:
         out = gate_up.new_empty(rows, width, dtype=self._dtype)
         if rows:
             gelu = self._architecture.activation != "silu"
-            gate[(rows, -(-width // _BLOCK))](
-                gate_up, out, WIDTH=width, GELU=gelu, BLOCK=_BLOCK, enable_fp_fusion=True
-            )
+            gate[(rows, -(-width // _BLOCK))](gate_up, out, WIDTH=width, GELU=gelu, BLOCK=_BLOCK, enable_fp_fusion=True)
         return out
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
