@@ -85,7 +85,7 @@ class Database:
     def look(self) -> None:
         """See whether the log is long enough to be copied back; waits for that only where it has become very long."""
         if self._checkpoints.look() > _LOG_BYTES_MAX:
-            self._connection.execute(_CHECKPOINT).fetchone()
+            self._checkpoints.copy(self._connection)
 
     def read(self, statement: str) -> list[Row]:
         """All rows of a query. Raises UserError when the file cannot be read."""
@@ -107,6 +107,7 @@ class _Checkpoints:
         self._path = path
         self._log_path = Path(f"{path}-wal")
         self._wanted = threading.Event()
+        self._copying = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
@@ -121,6 +122,12 @@ class _Checkpoints:
             self._wanted.set()
         return length
 
+    def copy(self, connection: sqlite3.Connection) -> bool:
+        """Copy the log back now, after whoever does so already; returns whether all of it was."""
+        with self._copying:  # SQLite would tell the second that it is busy, and the log would go on growing
+            _, logged, copied = connection.execute(_CHECKPOINT).fetchone()
+        return bool(logged == copied)
+
     def close(self) -> None:
         """End the thread."""
         self._closing = True
@@ -134,10 +141,10 @@ class _Checkpoints:
             self._wanted.clear()
             for _ in range(_CHECKPOINT_TRIES):
                 try:
-                    _, logged, copied = connection.execute(_CHECKPOINT).fetchone()
+                    whole = self.copy(connection)
                 except sqlite3.Error:
                     break  # tried again when the log has grown
-                if logged == copied:
+                if whole:
                     break
                 pause.wait(_CHECKPOINT_PAUSE_S)
         connection.close()
