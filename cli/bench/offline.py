@@ -158,11 +158,19 @@ class _Run:
             next_s = self._submit(time.perf_counter() - began_s, began_s)
             while (plan := self._core.plan(time.monotonic_ns())) is not None:
                 self._machine.advance(plan)
-            self._machine.wait(next_s)
+            self._machine.wait(self._until(next_s))
             self._machine.advance()
             self._collect()
         busy = (time.thread_time() - cpu_s) / max(1e-9, time.perf_counter() - began_s)
         return Driven(self._observed, busy)
+
+    def _until(self, next_s: float | None) -> float | None:
+        """How long to wait at most: for the next request, and for the next plan, which may be due before anything happens."""
+        due_ns = self._core.due_ns
+        if due_ns is None:
+            return next_s
+        due_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        return due_s if next_s is None else min(due_s, next_s)
 
     def _submit(self, now_s: float, began_s: float) -> float | None:
         """Submit what is due; returns how long until the next is, or None when an end must come first."""

@@ -67,7 +67,7 @@ class ShellDrive:
             while (plan := self.core.plan(time.monotonic_ns())) is not None:
                 self.shell.receive(Service.SCHEDULER, Header("", "", 0), plan)
                 self.shell.advance(time.monotonic_ns())
-            self._turn()
+            self._turn(self.core.due_ns)
             while self.bodies:
                 body = self.bodies.popleft()
                 if isinstance(body, StepFailed):
@@ -79,8 +79,12 @@ class ShellDrive:
     def close(self) -> None:
         self.shell.close()
 
-    def _turn(self) -> None:
-        assert self.woken.wait(PATIENCE_S), "nothing comes from the lane"
+    def _turn(self, due_ns: int | None = None) -> None:
+        """Wait for the lane, or until the next plan is due."""
+        if due_ns is None:
+            assert self.woken.wait(PATIENCE_S), "nothing comes from the lane"
+        else:
+            self.woken.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
         self.woken.clear()
         self.shell.advance(time.monotonic_ns())
 
