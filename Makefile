@@ -70,7 +70,8 @@ verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE
 
 verify-gpu: $(VENV)/.stamp-dev ## Run the pipeline from many seeds, then check a GPU in less than eight minutes; writes build/gpu.json
 	@mkdir -p build
-	$(BIN)/python -m pytest -m slow --timeout 1800 tests/unit/executor/test_pipeline.py
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/unit/executor/test_pipeline.py tests/numerics/test_device_compiling.py
+	$(BIN)/python -m pytest --timeout 1800 --rounds 10 tests/numerics/test_device_sampling.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/gpu_check.py --out build/gpu.json
 
 verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails, of wrong input, and of 100,000 requests
