@@ -37,6 +37,7 @@ class TritonOperations:
     """
 
     _step: Inputs
+    _out: torch.Tensor
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ class TritonOperations:
 
     def take(self, step: Inputs) -> None:
         """The step that follows, of whatever its inputs hold when it is run."""
-        if step.sizes.tokens > len(self._attended):
-            # Padding may go beyond the largest step. What was recorded keeps the memory that it was recorded with.
-            self._attended = self._attended.new_zeros(step.sizes.tokens, self._attended.shape[1])
+        tokens, most = step.sizes.tokens, len(self._attended)
+        # Padding may go beyond the largest step. Such memory is the step's own: in a graph it is the graph's.
+        fits = tokens <= most
+        self._out = self._attended[:tokens] if fits else self._attended.new_zeros(tokens, self._attended.shape[1])
         self._step = step
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
@@ -142,9 +144,8 @@ class TritonOperations:
 
     def attention(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Causal attention over the paged cache."""
-        out = self._attended[: self._step.sizes.tokens]
-        self._attention.run(layer, queries, out, self._step)
-        return out
+        self._attention.run(layer, queries, self._out, self._step)
+        return self._out
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """activation(first half) * second half."""
