@@ -12,6 +12,7 @@ from starlette.types import Receive, Send
 from noria.client import Accepted, ClientError, Completion, Delta, Generation
 from noria.services.gateway.answers import AnswerBody, ChoiceBody, Form, encode, stop_reason, usage_body
 from noria.services.gateway.errors import HttpError, from_client, from_finish
+from noria.services.gateway.event_stream import event
 from noria.services.gateway.positions import Position, written
 
 _T = TypeVar("_T")
@@ -188,9 +189,9 @@ class EventStream:
         await send(_event(b"[DONE]", last=True))
 
     async def _send(self, send: Send, choice: ChoiceBody) -> None:
-        event = _event(encode(self._chunk((choice,))), last=False, position=written(self._positions))
+        made = _event(encode(self._chunk((choice,))), last=False, position=written(self._positions))
         async with self._turn:  # a slow reader holds its own stream here, while its news merge in the client
-            await send(event)
+            await send(made)
 
     def _chunk(self, choices: tuple[ChoiceBody, ...]) -> AnswerBody:
         form = self._form
@@ -199,8 +200,7 @@ class EventStream:
 
 
 def _event(data: bytes, *, last: bool, position: str = "") -> HttpMessage:
-    name = b"id: " + position.encode() + b"\n" if position else b""
-    return {"type": "http.response.body", "body": name + b"data: " + data + b"\n\n", "more_body": not last}
+    return {"type": "http.response.body", "body": event(data, position), "more_body": not last}
 
 
 def _note(outcome: Outcome, completions: Sequence[Completion]) -> None:
