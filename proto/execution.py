@@ -10,14 +10,10 @@ from array import array
 from collections.abc import Iterable
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Final
 
 import msgspec
 
 from noria.proto.base import Likelihood, Sampling, Stream
-
-ADVISED_DECODES: Final = 32
-"""Beside how many decodes a step should have at most `Geometry.prefill_tokens_beside` prompt tokens."""
 
 
 class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -189,7 +185,7 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     allocated. A block is one page of `page_size` tokens per layer of a group; each group cuts chunks of
     `bytes_per_chunk` into blocks of its own size. host_slots counts chunks of the host pool that takes swapped blocks.
     max_slots bounds the requests in a step, max_batch_tokens its query tokens. prefill_tokens: the prompt tokens that a step
-    should compute at most when nobody decodes in it, prefill_tokens_beside when ADVISED_DECODES do; 0 is no advice.
+    should compute at most when nobody decodes in it, prefill_tokens_beside when somebody does; 0 is no advice.
     inventory: it holds streams of an earlier scheduler, or of an earlier link to this one: an `Inventory` follows as soon
     as no step is under way any more.
     """

@@ -1,8 +1,8 @@
 """How many prompt tokens a step should have: measured on the loaded model when it starts, once for each way to compute.
 
-Few tokens a step leave the processor's multipliers idle, many make everybody who decodes wait. So a step without decodes,
-for which nobody waits between tokens, gets as many as are measured; a step with `ADVISED_DECODES` of them as many as make
-it take `STRETCH_MAX` times as long as the decodes alone. The answer is kept in the model's folder; measuring takes at most about
+Few tokens a step leave the processor's multipliers idle, many make everybody who decodes wait. So a step without decodes
+gets the fewest tokens at which a token costs nearly as little as it can; a step with decodes as many as make it take
+`STRETCH_MAX` times as long as the decodes alone. The answer is kept in the model's folder; measuring takes at most about
 `SECONDS_MAX`. The sequences measured are made up, and lie in a cache that holds nothing yet.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from noria.proto.base import Sampling, Stream
-from noria.proto.execution import ADVISED_DECODES, Fill, Slice, StepPlan
+from noria.proto.execution import Fill, Slice, StepPlan
 from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
@@ -27,9 +27,11 @@ from noria.services.executor.slots import Slots
 
 SECONDS_MAX: Final = 1.5
 STRETCH_MAX: Final = 3.0
+EFFICIENCY_MIN: Final = 0.95
 ROUNDS_MAX: Final = 5
 AGREEMENT_MAX: Final = 1.15
 _VERSION: Final = 2
+_DECODES: Final = 32
 _CONTEXT: Final = 256
 _PROMPTS: Final = (64, 128, 256)
 _CHUNK: Final = 16
@@ -44,14 +46,17 @@ class Pace(msgspec.Struct, frozen=True):
 
     def advice(self) -> "Advice":
         """What follows from it."""
+        rates = [(tokens, tokens / us) for tokens, us in self.prompts]
+        best = max(rate for _, rate in rates)
+        alone = next(tokens for tokens, rate in rates if rate >= EFFICIENCY_MIN * best)
         (first, first_us), (last, last_us) = self.prompts[0], self.prompts[-1]
         token_us = max(last_us - first_us, 1.0) / (last - first)
         beside = int((STRETCH_MAX - 1) * self.decodes_us / token_us) // _CHUNK * _CHUNK
-        return Advice(last, min(max(beside, first), last))
+        return Advice(alone, min(max(beside, first), last))
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Prompt tokens for a step without decodes, and beside `ADVISED_DECODES`.
+    """Prompt tokens for a step without decodes, and beside decodes.
 
     The defaults are for machines too busy to be measured. As both kinds of steps take the longer the slower a machine
     is, they are not far off anywhere.
@@ -99,7 +104,7 @@ def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
     """
     shape, slots = runner.shape, Slots(runner.shape)
     context = min(_CONTEXT, shape.max_model_tokens - 1)
-    steps = [(min(ADVISED_DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
+    steps = [(min(_DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
     fitting = min(shape.max_batch_tokens, shape.max_model_tokens)
     steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _fits(shape, tokens)]
     if len(steps) < 3 or not _fits(shape, context):

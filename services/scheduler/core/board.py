@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import assert_never
 
 from noria.proto.base import End, Stream
-from noria.proto.execution import ADVISED_DECODES, Geometry
+from noria.proto.execution import Geometry
 from noria.services.scheduler.core.allocators import UNLIMITED
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.counters import Counters
@@ -73,21 +73,13 @@ class Board:
         """The present executor's cache."""
         return self.memory.cache if self.memory is not None else None
 
-    def prompt_tokens(self, *, beside: int) -> int:
-        """The prompt tokens that a step may have beside so many decodes: as configured, else as the executor advises.
-
-        The fewer decodes wait for a prompt, the more of it a step may have, up to what it may have alone: cut into more
-        steps a prompt comes later, and those who wait have waited as long in the end.
-        """
+    def prompt_tokens(self, *, beside: bool) -> int:
+        """The prompt tokens that a step may have, beside decodes or alone: as configured, else as the executor advises."""
         configured, geometry = self.settings.prefill_tokens, self.geometry
         if configured is not None:
             return configured
         assert geometry is not None
-        alone = geometry.prefill_tokens or UNLIMITED
-        many = geometry.prefill_tokens_beside
-        if not beside or not many:
-            return alone
-        return max(many, min(many * ADVISED_DECODES // beside, alone))
+        return (geometry.prefill_tokens_beside if beside else geometry.prefill_tokens) or UNLIMITED
 
     def change(self, policy: Policy) -> None:
         """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""

@@ -18,10 +18,9 @@ from noria.services.scheduler.core.preemption import Preemption
 from noria.services.scheduler.core.step_times import StepTimes
 
 _UNLIMITED = 1 << 62
-# A step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that is
-# predicted, which covers the way to the executor on busy cores, and at least this part of what is left, which covers the
-# error of predictions.
-_LEAD_NS: Final = 4_000_000
+# A long step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that
+# is predicted, and in any case this part of what is left, which covers the error of predictions.
+_LEAD_NS: Final = 10_000_000
 _LEAD_PART: Final = 0.15
 
 

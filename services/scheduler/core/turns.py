@@ -36,8 +36,8 @@ class Turns:
 
     @property
     def patient(self) -> bool:
-        """Who arrives while a step is computed is in the next one, not in the one after it."""
-        return True
+        """The next step is composed as soon as it may be."""
+        return False
 
     def prepare(self, now_ns: int) -> None:
         """Nobody gives way before a step is composed."""
@@ -53,7 +53,7 @@ class Turns:
                 case Turn.DECODES:
                     continue_each(draft, self._board.continuing, self._lookahead)
                     if turn is self._turns[0]:
-                        draft.withhold(self._board.prompt_tokens(beside=len(draft.slices)))
+                        draft.withhold(self._board.prompt_tokens(beside=bool(draft.slices)))
                 case Turn.PREFILLS:
                     for request in tuple(self._board.prefilling):
                         if not request.suspected:

@@ -48,8 +48,14 @@ def test_a_step_with_decodes_gets_the_prompt_tokens_that_triple_its_length() -> 
     assert pace.advice().beside == 128  # 80 ms of 0.6 ms each are 133 tokens: the multiple of 16 below
 
 
-def test_a_step_without_decodes_gets_as_many_prompt_tokens_as_are_measured() -> None:
-    assert Pace(40_000.0, ((64, 40_000.0), (128, 80_000.0))).advice().alone == 128
+@pytest.mark.parametrize(
+    ("step_s", "token_s", "expected"), [(0.0, 0.001, 64), (0.010, 0.0006, 256), (0.005, 0.0008, 128)]
+)
+def test_a_step_without_decodes_gets_the_fewest_tokens_that_are_nearly_as_cheap_as_any(
+    step_s: float, token_s: float, expected: int
+) -> None:
+    pace = Pace(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
+    assert pace.advice().alone == expected
 
 
 def test_the_least_of_several_rounds_counts() -> None:
