@@ -11,6 +11,7 @@ from fakes.device import FakeDevice, FakeEvent
 from fakes.device_bench import Drive, reference
 from fakes.shell_drive import ShellDrive
 from fakes.tiny_weights import write_tiny_weights
+from structlog.testing import capture_logs
 
 from noria.proto.base import Sampling
 from noria.proto.execution import Failure, Geometry
@@ -168,19 +169,18 @@ def test_what_a_gpu_does_not_do_is_said_when_it_is_asked_for(model: Path, change
         load(config(model, **changes), FakeDevice(0), choose_operations)
 
 
-def test_how_steps_were_computed_is_told_in_metrics_and_a_refusal_once_in_the_log(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_steps_were_computed_is_told_in_metrics_and_a_refusal_once_in_the_log(model: Path) -> None:
     for refuses, ways in ((False, {"eager", "capture", "replay"}), (True, {"eager"})):
         device = FakeDevice(4)
         lane = drive(config(model), device)
         geometry = lane.load()
         device.refuses = refuses
-        lane.run(geometry, asked(4))
-        lane.close()
+        with capture_logs() as logs:
+            lane.run(geometry, asked(4))
+            lane.close()
         values = list(lane.shell.metrics.values())
         found = {dict(each.attributes)["noria.way"] for each in values if each.metric is DEVICE_STEPS}
         # Common shapes were recorded before anything was refused.
         assert found - {"replay"} == ways - {"replay"}
         assert any(each.metric is DEVICE_UNRECORDED for each in values) == refuses
-        assert capsys.readouterr().out.count("no graph") == int(refuses)
+        assert sum(each["event"] == "no graph" for each in logs) == int(refuses)
