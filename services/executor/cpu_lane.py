@@ -1,9 +1,7 @@
 """The lane of a processor: one worker thread, whose batches are numpy arrays that the engine reads where they are."""
 
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,8 +10,9 @@ from noria.proto.execution import Failure
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Engine
 from noria.services.executor.experts_read import difference
-from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome, Times
+from noria.services.executor.lane import Broken, Computed, LoadFailed, Times
 from noria.services.executor.loaded import Loaded
+from noria.services.executor.threaded_lane import ThreadedLane
 from noria.shared.errors import UserError
 
 _CLOSE_S: Final = 1.0
@@ -24,47 +23,20 @@ class _Clock:
     ended_ns: int = 0
 
 
-class CpuLane:
+class CpuLane(ThreadedLane):
     """One worker thread; torch releases the interpreter while it computes. `wake` is called for each outcome."""
 
     def __init__(self, load: Callable[[], tuple[Engine, Loaded]], wake: Callable[[], None]) -> None:
+        super().__init__(wake)
         self._load = load
-        self._wake = wake
-        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
-        self._outcomes: deque[Outcome] = deque()
-        self._held = 0
         self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
         self._thread.start()
-
-    @property
-    def held(self) -> int:
-        """Batches posted whose outcome has not been collected."""
-        return self._held
-
-    def post(self, batch: Batch) -> None:
-        """Queue a batch."""
-        assert self._held < LANE_BATCHES
-        self._held += 1
-        self._posted.put((batch, time.monotonic_ns()))
-
-    def collect(self) -> list[Outcome]:
-        """Outcomes since the last call."""
-        found = []
-        while self._outcomes:
-            outcome = self._outcomes.popleft()
-            self._held -= isinstance(outcome, Computed | Broken)
-            found.append(outcome)
-        return found
 
     def close(self) -> bool:
         """Stop after the batch under way; False when that, or a load still going on, takes longer than a moment."""
         self._posted.put(None)
         self._thread.join(_CLOSE_S)
         return not self._thread.is_alive()
-
-    def _report(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._wake()
 
     def _run(self) -> None:
         try:

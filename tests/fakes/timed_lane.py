@@ -1,47 +1,27 @@
 """A lane that computes nothing and takes as long as it is told to, for what happens around it."""
 
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from fakes.sampling import drawn
 
-from noria.services.executor.batch import Batch
-from noria.services.executor.lane import LANE_BATCHES, Computed, Outcome, Times
+from noria.services.executor.lane import Computed, Times
 from noria.services.executor.loaded import Loaded
+from noria.services.executor.threaded_lane import ThreadedLane
 
 
-class SimulatedLane:
+class SimulatedLane(ThreadedLane):
     """compute_s may be set at any time. Every sampled id is 9."""
 
     def __init__(self, loaded: Loaded, compute_s: float, wake: Callable[[], None]) -> None:
+        super().__init__(wake)
         self.compute_s = compute_s
-        self._wake = wake
         self._closed = threading.Event()
-        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
-        self._outcomes: deque[Outcome] = deque([loaded])
-        self._held = 0
+        self._outcomes.append(loaded)
         self._ended_ns = 0
         self._thread = threading.Thread(target=self._run, name="simulated lane", daemon=True)
         self._thread.start()
-
-    @property
-    def held(self) -> int:
-        return self._held
-
-    def post(self, batch: Batch) -> None:
-        assert self._held < LANE_BATCHES
-        self._held += 1
-        self._posted.put((batch, time.monotonic_ns()))
-
-    def collect(self) -> list[Outcome]:
-        found = []
-        while self._outcomes:
-            found.append(self._outcomes.popleft())
-            self._held -= isinstance(found[-1], Computed)
-        return found
 
     def close(self) -> bool:
         self._closed.set()
@@ -60,5 +40,4 @@ class SimulatedLane:
             self._ended_ns = ended_ns
             times = Times(posted_ns, began_ns, began_ns, ended_ns, time.monotonic_ns())
             ids = (9,) * len(batch.products)
-            self._outcomes.append(Computed(batch, drawn(ids), (ended_ns - began_ns) // 1000, idle_us, times))
-            self._wake()
+            self._report(Computed(batch, drawn(ids), (ended_ns - began_ns) // 1000, idle_us, times))

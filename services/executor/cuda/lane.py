@@ -7,7 +7,6 @@ arrived on the host. They know no sockets and no plans.
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -17,66 +16,38 @@ from noria.services.executor.cuda.loading import Tell
 from noria.services.executor.cuda.pipeline import Finished, Flight, Pipeline
 from noria.services.executor.cuda.streams import DeviceLostError
 from noria.services.executor.lane import (
-    LANE_BATCHES,
     Broken,
     Computed,
     LoadFailed,
     Loading,
     Lost,
     NotRecorded,
-    Outcome,
     Times,
 )
 from noria.services.executor.loaded import Loaded
+from noria.services.executor.threaded_lane import ThreadedLane
 from noria.shared.errors import UserError
 
 _CLOSE_S: Final = 1.0
 _Queued = tuple[Flight, int] | Broken | None
 
 
-class CudaLane:
+class CudaLane(ThreadedLane):
     """load: is given what tells of its progress. `wake` is called for each outcome."""
 
     def __init__(self, load: Callable[[Tell], tuple[Pipeline, Loaded]], wake: Callable[[], None]) -> None:
+        super().__init__(wake)
         self._load = load
-        self._wake = wake
-        self._posted: queue.SimpleQueue[tuple[Batch, int] | None] = queue.SimpleQueue()
         self._flying: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
-        self._outcomes: deque[Outcome] = deque()
-        self._held = 0
         self._lost = False
         self._launcher = threading.Thread(target=self._launch_all, name="lane", daemon=True)
         self._launcher.start()
-
-    @property
-    def held(self) -> int:
-        """Batches posted whose outcome has not been collected."""
-        return self._held
-
-    def post(self, batch: Batch) -> None:
-        """Queue a batch."""
-        assert self._held < LANE_BATCHES
-        self._held += 1
-        self._posted.put((batch, time.monotonic_ns()))
-
-    def collect(self) -> list[Outcome]:
-        """Outcomes since the last call."""
-        found = []
-        while self._outcomes:
-            outcome = self._outcomes.popleft()
-            self._held -= isinstance(outcome, Computed | Broken)
-            found.append(outcome)
-        return found
 
     def close(self) -> bool:
         """Stop after the batches under way; False when that, or a load still going on, takes longer than a moment."""
         self._posted.put(None)
         self._launcher.join(_CLOSE_S)
         return not self._launcher.is_alive()
-
-    def _report(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._wake()
 
     def _launch_all(self) -> None:
         try:
