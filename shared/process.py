@@ -141,6 +141,7 @@ def run(
     garbage = Garbage()
     garbage.watch()
     actor.measure("garbage", garbage.counts)
+    actor.each_turn(lambda now_ns: garbage.tend(now_ns, shell.progress))
     watchdog = Watchdog(service.value, config.runtime.hang_timeout_s)
     actor.each_turn(watchdog.turned)
     logger(service.value).info("service started", endpoint=endpoint, incarnation=f"{post.incarnation:x}")

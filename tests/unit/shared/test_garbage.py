@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from noria.shared.garbage import YOUNG_ALLOCATIONS, Garbage, freeze
+from noria.shared.garbage import IDLE_INTERVAL_NS, YOUNG_ALLOCATIONS, Garbage, freeze
 
 
 @pytest.fixture
@@ -41,3 +41,21 @@ def test_what_is_frozen_is_left_out_of_collections(garbage: Garbage) -> None:
     freeze()
     assert gc.get_freeze_count() > 0
     assert len(gc.get_objects()) < gc.get_freeze_count()
+
+
+def test_everything_is_collected_when_a_process_has_become_idle(garbage: Garbage) -> None:
+    full = garbage.counts()["full"]
+    garbage.tend(1, lambda: (5, True))
+    assert garbage.counts()["full"] == full
+    garbage.tend(2, lambda: (5, False))
+    assert garbage.counts()["full"] == full + 1
+
+
+def test_an_idle_process_collects_seldom_and_only_after_work(garbage: Garbage) -> None:
+    garbage.tend(0, lambda: (5, False))
+    full = garbage.counts()["full"]
+    garbage.tend(IDLE_INTERVAL_NS - 1, lambda: (6, False))
+    garbage.tend(IDLE_INTERVAL_NS, lambda: (5, False))
+    assert garbage.counts()["full"] == full
+    garbage.tend(IDLE_INTERVAL_NS + 1, lambda: (6, False))
+    assert garbage.counts()["full"] == full + 1
