@@ -4,7 +4,7 @@
 
 A tiny random model answers short requests over ZeroMQ and HTTP: whole, streamed, cut off, cancelled, refused, in the background,
 from clients that come and go. Every tenth part it waits until the stack is idle and reads each process's memory (proportional
-set size) and every count in `/debug/state`. It ends with 1 when a process holds more than 5 % and 4 MiB more at the end than at
+set size without mapped files, whose pages are shared with whatever else runs) and every count in `/debug/state`. It ends with 1 when a process holds more than 5 % and 4 MiB more at the end than at
 `--from`, or when a count of something alive is not zero while nothing is. What is remembered on purpose (recent spans, names of
 refused requests, words that were tokenized) is bounded, and small enough here to be full before `--from`, but for the names of
 accepted requests, which are 0.4 MiB more when there are 8,192; the first requests come in crowds, so that buffers have their
@@ -32,7 +32,7 @@ _GROWTH_MAX, _GROWTH_MIB_MAX = 0.05, 4.0
 _IDLE_S_MAX = 60.0
 _PARTS = 10
 _CLIENT_REQUESTS = 500
-# The tokenizer's library keeps what it made of the first 10,000 words that it saw, and does so anew in each of its threads:
+# The tokenizer's library keeps what it made of 10,000 words, and does so in each thread anew:
 # 14 MiB each where every prompt is a new word. Few enough that both threads have seen all before 10,000 requests.
 _PROMPTS = 1000
 # The first requests come in crowds, so that every process has once held as much at a time as it ever will, and many of
@@ -73,7 +73,7 @@ async def _measure(stack: Stack, requests: int, first: int, in_flight: int) -> i
         if stack.pids() != pids:
             print("a process is another now")
             return 1
-        held[mark] = {name: _pss_mib(pid) for name, pid in pids.items()}
+        held[mark] = {name: _held_mib(pid) for name, pid in pids.items()}
         rate = (mark - done) / (time.monotonic() - began_s)
         row = "  ".join(f"{held[mark][name]:9.1f} MiB" for name in pids)
         print(f"{mark:>9} {rate:>6.0f}  {row}  {alive[mark] or 'nothing'}", flush=True)
@@ -162,11 +162,10 @@ async def _idle(stack: Stack) -> Mapping[str, object]:
         await asyncio.sleep(0.2)
 
 
-def _pss_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError("smaps_rollup has no Pss")
+def _held_mib(pid: int) -> float:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    kib = {line.split()[0]: int(line.split()[1]) for line in rollup if line.startswith("Pss")}
+    return (kib["Pss_Anon:"] + kib["Pss_Shmem:"]) / 1024
 
 
 if __name__ == "__main__":

@@ -52,6 +52,17 @@ def test_256_streams_of_mixed_lengths_finish_complete_and_leave_nothing(tiny: St
     tiny.wait_idle()
 
 
+def test_services_that_have_become_idle_collect_their_garbage(tiny: Stack) -> None:
+    body = {"prompt": "go on", "max_tokens": 2}
+    assert httpx.post(f"{tiny.url}/v1/completions", json=body, timeout=60, trust_env=False).status_code == 200
+
+    def collected() -> bool:
+        state = tiny.state()
+        return all(state[name]["garbage"]["full"] > 0 for name in ("gateway", "admission", "scheduler", "detokenizer"))
+
+    wait_until(collected, 20, "garbage is collected")
+
+
 def test_seeded_sampling_does_not_depend_on_the_batch_even_when_mates_are_cancelled(tiny: Stack) -> None:
     async def mate(client: AsyncClient, number: int) -> None:
         async for delta in client.generate(
