@@ -92,16 +92,8 @@ class Admission:
     def take(self, now_ns: int) -> Turn:
         """Everything the events since the last call have others do."""
         books = self.books
-        turn = Turn(
-            books.scheduler.take(now_ns),
-            books.detokenizer.take(),
-            list(books.jobs.values()),
-            books.abandoned[:],
-            books.notes[:],
-        )
-        books.working.update(books.jobs)
-        books.jobs.clear()
-        books.abandoned.clear()
+        jobs, abandoned = books.tokenizer.take()
+        turn = Turn(books.scheduler.take(now_ns), books.detokenizer.take(), jobs, abandoned, books.notes[:])
         books.notes.clear()
         if not books.record.on:
             books.accounts.unrecorded.clear()

@@ -13,7 +13,7 @@ from noria.services.admission.core.accounts import Accounts, Told
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
-from noria.services.admission.core.events import EndedNote, Job, Note, RefusedNote
+from noria.services.admission.core.events import EndedNote, Note, RefusedNote
 from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
 from noria.services.admission.core.queues import Queues
@@ -22,6 +22,7 @@ from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy
 from noria.services.admission.core.tenants import Tenants
+from noria.services.admission.core.tokenizer_post import TokenizerPost
 from noria.services.admission.core.traffic import Account
 from noria.services.admission.core.validation import Refusal
 
@@ -40,8 +41,7 @@ class Books:
     queues: requests without a token yet. record: what the journal knows.
     orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
     background that nobody reads just now.
-    jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
-    tokenizing_characters: text that waits for the tokenizer. drain_ns: until when a draining process finishes.
+    drain_ns: until when a draining process finishes.
     """
 
     rules: Rules
@@ -53,16 +53,13 @@ class Books:
     accounts: Accounts
     policy: Policy = field(default_factory=Policy)
     tenants: Tenants = field(default_factory=Tenants)
+    tokenizer: TokenizerPost = field(default_factory=TokenizerPost)
     queues: Queues = field(default_factory=Queues)
     record: Record = field(default_factory=Record)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
-    jobs: dict[int, Job] = field(default_factory=dict)
-    working: set[int] = field(default_factory=set)
-    abandoned: list[int] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    tokenizing_characters: int = 0
     drain_ns: int | None = None
 
     @classmethod
@@ -131,10 +128,7 @@ class Books:
         """Give back what a request under tokenization holds, whatever becomes of it."""
         assert request.stage is Stage.TOKENIZING
         self.credit.reserve(-request.claims, request.traffic_class)
-        self.tokenizing_characters -= request.characters
-        if self.jobs.pop(request.number, None) is None and request.number in self.working:
-            self.working.discard(request.number)
-            self.abandoned.append(request.number)
+        self.tokenizer.leave(request)
 
     def refuse_reserved(self, request: Request, refusal: Refusal) -> None:
         """Refuse a request whose key was taken, and give the key back; a preview is answered that it would be refused."""

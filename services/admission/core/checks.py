@@ -80,7 +80,7 @@ def unable(books: Books, tenant: Tenant, traffic_class: str, body: Generate, now
         return busy
     if books.held() >= rules.requests_max + isolated * _ISOLATED_REQUESTS:
         return overloaded(books, f"{rules.requests_max} requests are unfinished already", traffic_class)
-    if books.tokenizing_characters + text > rules.tokenizing_characters_max + isolated * _ISOLATED_CHARACTERS:
+    if books.tokenizer.characters + text > rules.tokenizing_characters_max + isolated * _ISOLATED_CHARACTERS:
         return overloaded(books, "too much text waits to be tokenized", traffic_class)
     return no_room(books, traffic_class, body.n, 0, now_ns, shed=False)
 

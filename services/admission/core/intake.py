@@ -87,7 +87,7 @@ def tokenized(books: Books, event: Tokenized) -> None:
     request = books.ledger.tokenizing.get(event.number)
     if request is None:
         return
-    books.working.discard(event.number)
+    books.tokenizer.answered(event.number)
     if event.problem:
         books.refuse_reserved(request, Refusal(event.code, event.problem, event.parameter))
         return
@@ -135,9 +135,9 @@ def _begin(
         accept(books, request, body.token_ids, arrival.now_ns)
     else:
         owner = f"{key.tenant} {traffic_class} {client.id}"
-        books.jobs[request.number] = Job(
-            request.number, owner, request.characters, body.prompt, body.messages, arrival.within or arrival.traceparent
-        )
+        within = arrival.within or arrival.traceparent
+        job = Job(request.number, owner, request.characters, body.prompt, body.messages, within)
+        books.tokenizer.submit(job)
     return request
 
 
@@ -172,7 +172,7 @@ def _reserve(
     books.delivery.attach(client, request)
     books.credit.reserve(request.claims, traffic_class)
     books.tenants.named(key.tenant).streams += request.claims
-    books.tokenizing_characters += request.characters
+    books.tokenizer.reserve(request)
     return request
 
 

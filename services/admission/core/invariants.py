@@ -17,9 +17,7 @@ def check(books: Books) -> None:
     tokenizing = books.ledger.tokenizing
     assert books.credit.reserved == sum(each.claims for each in tokenizing.values())
     _check_policy(books)
-    assert books.tokenizing_characters == sum(each.characters for each in tokenizing.values())
-    assert books.jobs.keys() | books.working == {each.number for each in tokenizing.values()}
-    assert not books.jobs.keys() & books.working
+    books.tokenizer.check(tokenizing)
     for number in (*books.ledger.live, *tokenizing):
         assert number in tokenizing or not books.ledger.live[number].preview
         kept = (number in books.orphans) + (number in books.unread)

@@ -78,7 +78,7 @@ class Crowd:
         self.bench.hear(self.draw.choice([ALICE, BOB]), self.draw.choice([body, Acknowledge((name,))]))
 
     def tokenize(self) -> None:
-        for number in list(self.bench.core.books.working):
+        for number in list(self.bench.core.books.tokenizer.working):
             self.bench.tokenized(number)
 
     def change(self) -> None:
@@ -128,7 +128,7 @@ def test_accounts_add_up_and_the_scheduler_is_never_given_more_than_it_offered(s
     books = bench.core.books
     for request in list(books.ledger.live.values()):
         books.end_all(request, End.CANCELLED, bench.now_ns, "over")
-    for number in list(books.working):
+    for number in list(books.tokenizer.working):
         bench.tokenized(number, problem="over")
     for _ in range(2):
         bench.pass_time(0.0)

@@ -95,7 +95,7 @@ class History:
         self.bench.hear(self.client(), Generate(self.fresh(), prompt=text, ttl_ms=ttl))
 
     def tokenize(self) -> None:
-        for number in list(self.bench.core.books.working)[:2]:
+        for number in list(self.bench.core.books.tokenizer.working)[:2]:
             self.bench.tokenized(number, problem=self.draw.choice(["", "", "bad"]))
 
     def emit(self) -> None:
@@ -130,7 +130,7 @@ class History:
         """Let every client read, end every stream, and compare with the ledger."""
         bench = self.bench
         bench.deaf.clear()
-        for number in list(bench.core.books.working):
+        for number in list(bench.core.books.tokenizer.working):
             bench.tokenized(number)
         for _, choice in list(bench.core.books.unfinished()):
             ids, text = true_run(choice.stream, len(choice.ids), 4)
