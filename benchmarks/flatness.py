@@ -2,13 +2,13 @@
 
     PYTHONPATH=tests python benchmarks/flatness.py [--requests 100000] [--from 10000] [--in-flight 48]
 
-A tiny random model answers short requests over ZeroMQ and HTTP: whole, streamed, cut off, cancelled, refused, in the background,
-from clients that come and go. Every tenth part it waits until the stack is idle and reads each process's memory (proportional
-set size without mapped files, whose pages are shared with whatever else runs) and every count in `/debug/state`. It ends with 1 when a process holds more than 5 % and 4 MiB more at the end than at
-`--from`, or when a count of something alive is not zero while nothing is. What is remembered on purpose (recent spans, names of
-refused requests, words that were tokenized) is bounded, and small enough here to be full before `--from`, but for the names of
-accepted requests, which are 0.4 MiB more when there are 8,192; the first requests come in crowds, so that buffers have their
-final size.
+A tiny random model answers short requests over ZeroMQ and HTTP: whole, streamed, cut off, cancelled, refused, in the
+background, from clients that come and go. Every tenth part it waits until the stack is idle and reads each process's memory
+(proportional set size without mapped files, whose pages are shared with whatever else runs) and every count in
+`/debug/state`. It ends with 1 when a process holds more than 5 % and 4 MiB more at the end than at `--from`, or when a count
+of something alive is not zero while nothing is. What is remembered on purpose (recent spans, names of refused requests, words
+that were tokenized) is bounded, and small enough here to be full before `--from`, but for the names of accepted requests,
+which are 0.4 MiB more when there are 8,192; the first requests come in crowds, so that buffers have their final size.
 """
 
 import argparse
