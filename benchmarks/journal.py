@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.harness import Stack, stack
-from watching import measure
+from loaded import Load, measure, report
 
 from noria.client import AsyncClient
 
@@ -59,20 +59,17 @@ def main() -> None:
         pair = {"without": bare, "journal and heartbeats": kept}
         for running in pair.values():
             measure(running, 2.0, given.requests, given.output)
-        rates: dict[str, list[float]] = {name: [] for name in pair}
+        loads: dict[str, list[Load]] = {name: [] for name in pair}
         firsts: dict[str, list[float]] = {name: [] for name in pair}
         for number in range(given.rounds):
             names = list(pair)
             for name in names if number % 2 == 0 else reversed(names):
-                rates[name].append(measure(pair[name], given.seconds, given.requests, given.output))
+                loads[name].append(measure(pair[name], given.seconds, given.requests, given.output))
                 firsts[name].append(first_token_ms(pair[name]))
     print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
-    for name, found in rates.items():
-        ratios = [each / base for each, base in zip(found, rates["without"], strict=True)]
-        print(
-            f"{name:<24}{statistics.median(found):8.1f} tokens/s, {statistics.median(ratios):.4f} of without "
-            f"({' '.join(f'{each:.3f}' for each in ratios)}); first token alone {statistics.median(firsts[name]):.2f} ms"
-        )
+    for name in pair:
+        print(report(name, "without", loads))
+        print(f"{'':<24}{statistics.median(firsts[name]):8.2f} ms to the first token of a request alone")
 
 
 if __name__ == "__main__":

@@ -3,19 +3,16 @@
 Two stacks stand side by side and are loaded in turn, for a few seconds each, so that whatever else the machine does
 touches all of them: one that records nothing, one that traces a share of its requests, sends spans and metrics to a
 collector in this process and is scraped; and the first one again with a console open. The figures are the medians over the
-rounds of each round's ratios: of tokens a second, and of the stack's processor time for a token, which neighbours disturb less.
+rounds of each round's ratios: of tokens a second, and of the stack's processor time for a token; and what the processes
+around computing take for a token, which neighbours disturb least.
 
     python benchmarks/watching.py [--model smollm2] [--rounds 5] [--seconds 6] [--requests 32]
 """
 
 import argparse
-import asyncio
 import contextlib
-import os
-import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,30 +21,9 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.harness import Stack, stack
 from fakes.collector import Collector
-
-from noria.client import AsyncClient
+from loaded import Load, measure, report
 
 SCRAPE_S = 5.0
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-async def saturate(client: AsyncClient, seconds: float, at_once: int, output: int) -> float:
-    """Tokens a second with so many requests always under way."""
-    tokens, over = 0, asyncio.get_running_loop().time() + seconds
-
-    async def one(number: int) -> None:
-        nonlocal tokens
-        while asyncio.get_running_loop().time() < over:
-            generation = client.generate(f"{number} water wheels", max_tokens=output, ignore_eos=True, temperature=1.0)
-            async for delta in generation:
-                tokens += len(delta.token_ids)
-                if asyncio.get_running_loop().time() >= over:
-                    break
-            generation.leave()
-
-    begun = time.monotonic()
-    await asyncio.gather(*(one(number) for number in range(at_once)))
-    return tokens / (time.monotonic() - begun)
 
 
 @contextlib.contextmanager
@@ -90,25 +66,6 @@ def _thread(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
         thread.join()
 
 
-def measure(running: Stack, seconds: float, at_once: int, output: int) -> float:
-    """Tokens a second of a stack that is warm."""
-
-    async def run() -> float:
-        async with AsyncClient(running.endpoint) as client:
-            return await saturate(client, seconds, at_once, output)
-
-    return asyncio.run(run())
-
-
-def processor_s(running: Stack) -> float:
-    """Processor seconds that the processes of a stack have used so far."""
-    times = 0
-    for pid in running.pids().values():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        times += int(fields[11]) + int(fields[12])
-    return times / TICKS
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -132,30 +89,16 @@ def main() -> None:
         }
         for running in (plain, told):
             measure(running, 2.0, given.requests, given.output)
-        rates: dict[str, list[float]] = {name: [] for name in cases}
-        costs: dict[str, list[float]] = {name: [] for name in cases}
+        loads: dict[str, list[Load]] = {name: [] for name in cases}
         for number in range(given.rounds):
             names = list(cases)
             for name in names if number % 2 == 0 else reversed(names):
                 running = told if name == "tracing and metrics" else plain
                 with cases[name]():
-                    before = processor_s(running)
-                    rates[name].append(measure(running, given.seconds, given.requests, given.output))
-                    tokens = rates[name][-1] * given.seconds
-                    costs[name].append((processor_s(running) - before) / tokens)
+                    loads[name].append(measure(running, given.seconds, given.requests, given.output))
         print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
-        for name, found in rates.items():
-            ratios = [each / base for each, base in zip(found, rates["nothing"], strict=True)]
-            shown = " ".join(f"{each:.3f}" for each in ratios)
-            print(
-                f"{name:<22}{statistics.median(found):8.1f} tokens/s  {statistics.median(ratios):.4f} of nothing  ({shown})"
-            )
-            ratios = [each / base for each, base in zip(costs[name], costs["nothing"], strict=True)]
-            shown = " ".join(f"{each:.3f}" for each in ratios)
-            print(
-                f"{'':<22}{statistics.median(costs[name]) * 1e3:8.3f} ms of processor a token  "
-                f"{statistics.median(ratios):.4f} of nothing  ({shown})"
-            )
+        for name in loads:
+            print(report(name, "nothing", loads))
         print(f"spans that arrived: {len(collector.spans)}")
 
 

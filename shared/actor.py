@@ -288,8 +288,11 @@ class Actor:
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
             self.mailbox.greet_back(sender, Hello(os.getpid(), shell.state(), answer=True))
             shell.joined(sender)
-        elif not body.answer and header.incarnation == link.incarnation:
-            self._hello(shell, sender, answer=True)
+        elif header.incarnation == link.incarnation:
+            if link.state is State.STARTING:
+                link.state = body.state  # it may have become ready before it knew whom to tell
+            if not body.answer:
+                self._hello(shell, sender, answer=True)
 
     def _hello(self, shell: Shell, peer: Service, *, answer: bool) -> None:
         self.mailbox.send_once(peer, Hello(os.getpid(), shell.state(), answer))

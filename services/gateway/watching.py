@@ -1,6 +1,6 @@
 """What consoles are told: one watch over the stack for all of them, which asks nobody anything while none is open.
 
-Ten times a second the scheduler is asked what it did, once a second every service who it is and admission how long things
+Five times a second the scheduler is asked what it did, once a second every service who it is and admission how long things
 took. What is told goes to each console's bounded queue; one that does not read loses the oldest, and is told so.
 """
 
@@ -20,8 +20,8 @@ from noria.shared.inspect import Inspector
 from noria.shared.latency import Latency
 from noria.shared.metrics import told
 
-TICK_S: Final = 0.1
-_SURVEY_TICKS: Final = 10
+TICK_S: Final = 0.2
+_SURVEY_TICKS: Final = 5
 _ANSWER_S: Final = 0.5
 WATCHERS_MAX: Final = 16
 _QUEUE_MAX: Final = 64

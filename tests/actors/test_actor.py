@@ -119,6 +119,20 @@ def test_what_an_actor_tells_of_itself_is_what_it_stands_at_after_a_turn(
     assert len(shell.received) == 20
 
 
+def test_who_was_ready_before_it_knew_whom_to_tell_says_so_in_its_next_greeting(
+    settings: RuntimeSettings, peer: BarePeer
+) -> None:
+    with running(settings, A, B) as shell:
+        assert shell.actor is not None
+        link = shell.actor.mailbox.links[B]
+        peer.bind()
+        peer.send(Hello(1, State.STARTING))
+        wait_for(lambda: shell.joins)
+        assert link.state is State.STARTING
+        peer.hello(incarnation(shell), answer=True)
+        wait_for(lambda: link.state is State.READY)
+
+
 def test_mail_sent_at_join_arrives_whichever_side_comes_first(tmp_path: Path) -> None:
     settings = runtime(tmp_path, heartbeat_s=0.05)
     for _ in range(3):
