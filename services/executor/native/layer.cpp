@@ -1,6 +1,13 @@
 // Dense layers in one call, made of the same kernels that can be called one by one.
 
 #include "api.h"
+#include "threads.h"
+
+namespace noria::NORIA_LEVEL {
+
+__thread Team* present_team = nullptr;
+
+}  // namespace noria::NORIA_LEVEL
 
 namespace {
 
@@ -36,5 +43,8 @@ void compute(const NoriaLayer* layer, const NoriaStep* step, const float* added,
 
 void NORIA_KERNEL(layers)(const NoriaLayer* const* layers, int64_t count, const NoriaStep* step, const float* added,
                           int64_t threads) {
-  for (int64_t i = 0; i < count; ++i, added = step->added) compute(layers[i], step, added, threads);
+  noria::NORIA_LEVEL::in_team(threads, [=] {
+    const float* x = added;
+    for (int64_t i = 0; i < count; ++i, x = step->added) compute(layers[i], step, x, threads);
+  });
 }
