@@ -9,54 +9,81 @@ first.
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 AHEAD_BYTES: Final = 192 << 20
-"""How much is ready beyond the highest chunk that was used: what a start may add to resident memory."""
+"""How much is ready beyond the highest chunk that was used, whatever else is done."""
+
+AHEAD_IDLE_BYTES: Final = 576 << 20
+"""How much is made ready while nothing is computed: what a start may add to resident memory."""
+
+_IDLE_S: Final = 0.3
 
 _PIECE_BYTES: Final = 16 << 20
 _POPULATE_WRITE: Final = 23
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Ahead:
-    """Keeps the first chunks of each region ready, `AHEAD_BYTES` further than was used.
+    """Keeps the first chunks of each region ready, `ahead_bytes` further than was used, `idle_bytes` after moments without use.
 
     regions: addresses, each of `chunks` times `chunk_bytes` of zeroed memory that lives as long as the process. On systems
     that cannot make memory ready (Linux before 5.14) nothing happens.
     """
 
-    def __init__(self, regions: Sequence[int], chunk_bytes: int, chunks: int, ahead_bytes: int = AHEAD_BYTES) -> None:
+    def __init__(
+        self,
+        regions: Sequence[int],
+        chunk_bytes: int,
+        chunks: int,
+        ahead_bytes: int = AHEAD_BYTES,
+        idle_bytes: int = AHEAD_IDLE_BYTES,
+    ) -> None:
         self._regions, self._chunk_bytes, self._chunks = regions, chunk_bytes, chunks
         per_chunk = max(1, chunk_bytes * len(regions))
         self._ahead = max(1, ahead_bytes // per_chunk)
+        self._ahead_idle = max(self._ahead, idle_bytes // per_chunk)
         self._piece = max(1, _PIECE_BYTES // per_chunk)
-        self._wanted = min(chunks, self._ahead)
+        self._used = self._told = 0
+        self._used_s = time.monotonic()
         self._more = threading.Event()
-        self._more.set()
         threading.Thread(target=self._run, name="ahead", daemon=True).start()
 
     def reach(self, chunk: int) -> None:
         """A chunk is about to be used."""
-        wanted = min(self._chunks, chunk + 1 + self._ahead)
-        if wanted >= min(self._chunks, self._wanted + self._piece):
-            self._wanted = wanted
+        self._used_s = time.monotonic()
+        self._used = max(self._used, chunk + 1)
+        if self._used >= min(self._chunks, self._told + self._piece):
+            self._told = self._used
             self._more.set()
 
     def _run(self) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        ready, madvise = 0, ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        ready = 0
         while ready < self._chunks:
-            self._more.wait()
-            self._more.clear()
-            while ready < (wanted := self._wanted):
-                end = min(wanted, ready + self._piece)
-                for region in self._regions:
-                    first = (region + ready * self._chunk_bytes) // _PAGE * _PAGE
-                    if madvise(first, region + end * self._chunk_bytes - first, _POPULATE_WRITE):
-                        return
+            end = min(self._wanted(ready), ready + self._piece)
+            if end > ready:
+                if not self._make_ready(ready, end):
+                    return
                 ready = end
+            else:
+                self._more.wait(_IDLE_S if ready < self._used + self._ahead_idle else None)
+                self._more.clear()
+
+    def _wanted(self, ready: int) -> int:
+        """Up to which chunk, now; no further than is ready when that is enough."""
+        idle = time.monotonic() - self._used_s >= _IDLE_S
+        return max(ready, min(self._chunks, self._used + (self._ahead_idle if idle else self._ahead)))
+
+    def _make_ready(self, begin: int, end: int) -> bool:
+        for region in self._regions:
+            first = (region + begin * self._chunk_bytes) // _PAGE * _PAGE
+            if _madvise(first, region + end * self._chunk_bytes - first, _POPULATE_WRITE):
+                return False
+        return True

@@ -39,14 +39,29 @@ class Regions:
             assert time.monotonic() < ends_s, self.ready()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes memory ready")
-def test_memory_is_ready_a_fixed_distance_before_what_is_used_and_no_further() -> None:
-    regions = Regions()
+@pytest.fixture
+def regions() -> Regions:
+    found = Regions()
     try:
-        regions.memory[0].madvise(23, 0, PAGE)
+        found.memory[0].madvise(23, 0, PAGE)
     except OSError:
         pytest.skip("this system cannot make memory ready")
-    ahead = Ahead(regions.addresses, CHUNK_BYTES, CHUNKS, AHEAD_CHUNKS * 2 * CHUNK_BYTES)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes memory ready")
+def test_more_memory_is_made_ready_while_nothing_is_computed(regions: Regions) -> None:
+    one = 2 * CHUNK_BYTES
+    ahead = Ahead(regions.addresses, CHUNK_BYTES, CHUNKS, AHEAD_CHUNKS * one, 4 * AHEAD_CHUNKS * one)
+    while min(regions.ready()) <= AHEAD_CHUNKS:
+        ahead.reach(0)  # something is computed all the time
+    regions.wait(1 + 4 * AHEAD_CHUNKS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes memory ready")
+def test_memory_is_ready_a_fixed_distance_before_what_is_used_and_no_further(regions: Regions) -> None:
+    distance = AHEAD_CHUNKS * 2 * CHUNK_BYTES
+    ahead = Ahead(regions.addresses, CHUNK_BYTES, CHUNKS, distance, distance)
     regions.wait(AHEAD_CHUNKS)
     ahead.reach(CHUNKS // 2 + 63)
     regions.wait(CHUNKS // 2 + 64 + AHEAD_CHUNKS)
