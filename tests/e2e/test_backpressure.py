@@ -15,10 +15,10 @@ from noria.proto.base import Header, Sampling
 from noria.proto.frontdoor import Generate
 from noria.proto.wire import Codec, every_kind
 
-READERS = 12
+READERS, CHOICES, TOKENS = 12, 3, 1200
 # Some 400 bytes a token on the wire: four such streams are 2 MB, more than socket buffers hold.
-WORDY = {"prompt": "go on", "max_tokens": 1200, "ignore_eos": True, "stream": True, "logprobs": 5}
-GROWTH_MIB_MAX = 96
+WORDY = {"prompt": "go on", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 5}
+GROWTH_MIB_MAX = 32
 
 
 def memory_mib(pid: int) -> float:
@@ -26,15 +26,29 @@ def memory_mib(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
 
 
-def deaf_over_http(running: Stack) -> socket.socket:
+def deaf_over_http(running: Stack, choices: int) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     connection.settimeout(20)
     connection.connect(("127.0.0.1", running.port))
-    body = json.dumps(WORDY).encode()
+    body = json.dumps({**WORDY, "n": choices}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
+
+
+def read_late(connection: socket.socket) -> int:
+    """Read a streamed answer from its beginning to its end; returns how many tokens came."""
+    received = bytearray()
+    while not received.endswith(b"0\r\n\r\n"):
+        part = connection.recv(1 << 16)
+        assert part, "the stream was cut"
+        received += part
+    assert b"data: [DONE]" in received
+    # Chunks of the transfer begin anywhere but within an event.
+    events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith(b"data: {")]
+    told = [event["choices"][0].get("logprobs") for event in events]
+    return sum(len(each["tokens"]) for each in told if each)
 
 
 @pytest.mark.slow
@@ -54,8 +68,9 @@ def test_stalled_readers_hold_bounded_memory_and_nobody_up(narrow: Stack) -> Non
     deaf.connect(narrow.endpoint)
     try:
         for number in range(READERS):
-            readers.append(deaf_over_http(narrow))
-            sampling = Sampling(max_tokens=1200, ignore_eos=True, logprobs=5)
+            # The first one's answer is several times what buffers on the way hold.
+            readers.append(deaf_over_http(narrow, 1 if number else CHOICES))
+            sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, logprobs=5)
             body = Generate(f"deaf-{number}", prompt="go on", sampling=sampling)
             deaf.send_multipart(codec.encode(Header("Generate", "client-deaf", 5, 0, number + 1), body))
         asked = time.monotonic()
@@ -67,10 +82,10 @@ def test_stalled_readers_hold_bounded_memory_and_nobody_up(narrow: Stack) -> Non
         wait_until(lambda: narrow.state()["scheduler"]["running"] == 0, 120, "what nobody reads is computed to its end")
         grown = {name: memory_mib(pid) - before[name] for name, pid in watched.items()}
         assert not {name: mib for name, mib in grown.items() if mib > GROWTH_MIB_MAX}, grown
-        quick = httpx.post(
-            f"{narrow.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=30, trust_env=False
-        )
-        assert quick.status_code == 200
+        short = {"prompt": "x", "max_tokens": 2, "stream": True}
+        quick = httpx.post(f"{narrow.url}/v1/completions", json=short, timeout=30, trust_env=False)
+        assert quick.status_code == 200 and "[DONE]" in quick.text
+        assert read_late(readers[0]) == CHOICES * TOKENS
     finally:
         for each in readers:
             each.close()
