@@ -439,6 +439,11 @@ def test_a_slow_reader_holds_nobody_up_and_gets_everything_merged(stack: Stack) 
         stack.emit(second, step, text, end)
         assert sum(len(each.text) for each in deltas([fast.expect(Updates)])) == len(text)
     wait_until(lambda: stack.state()["attachments"] == 1, "the slow reader should be behind, and only it")
+    turns: list[int] = []
+    stack.actor.each_turn(turns.append)
+    until_s = time.monotonic() + 0.5
+    wait_until(lambda: time.monotonic() > until_s, "half a second")
+    assert len(turns) < 60, "its socket was tried again and again"
     slow.expect(Accepted)
     got = slow.until_finished()
     pieces = deltas(got)
