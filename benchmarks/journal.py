@@ -1,10 +1,9 @@
 """What it costs to lose nothing: journal and heartbeats, as a ratio of throughput and of the time to a first token.
 
-Two stacks stand side by side and are loaded in turn, for a few seconds each, so that whatever else the machine does
-touches both: one with the journal and a heartbeat each second, as it comes, and one without a journal whose services
-beat once an hour. The figures are the medians over the rounds of each round's ratios.
+Two stacks stand side by side and take turns (loaded.py): one with the journal and a heartbeat each second, as it comes, and
+one without a journal whose services beat once an hour.
 
-    python benchmarks/journal.py [--model smollm2] [--rounds 6] [--seconds 6] [--requests 32]
+    python benchmarks/journal.py [--model smollm2] [--rounds 60] [--seconds 1] [--requests 32]
 """
 
 import argparse
@@ -17,11 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.harness import Stack, stack
-from loaded import Load, measure, report
+from loaded import alternate, report
 
 from noria.client import AsyncClient
 
 FIRST_TOKENS = 12
+FIRST_TOKENS_ROUNDS = 10
 
 
 def first_token_ms(running: Stack) -> float:
@@ -45,27 +45,23 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output", type=int, default=64)
     given = parser.parse_args()
-    same = ("--max-requests-per-batch", str(given.requests), "--log-level", "warning")
+    same = ("--max-requests-per-batch", str(given.requests), "--num-blocks", "2048", "--log-level", "warning")
     without = {"NORIA_RUNTIME_JOURNAL": "false", "NORIA_RUNTIME_HEARTBEAT_S": "3600", "NORIA_RUNTIME_PEER_TIMEOUT_S": "9000",
                "NORIA_RUNTIME_HANG_TIMEOUT_S": "9000"}  # fmt: skip
     with contextlib.ExitStack() as stacks:
         kept = stacks.enter_context(stack(given.model, *same))
         bare = stacks.enter_context(stack(given.model, *same, environment=without))
         pair = {"without": bare, "journal and heartbeats": kept}
-        for running in pair.values():
-            measure(running, 2.0, given.requests, given.output)
-        loads: dict[str, list[Load]] = {name: [] for name in pair}
         firsts: dict[str, list[float]] = {name: [] for name in pair}
-        for number in range(given.rounds):
-            names = list(pair)
-            for name in names if number % 2 == 0 else reversed(names):
-                loads[name].append(measure(pair[name], given.seconds, given.requests, given.output))
-                firsts[name].append(first_token_ms(pair[name]))
+        for _ in range(FIRST_TOKENS_ROUNDS):
+            for name, running in pair.items():
+                firsts[name].append(first_token_ms(running))
+        loads = alternate(pair, given.rounds, given.seconds, given.requests, given.output)
     print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
     for name in pair:
         print(report(name, "without", loads))

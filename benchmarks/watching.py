@@ -1,12 +1,9 @@
 """What it costs to be watched: tracing and metrics, and an open console, as ratios of throughput in one run.
 
-Two stacks stand side by side and are loaded in turn, for a few seconds each, so that whatever else the machine does
-touches all of them: one that records nothing, one that traces a share of its requests, sends spans and metrics to a
-collector in this process and is scraped; and the first one again with a console open. The figures are the medians over the
-rounds of each round's ratios: of tokens a second, and of the stack's processor time for a token; and what the processes
-around computing take for a token, which neighbours disturb least.
+Three stacks stand side by side and take turns (loaded.py): one that records nothing, one that traces a share of its requests,
+sends spans and metrics to a collector in this process and is scraped, and one that records nothing with a console open.
 
-    python benchmarks/watching.py [--model smollm2] [--rounds 5] [--seconds 6] [--requests 32]
+    python benchmarks/watching.py [--model smollm2] [--rounds 60] [--seconds 1] [--requests 32]
 """
 
 import argparse
@@ -21,9 +18,10 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.harness import Stack, stack
 from fakes.collector import Collector
-from loaded import Load, measure, report
+from loaded import alternate, report
 
 SCRAPE_S = 5.0
+BLOCKS = "2048"  # so few that memory is soon used again, whose first use costs more
 
 
 @contextlib.contextmanager
@@ -33,7 +31,7 @@ def scraped(running: Stack) -> Iterator[None]:
 
     def scrape() -> None:
         while not over.is_set():
-            httpx.get(f"{running.url}/metrics", timeout=10).raise_for_status()
+            httpx.get(f"{running.url}/metrics", timeout=60).raise_for_status()
             over.wait(SCRAPE_S)
 
     with _thread(scrape, over):
@@ -46,7 +44,7 @@ def watched(running: Stack) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        with httpx.stream("GET", f"{running.url}/console/feed", timeout=30) as response:
+        with httpx.stream("GET", f"{running.url}/console/feed", timeout=60) as response:
             for _ in response.iter_raw():
                 if over.is_set():
                     return
@@ -70,32 +68,22 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--ratio", type=float, default=0.1, help="of requests traced")
     given = parser.parse_args()
-    same = ("--max-requests-per-batch", str(given.requests), "--log-level", "warning")
+    same = ("--max-requests-per-batch", str(given.requests), "--num-blocks", BLOCKS, "--log-level", "warning")
     nothing = {"NORIA_TELEMETRY_SPANS_KEPT": "0", "NORIA_TELEMETRY_SAMPLE_RATIO": "0"}
     with Collector() as collector, contextlib.ExitStack() as stacks:
-        plain = stacks.enter_context(stack(given.model, *same, environment=nothing))
         telling = {"NORIA_TELEMETRY_SAMPLE_RATIO": str(given.ratio), "NORIA_TELEMETRY_OTLP_ENDPOINT": collector.url}
+        plain = stacks.enter_context(stack(given.model, *same, environment=nothing))
         told = stacks.enter_context(stack(given.model, *same, environment=telling))
-        cases = {
-            "nothing": lambda: contextlib.nullcontext(plain),
-            "tracing and metrics": lambda: scraped(told),
-            "console": lambda: watched(plain),
-        }
-        for running in (plain, told):
-            measure(running, 2.0, given.requests, given.output)
-        loads: dict[str, list[Load]] = {name: [] for name in cases}
-        for number in range(given.rounds):
-            names = list(cases)
-            for name in names if number % 2 == 0 else reversed(names):
-                running = told if name == "tracing and metrics" else plain
-                with cases[name]():
-                    loads[name].append(measure(running, given.seconds, given.requests, given.output))
+        seen = stacks.enter_context(stack(given.model, *same, environment=nothing))
+        with scraped(told), watched(seen):
+            cases = {"nothing": plain, "tracing and metrics": told, "console": seen}
+            loads = alternate(cases, given.rounds, given.seconds, given.requests, given.output)
         print(f"{given.model}, {given.requests} requests at once, {given.rounds} rounds of {given.seconds:g} s")
         for name in loads:
             print(report(name, "nothing", loads))
