@@ -1,0 +1,19 @@
+"""The product's scheduler and executor shell over a GPU's lane, in one process."""
+
+from fakes.shell_drive import ShellDrive
+
+from noria.services.executor.cuda.lane import CudaLane
+from noria.services.executor.cuda.pipeline import Pipeline
+from noria.services.executor.loaded import Loaded
+from noria.services.scheduler.core.settings import Settings
+
+
+def driven(pipeline: Pipeline, loaded: Loaded, in_flight: int = 2) -> ShellDrive:
+    """The product's scheduler and shell over a lane of this pipeline."""
+    shape = loaded.shape
+    return ShellDrive(
+        lambda wake: CudaLane(lambda tell: (pipeline, loaded), wake),
+        Settings(
+            max_batch_tokens=shape.max_batch_tokens, max_requests_per_batch=shape.max_slots, steps_in_flight=in_flight
+        ),
+    )
