@@ -44,11 +44,17 @@ class NativeLayers:
         self._made: list[_Made] = []
         self._runs: dict[int, _Run] = {}
 
-    def begin(self, rows: int, positions: int, slices: int, pages: Sequence[int], scratch: int) -> None:
-        """Lay out a step: addresses of its positions, slices and each group's pages, and attention's scratch memory."""
+    def begin(
+        self, rows: int, positions: int, slices: int, pages: Sequence[int], scratch: int, wanted: tuple[int, int] | None
+    ) -> None:
+        """Lay out a step: addresses of its positions, slices and each group's pages, and attention's scratch memory.
+
+        wanted: address and number of the rows, ascending, whose results are asked for; None for all of them.
+        """
         facts, of, dtype = self._architecture, self._buffers.of, self._dtype
         queries, inner = facts.heads * facts.head_dim, facts.intermediate
-        self._rows = rows
+        self._rows, self._wanted = rows, wanted
+        self.only_wanted = False
         self.residual = of("residual", rows, facts.hidden, torch.float32)
         self.added = of("product", rows, facts.hidden, torch.float32)
         self._pages = (ctypes.c_void_p * len(pages))(*pages)
@@ -71,7 +77,8 @@ class NativeLayers:
     def run(self, layers: Sequence[Layer], first: int, x: torch.Tensor, residual: torch.Tensor | None) -> int:
         """Compute as many layers from `first` on as can be done in one call, and return how many. See `composed`.
 
-        Their results are then in `added` and `residual`.
+        Their results are then in `added` and `residual`; after the last of all layers those of the wanted rows, if not
+        all are: `only_wanted`.
         """
         while len(self._made) < len(layers):
             self._made.append(self._make(len(self._made), layers[len(self._made)]))
@@ -82,6 +89,8 @@ class NativeLayers:
             return 0
         assert (x if residual is None else residual) is self.residual
         self._step.product_scratch = run.scratch(self._rows)
+        self.only_wanted = self._wanted is not None and first + run.count == len(layers)
+        self._step.wanted, self._step.wanted_rows = self._wanted if self._wanted and self.only_wanted else (None, 0)
         added = None if residual is None else x.data_ptr()
         self._kernel(run.at, run.count, self._step_at, added, self._threads)
         return run.count

@@ -109,7 +109,16 @@ class NativeOperations:
             pages.plan = plan.address(self._kernels.attention_plan(*common))
             needs.append(self._kernels.attention_plan(*common))
         self._scratch_at = self._scratch.address(max(needs))
-        self._whole.begin(self._rows, self._positions, self._slices_at, self._pages_at, self._scratch_at)
+        wanted = self._wanted()
+        self._whole.begin(self._rows, self._positions, self._slices_at, self._pages_at, self._scratch_at, wanted)
+
+    def _wanted(self) -> tuple[int, int] | None:
+        """Address and number of the rows that are picked; None where that is all of them, or not in their order."""
+        picked = self._picked
+        if picked is None:
+            return self._positions, 0  # any address: nothing is read there
+        ascends = len(picked) < self._rows and bool((picked[1:] > picked[:-1]).all())
+        return (_address(picked), len(picked)) if ascends else None
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """Rows of the embedding, in float32."""
@@ -233,7 +242,7 @@ class NativeOperations:
             x.data_ptr(),
             self._norms.address(weight),
             self._architecture.epsilon,
-            _address(rows),
+            None if self._whole.only_wanted else _address(rows),
             picked.data_ptr(),
             self._type,
             count,

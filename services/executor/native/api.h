@@ -185,10 +185,12 @@ struct NoriaStep {
   float* products;                                  // [rows, the most outputs of qkv and gate_up]
   void *normed, *queries, *attended, *gated;        // of the heads' type
   void *attention_scratch, *product_scratch;
+  const int64_t* wanted;  // after the last layer: only these rows, ascending; null: all of them
+  int64_t wanted_rows;
 };
 
 // Layers one after the other, from the residual stream to what is to be added to it next, step->added. added: what is to be
-// added first, or null.
+// added first, or null. Rows that are wanted are the first ones of both then, without a gap.
 NORIA_EXPORT void NORIA_KERNEL(layers)(const NoriaLayer* const* layers, int64_t count, const NoriaStep* step,
                                        const float* added, int64_t threads);
 

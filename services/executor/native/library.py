@@ -117,6 +117,8 @@ class StepArguments(ctypes.Structure):
         ("gated", _POINTER),
         ("attention_scratch", _POINTER),
         ("product_scratch", _POINTER),
+        ("wanted", _POINTER),
+        ("wanted_rows", _SIZE),
     )
 
 
