@@ -78,11 +78,18 @@ class Ahead:
 
     def _wanted(self, ready: int) -> int:
         """Up to which chunk, now; no further than is ready when that is enough."""
-        idle = time.monotonic() - self._used_s >= _IDLE_S
-        return max(ready, min(self._chunks, self._used + (self._ahead_idle if idle else self._ahead)))
+        ahead = self._ahead_idle if self._idle() else self._ahead
+        return max(ready, min(self._chunks, self._used + ahead))
+
+    def _idle(self) -> bool:
+        return time.monotonic() - self._used_s >= _IDLE_S
 
     def _make_ready(self, begin: int, end: int) -> bool:
         for region in self._regions:
+            # All of a piece may take 60 ms, in which a core computes nothing: a step that comes goes first.
+            while begin >= self._used + self._ahead and not self._idle():
+                self._more.wait(_IDLE_S)
+                self._more.clear()
             first = (region + begin * self._chunk_bytes) // _PAGE * _PAGE
             if _madvise(first, region + end * self._chunk_bytes - first, _POPULATE_WRITE):
                 return False
