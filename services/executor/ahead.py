@@ -86,7 +86,7 @@ class Ahead:
 
     def _make_ready(self, begin: int, end: int) -> bool:
         for region in self._regions:
-            # All of a piece may take 60 ms, in which a core computes nothing: a step that comes goes first.
+            # A large page of each region may be due at once, which takes a core half a second: a step goes first.
             while begin >= self._used + self._ahead and not self._idle():
                 self._more.wait(_IDLE_S)
                 self._more.clear()
