@@ -90,6 +90,11 @@ class Square:
         del name
         return torch.randn(shape).to(dtype or torch.float32)
 
+    def block_kind(self, name: str, shape: tuple[int, int]) -> None:
+        """It is kept in no blocks."""
+
+    blocks = block_kind
+
 
 def peak(make: dict[str, Callable[[Matrix], Linear]], dtypes: dict[str, torch.dtype]) -> dict[str, float]:
     """Operations a second of each kind on a large product, in units of 1e9."""

@@ -23,12 +23,19 @@ TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int
 INT8: Final = TYPES[torch.int8]
 INT8_OFFSETS: Final = 4
 """int8 where groups have offsets beside their scales."""
+INT4_OFFSETS: Final = 10
+"""The same of four bits."""
 
 BLOCK_TYPES: Final = {"Q8_0": 5, "Q4_0": 6, "Q4_1": 7, "Q5_0": 8, "Q5_1": 9}
 """GGUF's blocks as the kernels number them."""
 
+_FOUR_BITS: Final = frozenset({"Q4_0", "Q4_1"})
 _WITH_OFFSETS: Final = frozenset({"Q4_1", "Q5_1"})
-_PANEL_GROUP_BYTES: Final = {INT8: PANEL * (GROUP + 4), INT8_OFFSETS: PANEL * (GROUP + 6)}
+_PANEL_GROUP_BYTES: Final = {
+    INT8: PANEL * (GROUP + 4),
+    INT8_OFFSETS: PANEL * (GROUP + 6),
+    INT4_OFFSETS: PANEL * (GROUP // 2 + 6),
+}
 
 
 class Scratch:
@@ -138,8 +145,11 @@ class NativeProducts:
         return made
 
     def _weights_type(self, matrix: Matrix) -> int:
-        """How a matrix is quantised: with offsets where a part comes with them."""
-        return INT8_OFFSETS if _WITH_OFFSETS.intersection(matrix.block_kinds()) else INT8
+        """How a matrix is quantised: in four bits where all parts come so, else with offsets where one comes with them."""
+        kinds = matrix.block_kinds()
+        if _FOUR_BITS.issuperset(kinds):
+            return INT4_OFFSETS
+        return INT8_OFFSETS if _WITH_OFFSETS.intersection(kinds) else INT8
 
     def _pack(self, matrix: Matrix, arguments: LinearArguments) -> torch.Tensor:
         packed = torch.zeros(_packed_bytes(matrix, arguments.type), dtype=torch.uint8)

@@ -20,7 +20,7 @@ import torch
 from noria.services.executor.native.library import checksum
 from noria.shared.models import BLOCKS
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Raised whenever the same weights would be packed into other bytes."""
 
 _MAGIC: Final = b"noria packed weights\n"

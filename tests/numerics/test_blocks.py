@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.native.library import levels, open_kernels
-from noria.services.executor.native_products import BLOCK_TYPES, INT8_OFFSETS, NativeLinear, NativeProducts
+from noria.services.executor.native_products import BLOCK_TYPES, INT4_OFFSETS, INT8, INT8_OFFSETS, NativeLinear, NativeProducts
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Matrix
 from noria.shared.errors import UserError
@@ -51,21 +51,24 @@ def product_of(
 
 def unpacked(product: NativeLinear) -> NDArray[np.float32]:
     """The weights [outputs, inputs] that packed bytes stand for; their layout is that of api.h."""
-    offsets = product._arguments.type == INT8_OFFSETS
-    size = (product.outputs + 31) // 32 * (INPUTS // 32) * (1216 if offsets else 1152)
+    kind = product._arguments.type
+    weights, group = {INT8: (1024, 1152), INT8_OFFSETS: (1024, 1216), INT4_OFFSETS: (512, 704)}[kind]
+    size = (product.outputs + 31) // 32 * (INPUTS // 32) * group
     packed = np.frombuffer(ctypes.string_at(product._arguments.weights, size), np.uint8)
-    packed = packed.reshape(-1, INPUTS // 32, 1216 if offsets else 1152)
-    numbers = packed[..., :1024].copy().view(np.int8).reshape(*packed.shape[:2], 8, 32, 4)
-    numbers = numbers.transpose(0, 3, 1, 2, 4).reshape(-1, INPUTS // 32, 32).astype(np.float32)
+    packed = packed.reshape(-1, INPUTS // 32, group)
+    numbers = packed[..., :weights].reshape(*packed.shape[:2], -1, 32, 4)
+    if kind == INT4_OFFSETS:
+        numbers = np.stack((numbers & 15, numbers >> 4), 3).reshape(*packed.shape[:2], 8, 32, 4)
+    numbers = numbers.view(np.int8).transpose(0, 3, 1, 2, 4).reshape(-1, INPUTS // 32, 32).astype(np.float32)
 
     def column(start: int, kind: type[np.int16 | np.float16]) -> NDArray[np.float32]:
         found = np.frombuffer(packed[..., start : start + 64].tobytes(), kind).reshape(*packed.shape[:2], 32)
         return found.transpose(0, 2, 1).reshape(-1, INPUTS // 32, 1).astype(np.float32)
 
-    assert np.array_equal(column(1088, np.int16), numbers.sum(-1, keepdims=True))
-    values = column(1024, np.float16) * numbers
-    if offsets:
-        values += column(1152, np.float16)
+    assert np.array_equal(column(weights + 64, np.int16), numbers.sum(-1, keepdims=True))
+    values = column(weights, np.float16) * numbers
+    if kind != INT8:
+        values += column(weights + 128, np.float16)
     return values.reshape(-1, INPUTS)[: product.outputs]
 
 
@@ -106,8 +109,29 @@ def test_parts_of_one_product_may_be_of_different_kinds(tmp_path: Path, kinds: t
 
 
 @pytest.mark.parametrize("level", levels())
-def test_offsets_give_a_row_the_same_bits_among_any_others_on_any_number_of_threads(tmp_path: Path, level: str) -> None:
-    matrix, weights = folder_of(tmp_path, ("Q4_1", "Q8_0"))
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bits_take_half_the_room_and_give_the_same_bits_as_eight(tmp_path: Path, level: str, kind: str) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "among").mkdir()
+    four = product_of(folder_of(tmp_path / "alone", (kind,))[0], level)
+    eight = product_of(folder_of(tmp_path / "among", (kind, "Q5_1"))[0], level)
+    assert (four._arguments.type, eight._arguments.type) == (INT4_OFFSETS, INT8_OFFSETS)
+    assert (four._arrays[0].nbytes, eight._arrays[0].nbytes) == (2 * 5 * 704, 3 * 5 * 1216)
+    x = numbers(torch.float32)
+    found, expected = four(x), eight(x)[:, : four.outputs]
+    if kind == "Q4_1":
+        assert torch.equal(found, expected)
+    else:
+        # Numbers below zero are kept as numbers from zero on and an offset: other roundings of the same sum.
+        assert torch.allclose(found, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("kinds", [("Q4_1", "Q8_0"), ("Q4_0", "Q4_1")])
+def test_offsets_give_a_row_the_same_bits_among_any_others_on_any_number_of_threads(
+    tmp_path: Path, level: str, kinds: tuple[str, ...]
+) -> None:
+    matrix, weights = folder_of(tmp_path, kinds)
     x, whole = numbers(torch.bfloat16), torch.empty(ROWS, len(weights))
     products = [product_of(matrix, level, torch.bfloat16, threads) for threads in (1, 2)]
     products[1].into(x, whole)

@@ -25,6 +25,7 @@ enum NoriaType : int64_t {
   NORIA_Q4_1 = 7,
   NORIA_Q5_0 = 8,
   NORIA_Q5_1 = 9,
+  NORIA_INT4_OFFSETS = 10,  // weights only: four bits, 0 to 15, and an offset beside each group's scale
 };
 
 extern "C" {
@@ -36,7 +37,8 @@ extern "C" {
 struct NoriaLinear {
   const void* weights;   // [panels][steps][32][inputs in a step]; int8: [panels][groups of 32 inputs][1152 bytes], the
                          // weights of a group as above, then of each output its scale (half) and sum of weights (int16);
-                         // with offsets 1216 bytes: of each output its offset (half) behind that
+                         // with offsets 1216 bytes: of each output its offset (half) behind that; of four bits 704: as
+                         // with offsets, but inputs 8i to 8i + 3 in the lower halves of bytes, the next four in the upper
   const float* bias;     // [panels * 32], or null
   int64_t outputs, inputs;
   int64_t type;          // of the weights
@@ -50,7 +52,8 @@ NORIA_EXPORT void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x,
 
 // Fill `outputs` outputs from `first` on of a NoriaLinear's `weights`, which are written through its pointer and were
 // zeroed before, from a matrix [outputs, inputs] of `source_type`: NORIA_FLOAT32 or NORIA_BFLOAT16, for int8 with or
-// without offsets also blocks [outputs][inputs / 32]; those that have offsets only for weights that have.
+// without offsets also blocks [outputs][inputs / 32]; those that have offsets only for weights that have. Weights of four
+// bits come from NORIA_Q4_0 and NORIA_Q4_1 only.
 NORIA_EXPORT void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t first,
                                      int64_t outputs, int64_t threads);
 

@@ -1,7 +1,8 @@
 // Matrix products with int8 weights: groups of 32 inputs with a scale each, on both sides.
 //
 // Weights are symmetric, w = scale * q with q in -127..127 (as GGUF's Q8_0 has them), or have offsets, w = scale * q +
-// offset, where they come from a file that has (blocks.h). Each row of x is quantised as it comes, x = least + scale * q
+// offset, where they come from a file that has (blocks.h); those of four bits are kept in four, since few rows take as long
+// as reading them does. Each row of x is quantised as it comes, x = least + scale * q
 // with q in 0..255: that the range need not be symmetric is what keeps the quality of bfloat16
 // (benchmarks/int8_quality.py). So for each group
 //
@@ -26,10 +27,36 @@ struct OffsetBlock : Block {
   half offsets[PANEL];
 };
 
+// Two steps along the inputs in the halves of each byte.
+struct NibbleBlock {
+  uint8_t weights[GROUP / 8][PANEL][4];
+  half scales[PANEL];
+  int16_t sums[PANEL];
+  half offsets[PANEL];
+};
+
+INLINE Ints weights_of(const Block* block, int step, int64_t lane) { return load_ints(block->weights[step][lane]); }
+INLINE Ints weights_of(const NibbleBlock* block, int step, int64_t lane) {
+  const Ints pair = load_ints(block->weights[step / 2][lane]);
+  return step % 2 ? high_nibbles(pair) : low_nibbles(pair);
+}
+
+INLINE void put_weight(Block& block, int input, int64_t lane, int8_t q) { block.weights[input / 4][lane][input % 4] = q; }
+INLINE void put_weight(NibbleBlock& block, int input, int64_t lane, int8_t q) {
+  block.weights[input / 8][lane][input % 4] |= uint8_t(q << input / 4 % 2 * 4);
+}
+
 template <class Kind>
 constexpr bool OFFSETS = false;
 template <>
 constexpr bool OFFSETS<OffsetBlock> = true;
+template <>
+constexpr bool OFFSETS<NibbleBlock> = true;
+
+template <class Kind>
+constexpr bool SIGNED = true;
+template <>
+constexpr bool SIGNED<NibbleBlock> = false;
 
 struct Range {
   float scale, least;
@@ -107,7 +134,7 @@ struct Tile {
       for (int step = 0; step < GROUP / 4; ++step, a += 4) {
         Ints weights[WIDTH];
 #pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) weights[j] = load_ints(block->weights[step][lane + j * LANES]);
+        for (int j = 0; j < WIDTH; ++j) weights[j] = weights_of(block, step, lane + j * LANES);
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; ++m) {
           const Ints bytes = splat_word(a + m * groups * GROUP);
@@ -184,11 +211,23 @@ INLINE void put(const Numbers& numbers, Kind& block, int64_t lane) {
   int sum = 0;
   for (int i = 0; i < GROUP; ++i) {
     sum += numbers.q[i];
-    block.weights[i / 4][lane][i % 4] = numbers.q[i];
+    put_weight(block, i, lane, numbers.q[i]);
   }
   block.scales[lane] = numbers.scale;
   block.sums[lane] = int16_t(sum);
   if constexpr (OFFSETS<Kind>) block.offsets[lane] = numbers.offset;
+}
+
+// One group of one output's weights as a file has them; -8..7 become 0..15 and an offset where a sign has no room.
+template <class Kind>
+INLINE Numbers block_weights(const uint8_t* block, NoriaType type) {
+  Numbers found = read_block(block, type);
+  if constexpr (!SIGNED<Kind>)
+    if (!has_offsets(type)) {
+      for (int8_t& q : found.q) q += 8;
+      found.offset = to_half(-8.f * to_float(found.scale));
+    }
+  return found;
 }
 
 template <class Kind>
@@ -201,7 +240,7 @@ void pack(const NoriaLinear& linear, const void* source, NoriaType type, int64_t
         const int64_t start = (output - first) * inputs + group * GROUP, count = least(GROUP, inputs - group * GROUP);
         put(type == NORIA_FLOAT32    ? quantised_weights((const float*)source + start, count)
             : type == NORIA_BFLOAT16 ? quantised_weights((const bf16*)source + start, count)
-                                     : read_block((const uint8_t*)source + start / GROUP * block_bytes(type), type),
+                                     : block_weights<Kind>((const uint8_t*)source + start / GROUP * block_bytes(type), type),
             blocks[output / PANEL * groups + group], output % PANEL);
       }
   });
@@ -211,13 +250,15 @@ void pack(const NoriaLinear& linear, const void* source, NoriaType type, int64_t
 
 void product_int8(const NoriaLinear& linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
                   int32_t threads) {
-  if (linear.type == NORIA_INT8_OFFSETS) product_of<OffsetBlock>(linear, x, y, y_type, rows, scratch, threads);
+  if (linear.type == NORIA_INT4_OFFSETS) product_of<NibbleBlock>(linear, x, y, y_type, rows, scratch, threads);
+  else if (linear.type == NORIA_INT8_OFFSETS) product_of<OffsetBlock>(linear, x, y, y_type, rows, scratch, threads);
   else product_of<Block>(linear, x, y, y_type, rows, scratch, threads);
 }
 
 void pack_int8(const NoriaLinear& linear, const void* source, NoriaType source_type, int64_t first, int64_t outputs,
                int32_t threads) {
-  if (linear.type == NORIA_INT8_OFFSETS) pack<OffsetBlock>(linear, source, source_type, first, outputs, threads);
+  if (linear.type == NORIA_INT4_OFFSETS) pack<NibbleBlock>(linear, source, source_type, first, outputs, threads);
+  else if (linear.type == NORIA_INT8_OFFSETS) pack<OffsetBlock>(linear, source, source_type, first, outputs, threads);
   else pack<Block>(linear, source, source_type, first, outputs, threads);
 }
 

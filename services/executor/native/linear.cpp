@@ -125,10 +125,9 @@ using namespace noria::NORIA_LEVEL;
 void NORIA_KERNEL(linear)(const NoriaLinear* linear, const void* x, void* y, int64_t y_type, int64_t rows, void* scratch,
                           int64_t threads) {
   const int32_t most = int32_t(threads);
-  if (linear->type == NORIA_INT8 || linear->type == NORIA_INT8_OFFSETS)
-    product_int8(*linear, x, y, y_type, rows, scratch, most);
+  if (linear->type == NORIA_FLOAT32) product<Float32>(*linear, x, y, y_type, rows, most);
   else if (linear->type == NORIA_BFLOAT16) product<Bfloat16>(*linear, x, y, y_type, rows, most);
-  else product<Float32>(*linear, x, y, y_type, rows, most);
+  else product_int8(*linear, x, y, y_type, rows, scratch, most);
 }
 
 void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* source, int64_t source_type, int64_t first,

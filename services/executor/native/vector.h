@@ -13,6 +13,7 @@
 //   load(float*|bf16*|half*|int8_t*)          as Floats; load_ints(any*) 64 raw bytes, load_ints16(int16_t*) widened
 //   store(float*|bf16*|half*, Floats)         rounds to nearest even; store_bytes(uint8_t*, Ints) lanes of 0..255
 //   splat_word(any*)                          four raw bytes in each lane
+//   low_nibbles(Ints), high_nibbles(Ints)     the lower and the upper four bits of each byte, as bytes
 //   multiply_add(a, b, c)                     a * b + c, fused where the processor can
 //   maximum, minimum, rounded, square_root
 //   first_lanes(n, a, b)                      lanes below n of a, the others of b

@@ -46,6 +46,11 @@ INLINE Ints load_ints16(const int16_t* p) {
   return {_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p + 1))};
 }
+INLINE Ints low_nibbles(Ints x) {
+  const __m256i lower = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.low, lower), _mm256_and_si256(x.high, lower)};
+}
+INLINE Ints high_nibbles(Ints x) { return low_nibbles({_mm256_srli_epi32(x.low, 4), _mm256_srli_epi32(x.high, 4)}); }
 INLINE Ints splat_word(const void* p) {
   int32_t word;
   memcpy(&word, p, 4);

@@ -24,6 +24,8 @@ INLINE Ints load_ints(const void* p) { return (Ints)_mm512_loadu_si512(p); }
 INLINE Ints load_ints16(const int16_t* p) {
   return (Ints)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
 }
+INLINE Ints low_nibbles(Ints x) { return x & 0x0f0f0f0f; }
+INLINE Ints high_nibbles(Ints x) { return (x >> 4) & 0x0f0f0f0f; }
 INLINE Ints splat_word(const void* p) {
   int32_t word;
   memcpy(&word, p, 4);

@@ -67,6 +67,8 @@ INLINE Ints load_ints16(const int16_t* p) {
   for (int i = 0; i < LANES; ++i) lanes[i] = p[i];
   return load_ints(lanes);
 }
+INLINE Ints low_nibbles(Ints x) { NORIA_EACH(Ints, x.part[i] & 0x0f0f0f0f); }
+INLINE Ints high_nibbles(Ints x) { NORIA_EACH(Ints, (x.part[i] >> 4) & 0x0f0f0f0f); }
 INLINE Ints splat_word(const void* p) {
   int32_t word;
   memcpy(&word, p, 4);
