@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.native.library import levels, open_kernels
-from noria.services.executor.native_products import BLOCK_TYPES, INT4_OFFSETS, INT8, INT8_OFFSETS, NativeLinear, NativeProducts
+from noria.services.executor.native_products import (
+    BLOCK_TYPES,
+    INT4_OFFSETS,
+    INT8,
+    INT8_OFFSETS,
+    NativeLinear,
+    NativeProducts,
+)
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Matrix
 from noria.shared.errors import UserError
