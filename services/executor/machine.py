@@ -1,45 +1,42 @@
-"""What this process may use of the machine: processor cores and memory, within its cgroup."""
+"""What this process may use of the machine: processor cores and memory, within its cgroup and all that are around it."""
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 _UNLIMITED: Final = 1 << 60
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_PROCESS: Final = Path("/proc/self/cgroup")
+_MEMINFO: Final = Path("/proc/meminfo")
 
 
 def cores() -> int:
-    """Processor cores that this process may use: its affinity, and its cgroup's quota rounded down, at least 1."""
+    """Processor cores that this process may use: its affinity, and its cgroups' quotas rounded down, at least 1."""
     count = len(os.sched_getaffinity(0))
-    quota = _words(_CGROUP / "cpu.max")
-    if len(quota) == 2 and quota[0].isdigit():
-        count = min(count, max(1, int(quota[0]) // int(quota[1])))
-    quota_us, period_us = _number(_CGROUP / "cpu/cpu.cfs_quota_us"), _number(_CGROUP / "cpu/cpu.cfs_period_us")
-    if quota_us and period_us and quota_us > 0:
-        count = min(count, max(1, quota_us // period_us))
+    for folder in _folders("cpu"):
+        quota = _words(folder / "cpu.max")
+        if len(quota) == 2 and quota[0].isdigit():
+            count = min(count, max(1, int(quota[0]) // int(quota[1])))
+        quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota_us and period_us and quota_us > 0:
+            count = min(count, max(1, quota_us // period_us))
     return count
 
 
 def free_memory() -> int:
-    """Bytes that may still be taken: the least of what the machine has and what the cgroup allows."""
+    """Bytes that may still be taken: the least of what the machine has and what each cgroup around this process allows."""
     available = _UNLIMITED
-    for line in _lines(Path("/proc/meminfo")):
+    for line in _lines(_MEMINFO):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    for limit, usage, statistics in (
-        (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat"),
-        (
-            _CGROUP / "memory/memory.limit_in_bytes",
-            _CGROUP / "memory/memory.usage_in_bytes",
-            _CGROUP / "memory/memory.stat",
-        ),
-    ):
-        allowed, used = _number(limit), _number(usage)
-        if allowed is not None and used is not None and allowed < _UNLIMITED:
-            available = min(available, allowed - used + _reclaimable(_lines(statistics)))
-    return available
+    for folder in _folders("memory"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            allowed, used = _number(folder / limit), _number(folder / usage)
+            if allowed is not None and used is not None and allowed < _UNLIMITED:
+                available = min(available, allowed - used + _reclaimable(_lines(folder / "memory.stat")))
+    return max(0, available)
 
 
 def return_freed() -> None:
@@ -49,12 +46,27 @@ def return_freed() -> None:
         trim(0)
 
 
+def _folders(controller: str) -> Iterator[Path]:
+    """Where limits of a controller stand: those of this process's cgroup and of all around it, in either hierarchy.
+
+    In a container the first ones may be those of the machine, which are not there; the last is then the container's own.
+    """
+    yield _CGROUP
+    yield _CGROUP / controller
+    for line in _lines(_PROCESS):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers or controller in controllers.split(","):
+            folder = Path(path.lstrip("/"))
+            for each in (folder, *folder.parents):
+                if each.parts and ".." not in each.parts:
+                    yield (_CGROUP / controller if controllers else _CGROUP) / each
+
+
 def _reclaimable(statistics: Iterable[str]) -> int:
-    for line in statistics:
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    """Bytes of files that the system drops when memory is wanted; the older form counts those of inner cgroups apart."""
+    found = dict(line.split(" ", 1) for line in statistics if " " in line)
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
 
 
 def _lines(path: Path) -> list[str]:
