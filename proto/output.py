@@ -57,7 +57,7 @@ class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Scheduler to detokenizer: the news of all streams in one step."""
+    """Scheduler to detokenizer: the news of all streams in one step, or in several short ones."""
 
     runs: tuple[TokenRun, ...]
 
@@ -85,7 +85,7 @@ class TextRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Detokenizer to admission: the news of all streams in one step, token ids included so the ledger is complete."""
+    """Detokenizer to admission: the news of all streams in one turn, token ids included so the ledger is complete."""
 
     runs: tuple[TextRun, ...]
 

@@ -12,9 +12,10 @@ from noria.shared.telemetry import Telemetry
 def start(config: Config) -> int:
     """Serve until SIGTERM."""
     settings = scheduler_settings(config)
+    interval_ns = int(config.scheduler.tokens_interval_ms * 1e6)
 
     def build(actor: Actor, telemetry: Telemetry) -> SchedulerService:
-        shell = SchedulerService(actor, telemetry, settings, event_log_of(config))
+        shell = SchedulerService(actor, telemetry, settings, event_log_of(config), interval_ns)
 
         def reread() -> None:
             reload(Service.SCHEDULER, config, lambda changed: shell.change_policy(scheduler_settings(changed)))

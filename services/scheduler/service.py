@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -13,6 +13,7 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Accounted, Reclaimed, Spent, Submit, Withdraw
+from noria.services.scheduler.bundle import Bundle
 from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.events import (
     AdmissionJoined,
@@ -42,7 +43,7 @@ _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, S
 
 
 class SchedulerService:
-    """Runs a core on an actor."""
+    """Runs a core on an actor. tokens_interval_ns: for how long tokens of short steps are told together, see `Bundle`."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class SchedulerService:
         telemetry: Telemetry,
         settings: Settings,
         event_log: Callable[[Board], EventLog] | None = None,
+        tokens_interval_ns: int = 0,
     ) -> None:
         self._actor = actor
         self._core = Scheduler(settings)
@@ -64,7 +66,8 @@ class SchedulerService:
         telemetry.add(self._metrics)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
-        self._runs: list[TokenRun] = []
+        self._bundle = Bundle(self._core.board, tokens_interval_ns)
+        self._sending: Sequence[TokenRun] = ()
         self._owed: dict[Stream, int] = {}
         life = actor.mailbox.incarnation
         self._reports = Reports(self._core, life, lambda body: actor.send(self, Service.ADMISSION, body))
@@ -107,6 +110,7 @@ class SchedulerService:
             case Service.DETOKENIZER:
                 # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
+                self._bundle.clear()
                 self._apply(self._core.standing())
             case Service.GATEWAY | Service.SCHEDULER | Service.SUPERVISOR:
                 pass
@@ -123,7 +127,7 @@ class SchedulerService:
         assert peer is not Service.EXECUTOR, "a plan was not taken"
         self._log.warning("outbox full", peer=peer.value)
         if peer is Service.DETOKENIZER:
-            self._owe(self._runs)
+            self._owe(self._sending)
 
     def advance(self, now_ns: int) -> int | None:
         """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
@@ -137,12 +141,12 @@ class SchedulerService:
             self._spans.planned()
             self._live.planned(plan, now_ns)
             self._applied = True
-        if not self._applied and not self._owed and not self._reports.due(now_ns):
-            return _earliest(self._core.due_ns, self._reports.due_ns)
-        self._applied = False
-        retry_ns = self._send_tokens(now_ns)
-        self._reports.advance(now_ns)
-        return _earliest(retry_ns, self._core.due_ns, self._reports.due_ns)
+        if self._applied or self._owed or self._bundle.due(now_ns) or self._reports.due(now_ns):
+            self._applied = False
+            self._send_tokens(now_ns)
+            self._reports.advance(now_ns)
+        retry_ns = now_ns + _RETRY_NS if self._owed else None
+        return _earliest(retry_ns, self._bundle.due_ns, self._core.due_ns, self._reports.due_ns)
 
     def change_policy(self, settings: Settings) -> None:
         """Share as these settings say from now on; everything else of them waits for a restart."""
@@ -173,6 +177,7 @@ class SchedulerService:
             "blocks_used": board.memory.cache.used if board.memory else 0,
             "slots_used": board.slots.used,
             "in_flight": len(board.lane.steps),
+            "tokens_held": len(self._bundle),
             "unaccounted": len(self._reports.costs),
             "costs_lost": self._reports.costs.lost,
             "epoch": board.lane.epoch,
@@ -202,34 +207,31 @@ class SchedulerService:
         for reply in self._core.apply(Event(now_ns, body)):
             match reply:
                 case TokenRun():
-                    self._runs.append(reply)
+                    self._bundle.add(reply, asked=not isinstance(body, StepDone))
                 case Reclaimed():
                     self._reports.reclaimed(reply)
                 case Spent():
                     self._reports.spent(reply)
                 case Moved():
+                    self._bundle.moved(reply)
                     self._spans.move(reply, now_ns)
                     self._stories.moved(reply)
                     self._live.moved(reply)
                 case _:
                     assert_never(reply)
 
-    def _send_tokens(self, now_ns: int) -> int | None:
-        """One message for all of the turn's tokens; returns when to try again if it was not taken.
-
-        What a detokenizer that is not there misses, it asks for itself.
-        """
+    def _send_tokens(self, now_ns: int) -> None:
+        """One message for all tokens that are due. What a detokenizer that is not there misses, it asks for itself."""
         if self._owed:
             # An answer to the detokenizer may begin before what the full outbox did not take.
-            self._owe(run for run in self._runs if run.stream in self._owed)
-            self._runs = [run for run in self._runs if run.stream not in self._owed]
+            self._owe(self._bundle.drop(self._owed))
             gaps = tuple(itertools.starmap(Gap, self._owed.items()))
             self._owed.clear()
             self._apply(Resend(gaps))
-        if self._runs:
-            self._actor.send(self, Service.DETOKENIZER, Tokens(tuple(self._runs)))
-            self._runs.clear()
-        return now_ns + _RETRY_NS if self._owed else None
+        if self._bundle.due(now_ns):
+            self._sending = self._bundle.take(now_ns)
+            self._actor.send(self, Service.DETOKENIZER, Tokens(tuple(self._sending)))
+            self._sending = ()
 
     def _owe(self, runs: Iterable[TokenRun]) -> None:
         """Tell these streams later, from the earliest position of these runs."""

@@ -79,6 +79,14 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     stop_lookahead: Annotated[
         int, Meta(description="Tokens a request with stop strings may be planned ahead of the detokenizer.", ge=1)
     ] = 4
+    tokens_interval_ms: Annotated[
+        float,
+        Meta(
+            description="How long tokens of short steps are held back to be handed on together; 0 hands on each step's at once.",
+            ge=0,
+            le=1000,
+        ),
+    ] = 30.0
     adoption_timeout_s: Annotated[
         float,
         Meta(

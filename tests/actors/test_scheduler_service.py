@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from fakes.desk import generated, stream, submission
 from fakes.executor import FakeExecutor, geometry
-from fakes.neighbours import PATIENCE_S, PEERS, running_scheduler, scheduler_state
+from fakes.neighbours import PATIENCE_S, PEERS, Peer, running_scheduler, scheduler_state
 
 from noria.proto.base import End, Ended, Header, Service
 from noria.proto.execution import StepPlan
@@ -21,6 +21,18 @@ from noria.shared.config import RuntimeSettings, TelemetrySettings
 from noria.shared.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
+
+
+def held_back(settings: RuntimeSettings, steps: int) -> object:
+    """How many runs of tokens the scheduler holds back once it has taken the results of so many steps."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        state = scheduler_state(settings)
+        counters = state["counters"]
+        assert isinstance(counters, dict)
+        if counters["steps"] == steps:
+            return state["tokens_held"]
+    raise AssertionError(f"{steps} steps were not taken")
 
 
 def test_streams_run_from_submission_to_their_end_and_nothing_is_left(tmp_path: Path) -> None:
@@ -65,6 +77,55 @@ def test_one_message_carries_the_news_of_all_streams_in_a_step(tmp_path: Path) -
         fake.send(executor.wait_for(StepPlan))
         executor.send(fake.step())
         assert len(detokenizer.wait_for(Tokens).runs) == 5
+
+
+def test_tokens_that_nobody_waits_for_come_with_the_end_of_a_stream(tmp_path: Path) -> None:
+    with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
+        admission, executor, detokenizer = (peers[each] for each in PEERS)
+        for peer in peers.values():
+            peer.join()
+        fake = FakeExecutor(geometry())
+        asked = submission(1, output=8)
+        admission.send(Submit((asked,)))
+        executor.send(fake.geometry)
+        for _ in range(7):
+            fake.send(executor.wait_for(StepPlan))
+            executor.send(fake.step())
+        # The first is told at once, the second if it was planned before anybody knew how long a step takes.
+        assert held_back(settings, 7) in (5, 6)
+        fake.send(executor.wait_for(StepPlan))
+        executor.send(fake.step())
+        told = []
+        while not told or not told[-1].end:
+            (run,) = detokenizer.wait_for(Tokens).runs
+            told.append(run)
+        assert len(told) <= 3
+        assert [token for run in told for token in run.ids] == generated(asked)
+        assert held_back(settings, 8) == 0
+
+
+def test_a_detokenizer_that_joins_while_tokens_are_held_back_asks_for_them(tmp_path: Path) -> None:
+    with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
+        admission, executor, detokenizer = (peers[each] for each in PEERS)
+        for peer in peers.values():
+            peer.join()
+        fake = FakeExecutor(geometry())
+        asked = submission(1, output=50)
+        admission.send(Submit((asked,)))
+        executor.send(fake.geometry)
+        for _ in range(4):
+            fake.send(executor.wait_for(StepPlan))
+            executor.send(fake.step())
+        assert held_back(settings, 4) in (2, 3)
+        detokenizer.mailbox.close()
+        successor = peers[Service.DETOKENIZER] = Peer(Service.DETOKENIZER, settings)
+        successor.join()
+        (standing,) = successor.wait_for(Tokens).runs
+        assert (standing.start, standing.ids) == (4, ())
+        assert scheduler_state(settings)["tokens_held"] == 0
+        successor.send(Resend((Gap(stream(1), 0),)))
+        (run,) = successor.wait_for(Tokens).runs
+        assert (run.start, list(run.ids)) == (0, generated(asked)[:4])
 
 
 def test_a_detokenizer_that_joins_late_is_told_where_streams_stand_and_asks_for_what_it_missed(tmp_path: Path) -> None:

@@ -78,7 +78,10 @@ class Peer:
 
 @contextmanager
 def running_scheduler(
-    folder: Path, options: Settings, event_log: Callable[[Board], EventLog] | None = None
+    folder: Path,
+    options: Settings,
+    event_log: Callable[[Board], EventLog] | None = None,
+    tokens_interval_ns: int = 0,
 ) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
     """A running scheduler and its three peers, which have not greeted yet."""
     settings = RuntimeSettings(dir=str(folder / "run"))
@@ -87,7 +90,8 @@ def running_scheduler(
     post = Mailbox(Service.SCHEDULER, mailbox(settings, Service.SCHEDULER), endpoints, settings)
     actor = Actor(post, settings)
     telemetry = Telemetry(Service.SCHEDULER, post.incarnation, TelemetrySettings())
-    thread = threading.Thread(target=actor.run, args=(SchedulerService(actor, telemetry, options, event_log),))
+    service = SchedulerService(actor, telemetry, options, event_log, tokens_interval_ns)
+    thread = threading.Thread(target=actor.run, args=(service,))
     peers = {peer: Peer(peer, settings) for peer in PEERS}
     thread.start()
     try:

@@ -54,14 +54,16 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert len(traces[0]) > 100
 
 
-def test_a_scheduler_that_dies_repeats_no_prefill() -> None:
-    adopted = 0
+def test_a_scheduler_that_dies_repeats_no_prefill_and_loses_no_token_that_it_held_back() -> None:
+    adopted = held = 0
     for seed in range(_SEEDS_OF_SCHEDULERS):
         universe = Universe(seed, only=Service.SCHEDULER)
         universe.run()
         adopted += universe.counts["adopted"]
+        held += universe.counts["tokens held at a death"]
         assert not universe.repeated(), f"seed {seed}: computed again: {universe.repeated()}"
     assert adopted > _SEEDS_OF_SCHEDULERS
+    assert held
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ class Lane:
         return [step.number for step in self.steps]
 
     @property
+    def next_ns(self) -> int:
+        """When the oldest step in flight is believed to be over; 0 without one, and where nobody knows."""
+        first_us = self.steps[0].predicted_us if self.steps else 0.0
+        return self.busy_ns + int(1000 * first_us) if first_us else 0
+
+    @property
     def free_ns(self) -> int:
         """When the steps in flight are believed to be over; 0 where nobody knows."""
         if not all(step.predicted_us for step in self.steps):

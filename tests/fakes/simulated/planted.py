@@ -11,6 +11,7 @@ from typing import Final
 from fakes.faults import FreedWhileRead, MissedReference, ShortRing, SwappedPages, SwappedTable, WrongCarry
 from fakes.simulated import planted_adoption
 from fakes.simulated.planted_adoption import Fault, planted
+from msgspec import structs
 
 from noria.client.assembly import Assembly
 from noria.proto import frontdoor
@@ -27,6 +28,7 @@ from noria.services.admission.service import AdmissionService
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
+from noria.services.scheduler import bundle as bundle_module
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler.core.costs import Costs
 from noria.services.scheduler.core.intake import Intake
@@ -190,6 +192,16 @@ def _costs_counted_again() -> AbstractContextManager[None]:
     return planted(Accounts, "fresh", fresh)
 
 
+def _joined_late() -> AbstractContextManager[None]:
+    """Tokens that are told together are said to begin where the last of them does."""
+    sound = bundle_module._one
+
+    def one(runs: list[TokenRun]) -> TokenRun:
+        return structs.replace(sound(runs), start=runs[-1].start)
+
+    return planted(bundle_module, "_one", one)
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "missed reference count": _core(MissedReference),
     "early free": _core(FreedWhileRead),
@@ -210,5 +222,6 @@ FAULTS: Final[dict[str, Fault]] = {
     "condemned together": _condemned_together,
     "costs told once": _costs_told_once,
     "costs counted again": _costs_counted_again,
+    "joined late": _joined_late,
     **planted_adoption.FAULTS,
 }

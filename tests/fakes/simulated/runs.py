@@ -35,6 +35,8 @@ KINDS: Final = (
     "hit_tokens",
     "discarded_slices",
     "adopted",
+    "tokens told together",
+    "tokens held at a death",
     "logprobs",
     "charged tokens",
     "refused",

@@ -139,9 +139,10 @@ def admission(
     return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage, journal)  # type: ignore[arg-type]  # the pool's stand-in
 
 
-def scheduler(life: Life, settings: Settings) -> SchedulerService:
-    """The scheduler."""
-    return SchedulerService(life.actor, Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY), settings)
+def scheduler(life: Life, settings: Settings, tokens_interval_ns: int) -> SchedulerService:
+    """The scheduler. tokens_interval_ns: for how long it tells tokens together."""
+    telemetry = Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY)
+    return SchedulerService(life.actor, telemetry, settings, tokens_interval_ns=tokens_interval_ns)
 
 
 def detokenizer(life: Life) -> DetokenizerService:

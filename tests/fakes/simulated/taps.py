@@ -6,6 +6,7 @@ from typing import Any
 
 from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure, StepFailed
+from noria.proto.output import TokenRun
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.chronicle import Chronicle
@@ -140,6 +141,23 @@ def note_congestion(shell: Shell, full: Callable[[], None]) -> None:
         told(peer)
 
     shell.congested = congested  # type: ignore[method-assign]  # a wiretap
+
+
+def note_bundles(shell: Shell, together: Callable[[], None]) -> None:
+    """Tell that a scheduler tells a stream's tokens of several steps at once."""
+    if not isinstance(shell, SchedulerService):
+        return
+    bundle = shell._bundle
+    take = bundle.take
+
+    def take_and_tell(now_ns: int) -> tuple[TokenRun, ...]:
+        held = len(bundle)
+        runs = take(now_ns)
+        if len(runs) < held:
+            together()
+        return runs
+
+    bundle.take = take_and_tell  # type: ignore[method-assign]  # a wiretap
 
 
 def begin_again(books: Books, request: Request, choice: Choice) -> None:

@@ -24,6 +24,7 @@ from fakes.simulated.taps import (
     begin_again,
     charges_told,
     check_every_event,
+    note_bundles,
     note_congestion,
     note_costs,
     note_failures,
@@ -53,6 +54,8 @@ _HANG_NOTICED_NS: Final = 400 * MILLISECOND
 _JOURNALS: Final = 0.8
 _LOOK_AGAIN_NS: Final = 20 * MILLISECOND
 _EVENTS_MAX: Final = 400_000
+# For how long a scheduler tells tokens together; steps take up to 6 ms.
+_TOKENS_INTERVALS_NS: Final = (0, 5 * MILLISECOND, 30 * MILLISECOND)
 MORTAL: Final = (Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
 _COUNTED: Final = (
     "swaps_out",
@@ -67,7 +70,16 @@ _COUNTED: Final = (
 )
 _KEPT: Final = {
     Service.ADMISSION: ("requests", "streams", "tokenizing", "attachments", "orphans"),
-    Service.SCHEDULER: ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight", "unaccounted"),
+    Service.SCHEDULER: (
+        "waiting",
+        "running",
+        "finished",
+        "blocks_used",
+        "slots_used",
+        "in_flight",
+        "tokens_held",
+        "unaccounted",
+    ),
     Service.EXECUTOR: ("queued_plans",),
     Service.DETOKENIZER: ("streams", "spans"),
 }
@@ -105,6 +117,7 @@ class Universe:
         shared = self.random.random() < 0.4 and not ample
         self.traffic = draw_traffic(self.random) if shared else Traffic()
         self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
+        self.tokens_interval_ns = _TOKENS_INTERVALS_NS[seed % len(_TOKENS_INTERVALS_NS)]
         self.database = stack.SimulatedDatabase()
         self.journal = self.random.random() < _JOURNALS or Service.ADMISSION in plague
         self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens, ample=ample)
@@ -211,13 +224,14 @@ class Universe:
         note_failures(life.shell, self.record.failed.update)
         note_costs(life.shell, self.record.costs.setdefault(life.mailbox.incarnation, Costs()).spent.append)
         note_congestion(life.shell, lambda: self.counts.update(["outbox full"]))
+        note_bundles(life.shell, lambda: self.counts.update(["tokens told together"]))
 
     def _build(self, life: Life) -> Shell:
         match life.service:
             case Service.ADMISSION:
                 return stack.admission(life, self.agenda.after, self.traffic.policy, self.database, kept=self.journal)
             case Service.SCHEDULER:
-                return stack.scheduler(life, self.settings)
+                return stack.scheduler(life, self.settings, self.tokens_interval_ns)
             case Service.DETOKENIZER:
                 return stack.detokenizer(life)
             case _:
@@ -251,6 +265,7 @@ class Universe:
             life.shell.close()
         if isinstance(life.shell, SchedulerService):
             self.record.costs.setdefault(life.mailbox.incarnation, Costs()).unaccounted = len(life.shell._reports.costs)
+            self.counts["tokens held at a death"] += len(life.shell._bundle) > 0
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:
