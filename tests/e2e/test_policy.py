@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ TENANTS: dict[str, str] = {
     "count": "",
     "small": "tokens_per_minute = 60\nburst_tokens = 60",
     "single": "concurrency_max = 1",
+    "solitary": "",
+    "shadowed": "",
+    "twin": "",
     "root": 'classes = ["admin", "standard"]',
 }
 CLASSES = "[classes.narrow]\nrank = 1\nqueue_requests_max = 1\n"
@@ -131,6 +135,52 @@ def test_two_tenants_with_one_prompt_share_nothing(governed: Stack) -> None:
         return int(complete(governed, key, prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached("acme"), cached("acme") > 0, cached("beta"), cached("root")] == [0, True, 0, 0]
+
+
+def test_what_a_tenant_computes_and_finds_is_the_same_beside_anothers_twin(governed: Stack) -> None:
+    prompt = [(each * 11) % 190 + 20 for each in range(120)]
+    asked: list[tuple[list[int], int]] = [
+        (prompt, 1),
+        ([*prompt, 30, 31], 1),
+        (prompt[:70], 1),
+        ([9, *prompt], 2),
+        (prompt, 1),
+    ]
+
+    def course(key: str) -> list[tuple[int, list[str]]]:
+        """What was found in the cache by each request, and the answers; one request after the other."""
+        bodies = [complete(governed, key, ids, n=choices, seed=7).json() for ids, choices in asked]
+        return [
+            (int(body["usage"]["prompt_tokens_details"]["cached_tokens"]), [each["text"] for each in body["choices"]])
+            for body in bodies
+        ]
+
+    solitary = course("solitary")
+    assert [cached for cached, _ in solitary] == [0, 112, 64, 0, 112]
+    with ThreadPoolExecutor(2) as pool:
+        # The twin has been there with everything, and comes again at the same time.
+        assert course("twin") == solitary
+        again, shadowed = pool.submit(course, "twin"), pool.submit(course, "shadowed")
+        assert shadowed.result() == solitary
+        assert min(cached for cached, _ in again.result()) >= 64
+
+    def bill(tenant: str) -> dict[str, int]:
+        (row,) = usage(governed, tenant)
+        return {
+            name: row[name]
+            for name in ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "computed_tokens")
+        }
+
+    def told() -> int:
+        """What is known to be computed of either."""
+        if not Path(governed.runtime_dir, "state", "noria.sqlite").exists():
+            return 0
+        return min(sum(row["computed_tokens"] for row in usage(governed, key)) for key in ("solitary", "shadowed"))
+
+    # Every token but an answer's last is computed, unless it was found; the second of two choices finds 112 of the first's.
+    computed = sum(len(ids) * n - cached + 3 * n for (ids, n), (cached, _) in zip(asked, solitary, strict=True)) - 112
+    wait_until(lambda: told() >= computed, 10, "all costs are known")
+    assert bill("solitary") == bill("shadowed") and told() == computed
 
 
 def test_what_is_recorded_is_what_the_answers_said(governed: Stack) -> None:
