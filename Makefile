@@ -64,7 +64,7 @@ verify-stack: $(VENV)/.stamp-dev ## Run the long tests of the whole stack
 verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE replays a trace too
 	$(BIN)/noria models pull smollm2
 	$(BIN)/noria models pull gemma3-270m
-	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_gemma.py
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_crowded_cache.py tests/numerics/test_gemma.py
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
