@@ -14,7 +14,8 @@ import torch
 from noria.proto.execution import Copy
 from noria.services.executor.families import Architecture
 from noria.services.executor.shape import Shape
-from noria.services.executor.stores import make_store
+from noria.services.executor.stores import Store, make_store
+from noria.services.executor.tiles import TiledStore, tiled
 
 GATHER_BYTES: Final = 32 << 20
 """Keys and values that attention gathers at once, at most: more slices are done one part after the other."""
@@ -24,7 +25,7 @@ class Cache:
     """Keys and values of all groups. Memory is taken page by page as blocks are first used.
 
     places: for each layer its group and its rank there. items_max: chunks of keys gathered at once. dtype: of what is
-    stored.
+    stored. native: whether native kernels read it, for which pages are tiled where they can be.
     """
 
     def __init__(
@@ -34,10 +35,17 @@ class Cache:
         places: Sequence[tuple[int, int]],
         compute: torch.dtype,
         store: torch.dtype,
+        *,
+        native: bool = False,
     ) -> None:
         self._shape = shape
         self.dtype = store
-        self._store = make_store(architecture, shape, compute, store)
+        self.tiled = native and tiled(architecture, shape.page_size, compute, store)
+        self._store: Store = (
+            TiledStore(shape.page_size, architecture.kv_heads, architecture.head_dim)
+            if self.tiled
+            else make_store(architecture, shape, compute, store)
+        )
         pages = shape.pool_chunk_pages
         self._pool = self._zeros(shape.num_blocks * pages)
         self._host = self._zeros(shape.host_slots * pages)

@@ -53,9 +53,11 @@ class Engine:
         places = layer_groups(facts_of.windows, shape.max_model_tokens)
         self.shape = shape
         self.decoder = decoder
-        self.cache = Cache(facts_of, shape, places, decoder.dtype, cache_dtype or decoder.dtype)
+        products = decoder.products
+        native = isinstance(products, NativeProducts)
+        self.cache = Cache(facts_of, shape, places, decoder.dtype, cache_dtype or decoder.dtype, native=native)
         self._operations: Operations = ReferenceOperations(facts_of, shape, self.cache, places, decoder.dtype)
-        if isinstance(products := decoder.products, NativeProducts):
+        if isinstance(products, NativeProducts):
             self._operations = NativeOperations(
                 facts_of, shape, self.cache, places, decoder.dtype, products.kernels, products.threads
             )

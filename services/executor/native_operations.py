@@ -266,7 +266,9 @@ class _Layer:
         kind = TYPES[cache.dtype]
         heads, size = architecture.kv_heads, architecture.head_dim
         keys, values = cache.addresses(layer)
-        self._arguments = CacheArguments(keys, values, cache.page_bytes, shape.page_size, heads, size, kind)
+        self._arguments = CacheArguments(
+            keys, values, cache.page_bytes, shape.page_size, heads, size, kind, cache.tiled
+        )
         self.at = ctypes.addressof(self._arguments)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from numerics.comparison import LEVELS
+
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.services.executor.batch import prepare
@@ -99,10 +101,14 @@ class Attended:
         return all(torch.equal(a, b) for a, b in zip(self.rows, other.rows, strict=True))
 
 
-def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: str | None = None) -> Attended:
-    """Run a schedule. spoilt: every byte of the cache is 255, NaN in most formats, before it is written.
+def attended(
+    layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: str | None = None, tiled: bool = True
+) -> Attended:
+    """Run a schedule. spoilt: every byte of the cache is 255, NaN in most formats, before it is written; of tiled pages, which
+    hold finite numbers only, 127, the largest.
 
-    level: what computes every second step over the same cache, the layer's own where None.
+    level: what computes every second step over the same cache, the layer's own where None. tiled: whether pages are, where
+    kernels read them and they can be.
     """
     facts = layer.architecture
     longest = max(layer.lengths)
@@ -110,10 +116,12 @@ def attended(layer: Layer, schedule: Schedule, *, spoilt: bool = False, level: s
     per = -(-longest // layer.page_size) + 1
     shape = Shape(4, 2048, longest + 1, layer.page_size, 2 + 4 * per, 50, groups)
     places = layer_groups(facts.windows, longest + 1)
-    cache = Cache(facts, shape, places, layer.dtype, layer.cache)
+    native = tiled and not {layer.level, level}.isdisjoint(LEVELS)
+    cache = Cache(facts, shape, places, layer.dtype, layer.cache, native=native)
+
     if spoilt:
         for address in cache.addresses(0):
-            ctypes.memset(address, 255, shape.num_blocks * cache.page_bytes)
+            ctypes.memset(address, 127 if cache.tiled else 255, shape.num_blocks * cache.page_bytes)
     sides = [_operations(layer, each, shape, cache, places) for each in (layer.level, level)]
     generator = torch.Generator().manual_seed(7)
     width = (facts.heads + 2 * facts.kv_heads) * facts.head_dim

@@ -18,6 +18,7 @@ LAYERS = [
     pytest.param(Layer(heads=10, kv_heads=2, head_dim=96, page_size=256, window=100), id="groups of 5, window"),
     pytest.param(Layer(head_dim=80, window=37, page_size=16, cap=5.0), id="window of 37, capped"),
     pytest.param(Layer(heads=2, kv_heads=1, head_dim=256, head_norm=True, page_size=1024), id="head of 256, normed"),
+    pytest.param(Layer(heads=9, kv_heads=3, head_dim=64), id="groups of 3, heads of 64"),
 ]
 CACHES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
@@ -54,7 +55,7 @@ SCHEDULES: list[Schedule] = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[4]])
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[4], LAYERS[6]])
 def test_a_row_has_the_same_bits_however_it_is_scheduled(layer: Layer, cache: torch.dtype, dtype: torch.dtype) -> None:
     layer = msgspec.structs.replace(layer, cache=cache, dtype=dtype, level=LEVELS[-1])
     alone = attended(layer, ALONE)
@@ -90,6 +91,33 @@ def test_pages_of_a_window_are_used_again(page_size: int) -> None:
     schedule: Schedule = [[(3, 25 * i, 25)] for i in range(11)]
     native = msgspec.structs.replace(layer, level=LEVELS[-1])
     assert attended(native, schedule, spoilt=True).error(attended(layer, schedule)) < 1e-5
+
+
+TILED = [
+    pytest.param(Layer(heads=9, kv_heads=3, head_dim=64), id="pages of 16"),
+    pytest.param(Layer(heads=4, kv_heads=2, head_dim=32, page_size=48, window=37, step_tokens=25), id="window, pages of 48"),
+    pytest.param(Layer(heads=5, kv_heads=1, head_dim=96, page_size=512, cap=5.0), id="pages of 512, capped"),
+]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("layer", TILED)
+def test_tiled_pages_give_the_same_bits_as_others(layer: Layer, level: str) -> None:
+    layer = msgspec.structs.replace(layer, dtype=torch.bfloat16, cache=torch.bfloat16, level=level, threads=2)
+    schedule: Schedule = [[(3, 25 * i, 25), (1, i, 1)] if i < 5 else [(3, 25 * i, 25)] for i in range(11)]
+    plain = attended(layer, schedule, tiled=False)
+    assert attended(layer, schedule, spoilt=True).same_bits(plain)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("layer", TILED)
+def test_what_one_writes_into_tiles_the_other_reads(layer: Layer, level: str) -> None:
+    layer = msgspec.structs.replace(layer, dtype=torch.bfloat16, cache=torch.bfloat16)
+    native = msgspec.structs.replace(layer, level=level)
+    schedule: Schedule = [[(3, 25 * i, 25)] for i in range(11)]
+    want = attended(layer, schedule)
+    assert attended(native, schedule, level="").error(want) < 3e-2
+    assert attended(layer, schedule, level=level).error(want) < 3e-2
 
 
 @pytest.mark.parametrize("cache", CACHES)

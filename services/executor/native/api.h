@@ -116,11 +116,14 @@ struct NoriaPages {
 };
 
 // One layer's pages (stores.py): rows of page_bytes, [page_size][kv_heads][head_dim] numbers, then int8's bfloat16 scales.
+// tiled (tiles.py): bfloat16, head_dim a multiple of 32 and page_size of 16; keys [kv_heads][page_size / 16][head_dim / 2][16][2],
+// values [kv_heads][page_size / 2][head_dim / 32][even numbers, odd ones][16][2]. All that is in such pages is finite.
 struct NoriaCache {
   uint8_t* keys;
   uint8_t* values;
   int64_t page_bytes, page_size, kv_heads, head_dim;
   int64_t type;
+  int64_t tiled;
 };
 
 struct NoriaHeads {

@@ -41,9 +41,10 @@ struct Workspace {
 
 void find_places(const Step& step, int64_t slice, int64_t span, int64_t low, int64_t high, Places& places) {
   const NoriaCache& cache = step.cache;
-  const int64_t size = cache.page_size, token_bytes = cache.kv_heads * step.head_bytes();
+  const int64_t size = cache.page_size, token_bytes = step.head_bytes() * (cache.tiled ? 1 : cache.kv_heads);
   const int32_t* table = step.pages.table + slice * step.pages.entries;
   places.low = low - span * SPAN, places.high = high - span * SPAN;
+  if (cache.tiled) low = low / LANES * LANES, high = (high + LANES - 1) / LANES * LANES;
   for (int64_t page = low / size; page * size < high; ++page) {
     const int64_t entry = step.pages.ring ? page % step.pages.ring : page, base = table[entry] * cache.page_bytes;
     for (int64_t key = greater(low, page * size); key < lesser(high, (page + 1) * size); ++key) {
@@ -54,8 +55,21 @@ void find_places(const Step& step, int64_t slice, int64_t span, int64_t low, int
   }
 }
 
+INLINE Span tiles_of(const NoriaCache& cache, const Places& places, int64_t head) {
+  Span span = {};
+  span.words = cache.head_dim / 2;
+  const int64_t first = places.low / LANES, last = (places.high - 1) / LANES;
+  for (int64_t tile = 0; tile < TILES; ++tile) {  // those that no row sees are computed and left out: any will do
+    const int64_t at = places.numbers[lesser(greater(tile, first), last) * LANES] + head_shift(cache, head, 2 * cache.head_dim);
+    span.keys[tile] = (const int32_t*)(cache.keys + at);
+    span.values[tile] = (const int32_t*)(cache.values + at);
+  }
+  return span;
+}
+
 template <class Numbers>
-INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, Fetching& fetching, const Packed& to) {
+INLINE Span pack(const NoriaCache& cache, const Places& places, int64_t head, Fetching& fetching, const Packed& to) {
+  if (cache.tiled) return tiles_of(cache, places, head);
   auto both = [&](auto number) __attribute__((always_inline)) {
     using T = decltype(number);
     pack_keys<Numbers, T>(cache, places, head, fetching, to);
@@ -65,6 +79,12 @@ INLINE void pack(const NoriaCache& cache, const Places& places, int64_t head, Fe
   else if (cache.type == NORIA_BFLOAT16) both(bf16());
   else if (cache.type == NORIA_FLOAT16) both(half());
   else both(int8_t()), pack_scales(cache, places, head, to);
+  Span span = {{}, {}, to.key_scales, to.value_scales, to.words};
+  for (int64_t tile = 0; tile < TILES; ++tile) {
+    span.keys[tile] = to.keys + tile * LANES * to.words;
+    span.values[tile] = to.values + tile * LANES * to.words;
+  }
+  return span;
 }
 
 template <class Numbers>
@@ -76,7 +96,7 @@ struct Attention {
 
   // Rows `row` … of a block's head over a packed span, joined to their states. position: of the block's first token.
   template <int ROWS>
-  void tile(const Workspace& space, const Number* queries, int64_t row, int64_t position, int64_t span,
+  void tile(const Workspace& space, const Span& packed, const Number* queries, int64_t row, int64_t position, int64_t span,
             const Places& places, Fetching& fetching, const States& states) const {
     using Tile = SpanTile<Numbers, ROWS>;
     const int64_t head_dim = step.cache.head_dim, width = step.width(), group = step.group();
@@ -90,16 +110,16 @@ struct Attention {
     }
     if (end <= places.low) return;
     Number* weights = (Number*)space.weights;
-    Tile::scores(queries, head_dim, space.packed, places.low, end, steps, space.scores);
+    Tile::scores(queries, head_dim, packed, places.low, end, steps, fetching, space.scores);
     float most[ROWS], weight[ROWS];
     for (int i = 0; i < ROWS; ++i)
-      weight[i] = weights_of(space.scores + i * SPAN, space.packed, scaled, float(step.heads.scale),
+      weight[i] = weights_of(space.scores + i * SPAN, packed, scaled, float(step.heads.scale),
                              float(step.heads.cap), low[i], high[i], places.low, end, weights + i * SPAN, most[i]);
     int64_t at = 0;
     for (; at + VALUE_VECTORS * LANES <= width; at += VALUE_VECTORS * LANES)
-      Tile::template weigh<VALUE_VECTORS>(weights, space.packed, places.low, end, at, width, fetching, space.tile);
+      Tile::template weigh<VALUE_VECTORS>(weights, packed, places.low, end, at, width, fetching, space.tile);
     for (; at < width; at += LANES)
-      Tile::template weigh<1>(weights, space.packed, places.low, end, at, width, fetching, space.tile);
+      Tile::template weigh<1>(weights, packed, places.low, end, at, width, fetching, space.tile);
     for (int i = 0; i < ROWS; ++i)
       join(states.most[i], states.weight[i], states.output + i * width, most[i], weight[i], space.tile + i * width,
            width);
@@ -127,12 +147,12 @@ struct Attention {
   }
 
   // Tiles of rows over the packed span of one head.
-  void tiles(const Workspace& space, int64_t first, int64_t rows, int64_t position, int64_t span, const Places& places,
-             Fetching& fetching, const States& states) const {
+  void tiles(const Workspace& space, const Span& packed, int64_t first, int64_t rows, int64_t position, int64_t span,
+             const Places& places, Fetching& fetching, const States& states) const {
     const int64_t count = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t t = 0; t < count; ++t) {
       const int64_t row = rows * t / count;
-      tile_of<TILE_ROWS>(rows * (t + 1) / count - row, space,
+      tile_of<TILE_ROWS>(rows * (t + 1) / count - row, space, packed,
                          (const Number*)space.queries + (first + row) * step.cache.head_dim, row, position, span, places,
                          fetching, states.from(first + row, step.width()));
     }
@@ -160,8 +180,8 @@ struct Attention {
       for (int64_t i = 0; i < task.heads; ++i) {
         const int64_t next_head = over ? following->head + lesser(i, following->heads - 1) : task.head + i;
         Fetching fetching(step.cache, *next, next_head, step.head_bytes());
-        pack<Numbers>(step.cache, *places, task.head + i, fetching, space.packed);
-        tiles(space, i * rows, rows, position, span, *places, fetching, states);
+        const Span packed = pack<Numbers>(step.cache, *places, task.head + i, fetching, space.packed);
+        tiles(space, packed, i * rows, rows, position, span, *places, fetching, states);
       }
       Places* const last = places;
       places = next, next = last;
@@ -186,9 +206,9 @@ struct Attention {
     find_places(step, members[0], common.span, begin, begin + SPAN, places);
     none.low = none.high = 0;
     Fetching fetching(step.cache, none, 0, 0);
-    pack<Numbers>(step.cache, places, head, fetching, space.packed);
+    const Span packed = pack<Numbers>(step.cache, places, head, fetching, space.packed);
     memset(space.total.weight, 0, rows * sizeof(float));
-    tiles(space, 0, rows, begin + SPAN, common.span, places, fetching, space.total);
+    tiles(space, packed, 0, rows, begin + SPAN, common.span, places, fetching, space.total);
     for (int64_t i = 0; i < common.members; ++i) {
       const States from = space.total.from(i * group, width), to = common_state(members[i], common.span, head);
       memcpy(to.most, from.most, group * sizeof(float));

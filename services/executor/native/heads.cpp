@@ -1,6 +1,6 @@
 // From a product's queries, keys and values to rotated queries and a written cache: one token after the other.
 //
-// The cache's formats are those of stores.py: pages written here and there may be read by either.
+// The cache's formats are those of stores.py and tiles.py: pages written here and there may be read by either.
 
 #include "api.h"
 #include "threads.h"
@@ -101,6 +101,27 @@ INLINE void write(const NoriaCache& cache, uint8_t* page, int64_t place, int64_t
   });
 }
 
+// A head's numbers as a bfloat16 cache has them; returns where they begin in a tiled page.
+INLINE bf16* halves(const NoriaCache& cache, uint8_t* page, int64_t head, float* numbers, bf16* to) {
+  NoriaCache one = cache;
+  one.kv_heads = 1;
+  write(one, (uint8_t*)to, 0, 0, numbers, bf16());
+  return (bf16*)page + head * cache.page_size * cache.head_dim;
+}
+
+INLINE void write_key_tile(const NoriaCache& cache, uint8_t* page, int64_t place, int64_t head, float* numbers) {
+  bf16 found[HEAD_MAX];
+  bf16* to = halves(cache, page, head, numbers, found) + place / LANES * LANES * cache.head_dim + place % LANES * 2;
+  for (int64_t i = 0; i < cache.head_dim; i += 2) memcpy(to + i * LANES, found + i, 4);
+}
+
+INLINE void write_value_tile(const NoriaCache& cache, uint8_t* page, int64_t place, int64_t head, float* numbers) {
+  bf16 found[HEAD_MAX];
+  bf16* to = halves(cache, page, head, numbers, found) + place / 2 * 2 * cache.head_dim + place % 2;
+  for (int64_t chunk = 0; chunk < cache.head_dim; chunk += 2 * LANES)
+    store_apart(to + 2 * chunk, load_ints(found + chunk));
+}
+
 INLINE void write(const NoriaCache& cache, uint8_t* page, int64_t place, int64_t head, float* numbers, int8_t) {
   const int64_t size = cache.head_dim;
   made_finite(numbers, size);
@@ -118,6 +139,13 @@ INLINE void write(const NoriaCache& cache, uint8_t* page, int64_t place, int64_t
   });
   bf16* scales = (bf16*)(page + cache.page_size * cache.kv_heads * size);
   scales[place * cache.kv_heads + head] = scale;
+}
+
+// The first token from i on that begins a tile of the cache: two threads that write into one wait for each other.
+INLINE int64_t tile_start(const NoriaCache& cache, const int64_t* slots, int64_t i, int64_t count) {
+  if (!cache.tiled || i == 0 || i >= count) return lesser(i, count);
+  while (i < count && slots[i] % LANES && slots[i] == slots[i - 1] + 1) ++i;
+  return i;
 }
 
 struct Rotation {
@@ -140,12 +168,14 @@ struct Rotation {
       if (query_norm) normed(head, key ? key_norm : query_norm, epsilon, size);
       rotated(head, rotation, size);
       if (turned) spread(head, size);
-      if (key) write(cache, cache.keys + page, place, i - heads.heads, head, T());
+      if (key && cache.tiled) write_key_tile(cache, cache.keys + page, place, i - heads.heads, head);
+      else if (key) write(cache, cache.keys + page, place, i - heads.heads, head, T());
       else each_part(size, [&](int64_t at, int64_t n) { store_part(queries + i * size + at, n, load_part(head + at, n)); });
     }
     for (int64_t i = 0; i < kv_heads; ++i, qkv += size) {
       memcpy(head, qkv, size * sizeof(float));
-      write(cache, cache.values + page, place, i, head, T());
+      if (cache.tiled) write_value_tile(cache, cache.values + page, place, i, head);
+      else write(cache, cache.values + page, place, i, head, T());
     }
   }
 
@@ -156,7 +186,8 @@ struct Rotation {
     if (count * width <= SMALL) threads = 1;
     const int64_t at_once = greater(1, SMALL / 4 / width);
     parallel(int32_t(threads), (count + at_once - 1) / at_once, [=](int64_t task) {
-      for (int64_t i = task * at_once; i < lesser(count, (task + 1) * at_once); ++i)
+      const int64_t end = tile_start(cache, slots, (task + 1) * at_once, count);
+      for (int64_t i = tile_start(cache, slots, task * at_once, count); i < end; ++i)
         token<T>(qkv + i * width, rotations + positions[i] * size, slots[i], queries + i * heads.heads * size);
     });
   }

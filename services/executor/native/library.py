@@ -68,6 +68,7 @@ class CacheArguments(ctypes.Structure):
         ("kv_heads", _SIZE),
         ("head_dim", _SIZE),
         ("type", _SIZE),
+        ("tiled", _SIZE),
     )
 
 

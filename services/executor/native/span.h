@@ -1,10 +1,10 @@
 // Attention of a few query rows over one span of keys: the arithmetic, in a fixed order for each query row.
 //
-// Keys and values of a span are first brought into the computing type and into the order that products want, whatever
-// the cache holds them as; then tiles of query rows pass over them. The score of a (query, key) is one sum along the
+// Keys and values of a span are first brought into the computing type and into the order that products want, unless the
+// cache holds them so; then tiles of query rows pass over them. The score of a (query, key) is one sum along the
 // head; a row's output is one sum along the span's keys. Neither depends on what else is in the tile, and a key that a
 // row must not see counts with weight 0 exactly: what lies in such places of a page may be anything, so it is replaced
-// before it is multiplied.
+// before it is multiplied, unless pages are tiled, where it is finite.
 
 #pragma once
 #include "api.h"
@@ -14,6 +14,7 @@ namespace noria::NORIA_LEVEL {
 namespace {
 
 constexpr int SPAN = 256;       // keys whose weights are taken at once; a span begins at a multiple of it
+constexpr int TILES = SPAN / LANES;
 constexpr int KEY_VECTORS = 4;  // vectors of keys that a tile takes at once
 #if defined(NORIA_AVX512)
 constexpr int TILE_ROWS = 6, VALUE_VECTORS = 4;
@@ -50,13 +51,14 @@ struct Float32Numbers {
 };
 
 // Where a span's keys lie: byte offsets of the key's first head in the layer's keys, and in its values; of int8 caches
-// also those of the scales. Keys from `low` to before `high` are seen by at least one row of the block.
+// also those of the scales. Of tiled pages all keys of a tile are named, and a head's numbers are where `head_shift` says.
+// Keys from `low` to before `high` are seen by at least one row of the block.
 struct Places {
   int64_t numbers[SPAN], scales[SPAN];
   int64_t low, high;
 };
 
-// One head of a span in the order of products, all padded to whole vectors.
+// Memory for one head of a span in the order of products, all padded to whole vectors.
 struct Packed {
   int32_t* keys;    // [SPAN / 16][steps of the head][16]
   int32_t* values;  // [SPAN / STEP][head in words]; bf16: pairs of keys, even numbers of 32 and then odd ones
@@ -64,6 +66,18 @@ struct Packed {
   float* value_scales;  // [SPAN], int8 only
   int64_t words;        // of a padded head
 };
+
+// One head of a span: its tiles of 16 keys, there or in the cache.
+struct Span {
+  const int32_t *keys[TILES], *values[TILES];
+  const float *key_scales, *value_scales;
+  int64_t words;
+};
+
+// How far a head's numbers are behind those of the first head.
+INLINE int64_t head_shift(const NoriaCache& cache, int64_t head, int64_t head_bytes) {
+  return head * head_bytes * (cache.tiled ? cache.page_size : 1);
+}
 
 template <class Numbers, class T>
 INLINE Ints packed_chunk(const T* row, int64_t at, int64_t head_dim) {
@@ -77,13 +91,16 @@ INLINE Ints packed_chunk(const T* row, int64_t at, int64_t head_dim) {
 // Brings a head's keys and values of the span that comes next into the second-level cache, a few tokens at a time while
 // this one is computed: waiting for memory took as long as computing, and what is asked for at once has to wait, too.
 struct Fetching {
-  static constexpr int64_t TIMES = 48;  // that `some` is called for a span of few rows
+  static constexpr int64_t TIMES = 48, TILED_TIMES = 20;  // that `some` is called for a span of few rows
   const uint8_t *keys, *values;
   const int64_t *at, *end;  // places of the tokens that are left
   int64_t bytes, some_tokens;
   Fetching(const NoriaCache& cache, const Places& next, int64_t head, int64_t head_bytes)
-      : keys(cache.keys + head * head_bytes), values(cache.values + head * head_bytes), at(next.numbers + next.low),
-        end(next.numbers + next.high), bytes(head_bytes), some_tokens((next.high - next.low + TIMES - 1) / TIMES) {}
+      : keys(cache.keys + head_shift(cache, head, head_bytes)), values(cache.values + head_shift(cache, head, head_bytes)),
+        at(next.numbers + next.low), end(next.numbers + next.high), bytes(head_bytes) {
+    const int64_t times = cache.tiled ? TILED_TIMES : TIMES;
+    some_tokens = (next.high - next.low + times - 1) / times;
+  }
   void some() {
     for (const int64_t* stop = end - at < some_tokens ? end : at + some_tokens; at < stop; ++at)
       for (int64_t line = 0; line < bytes; line += 64) {
@@ -179,20 +196,21 @@ struct SpanTile {
   using Step = typename Numbers::Step;
 
   // scores [ROWS][SPAN] = queries · keys, not yet scaled.
-  INLINE void scores(const Number* queries, int64_t stride, const Packed& span, int64_t low, int64_t high,
-                            int64_t steps, float* to) {
+  INLINE void scores(const Number* queries, int64_t stride, const Span& span, int64_t low, int64_t high, int64_t steps,
+                     Fetching& fetching, float* to) {
     constexpr int KEYS = KEY_VECTORS * LANES;
     for (int64_t key = low / KEYS * KEYS; key < high; key += KEYS) {
+      fetching.some();
       Floats c[ROWS][KEY_VECTORS];
 #pragma GCC unroll 6
       for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
         for (int j = 0; j < KEY_VECTORS; ++j) c[row][j] = splat(0.f);
-      const int32_t* keys = span.keys + key * span.words;
+      const int32_t* const* keys = span.keys + key / LANES;
       for (int64_t step = 0; step < steps; ++step) {
         Step k[KEY_VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < KEY_VECTORS; ++j) k[j] = Numbers::many(keys + (j * span.words + step) * LANES);
+        for (int j = 0; j < KEY_VECTORS; ++j) k[j] = Numbers::many(keys[j] + step * LANES);
 #pragma GCC unroll 6
         for (int row = 0; row < ROWS; ++row) {
           const Step q = Numbers::every(queries + row * stride + step * Numbers::STEP);
@@ -209,7 +227,7 @@ struct SpanTile {
 
   // output [ROWS][padded head] = weights · values for VECTORS vectors of the head from `at`.
   template <int VECTORS>
-  INLINE void weigh(const Number* weights, const Packed& span, int64_t low, int64_t high, int64_t at,
+  INLINE void weigh(const Number* weights, const Span& span, int64_t low, int64_t high, int64_t at,
                            int64_t width, Fetching& fetching, float* output) {
     Floats c[ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -218,7 +236,7 @@ struct SpanTile {
       for (int j = 0; j < VECTORS; ++j) c[row][j] = splat(0.f);
     for (int64_t key = low - low % Numbers::STEP; key < high; key += Numbers::STEP) {
       if (key % LANES == 0) fetching.some();
-      const int32_t* values = span.values + key * span.words + at;
+      const int32_t* values = span.values[key / LANES] + key % LANES * span.words + at;
       Step v[VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) v[j] = Numbers::many(values + j * LANES);
@@ -241,7 +259,7 @@ INLINE Floats bounded(Floats x, float cap) {  // cap * tanh(x / cap)
   return splat(cap) - splat(2 * cap) / (twice + splat(1.f));
 }
 
-INLINE Floats scaled_scores(const float* scores, const Packed& span, bool scaled, float scale, float cap, int64_t key) {
+INLINE Floats scaled_scores(const float* scores, const Span& span, bool scaled, float scale, float cap, int64_t key) {
   Floats x = load(scores + key) * splat(scale);
   if (scaled) x = x * load(span.key_scales + key);
   return cap == 0 ? x : bounded(x, cap);
@@ -250,7 +268,7 @@ INLINE Floats scaled_scores(const float* scores, const Packed& span, bool scaled
 // Turns a row's scores into weights in place of `weights`; keys outside low … high weigh 0. from and to bound what is
 // written. Returns the sum of weights; most is the largest score.
 template <class Number>
-INLINE float weights_of(float* scores, const Packed& span, bool scaled, float scale, float cap, int64_t low, int64_t high,
+INLINE float weights_of(float* scores, const Span& span, bool scaled, float scale, float cap, int64_t low, int64_t high,
                         int64_t from, int64_t to, Number* weights, float& most) {
   const Floats hidden = splat(-INFINITY);
   Floats top = hidden;

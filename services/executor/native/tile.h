@@ -73,6 +73,11 @@ INLINE Ints even_pairs(Ints a, Ints b) { return (a & 0xffff) | (b << 16); }
 INLINE Ints odd_pairs(Ints a, Ints b) {
   return (Ints)_mm512_srli_epi32((__m512i)a, 16) | (b & int32_t(0xffff0000));
 }
+// The 32 halves of a vector to every second place: the even ones from p on, then the odd ones.
+INLINE void store_apart(bf16* p, Ints halves) {
+  _mm512_mask_storeu_epi16(p, 0x55555555, (__m512i)halves);
+  _mm512_mask_storeu_epi16(p + 2 * LANES, 0x55555555, _mm512_srli_epi32((__m512i)halves, 16));
+}
 // The bf16 numbers even[0], odd[0], even[1], ...
 INLINE void store_alternating(bf16* p, Floats even, Floats odd) {
   const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even));
@@ -118,6 +123,15 @@ INLINE Ints pairs(Ints a, Ints b) {
 }
 INLINE Ints even_pairs(Ints a, Ints b) { return pairs<0>(a, b); }
 INLINE Ints odd_pairs(Ints a, Ints b) { return pairs<1>(a, b); }
+
+INLINE void store_apart(bf16* p, Ints halves) {
+  bf16 from[2 * LANES];
+  store_ints(from, halves);
+  for (int i = 0; i < LANES; ++i) {
+    p[2 * i] = from[2 * i];
+    p[2 * LANES + 2 * i] = from[2 * i + 1];
+  }
+}
 
 INLINE void store_alternating(bf16* p, Floats even, Floats odd) {
   bf16 one[LANES], other[LANES];
