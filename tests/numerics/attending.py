@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
-
 from numerics.comparison import LEVELS
 
 from noria.proto.base import Sampling, Stream

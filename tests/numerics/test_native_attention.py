@@ -95,7 +95,9 @@ def test_pages_of_a_window_are_used_again(page_size: int) -> None:
 
 TILED = [
     pytest.param(Layer(heads=9, kv_heads=3, head_dim=64), id="pages of 16"),
-    pytest.param(Layer(heads=4, kv_heads=2, head_dim=32, page_size=48, window=37, step_tokens=25), id="window, pages of 48"),
+    pytest.param(
+        Layer(heads=4, kv_heads=2, head_dim=32, page_size=48, window=37, step_tokens=25), id="window, pages of 48"
+    ),
     pytest.param(Layer(heads=5, kv_heads=1, head_dim=96, page_size=512, cap=5.0), id="pages of 512, capped"),
 ]
 
