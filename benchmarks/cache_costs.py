@@ -20,6 +20,7 @@ from cache_dtypes import PAGE, PROMPT, RUNS, SEQUENCE, fill, shape_of
 from noria.proto.base import Sampling, Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.services.executor.batch import prepare, results
+from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import CACHE_DTYPES, Engine, load
 from noria.services.executor.shape import RESERVED_CHUNKS
@@ -155,6 +156,7 @@ def main(arguments: list[str]) -> None:
         decode_times(arguments[1])
     else:
         model = arguments[0] if arguments else "smollm2"
+        print(f"kernels: {choose('auto', 'none').name}", flush=True)
         for measure in (["--bytes", "bfloat16"], ["--bytes", "int8"], ["--decodes"]):
             subprocess.run([sys.executable, __file__, *measure, model], check=True)
 

@@ -192,6 +192,9 @@ CACHE_RECOMPUTED_TOKENS: Final = _counter(
 )
 CACHE_EVICTIONS: Final = _counter("noria.cache.evictions", "{page}", "Cached pages given up for others.")
 CACHE_RESETS: Final = _counter("noria.cache.resets", "{request}", "Requests preempted whose cache was given up.")
+CACHE_RESET_TOKENS: Final = _counter(
+    "noria.cache.reset_tokens", "{token}", "Tokens whose cache was given up when requests were preempted."
+)
 CACHE_SWAPS: Final = _counter(
     "noria.cache.swaps", "{request}", "Requests moved to the host pool and back.", ATTRIBUTE_DIRECTION
 )
@@ -208,8 +211,8 @@ SHARE_WAITING: Final = _gauge("noria.share.waiting", "{request}", "Waiting reque
 SCHEDULER_METRICS: Final = (
     REQUESTS, QUEUE_OLDEST, PREDICTED_START, SLOTS, EPOCHS, STEPS, STEPS_FAILED, STEP_TIME, STEP_TOKENS, TOKENS_COMPUTED,
     TOKENS_SAMPLED, TOKENS_WASTED, CACHE_USAGE, CACHE_BLOCKS, CACHE_PROMPT_TOKENS, CACHE_HIT_TOKENS,
-    CACHE_RECOVERED_TOKENS, CACHE_RECOMPUTED_TOKENS, CACHE_EVICTIONS, CACHE_RESETS, CACHE_SWAPS, CACHE_SWAPPED_BLOCKS,
-    SHARE_SERVICE, SHARE_COUNTER, SHARE_WAITING,
+    CACHE_RECOVERED_TOKENS, CACHE_RECOMPUTED_TOKENS, CACHE_EVICTIONS, CACHE_RESETS, CACHE_RESET_TOKENS, CACHE_SWAPS,
+    CACHE_SWAPPED_BLOCKS, SHARE_SERVICE, SHARE_COUNTER, SHARE_WAITING,
 )  # fmt: skip
 
 # The executor: a replica's tokens per second are the rate of its tokens, its use that of its busy time.

@@ -91,6 +91,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 ("sum by (direction) (rate(noria_cache_swaps_total[$__rate_interval]))", "swapped {{direction}}"),
             )),
             Panel("Work done again / s", "short", (
+                ("sum(rate(noria_cache_reset_tokens_total[$__rate_interval]))", "tokens given up"),
                 ("sum(rate(noria_cache_recomputed_tokens_total[$__rate_interval]))", "tokens computed again"),
                 ("sum(rate(noria_cache_recovered_tokens_total[$__rate_interval]))", "tokens found again"),
                 ("sum(rate(noria_cache_evictions_total[$__rate_interval]))", "pages given up"),

@@ -107,6 +107,7 @@ class BoardMetrics(Publication):
             (instruments.CACHE_RECOMPUTED_TOKENS, counters.recomputed_tokens),
             (instruments.CACHE_EVICTIONS, counters.evictions),
             (instruments.CACHE_RESETS, counters.resets),
+            (instruments.CACHE_RESET_TOKENS, counters.reset_tokens),
             (instruments.CACHE_SWAPPED_BLOCKS, counters.swapped_blocks),
         ):
             yield Value(metric, number)

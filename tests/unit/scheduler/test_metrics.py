@@ -1,6 +1,8 @@
 """The board's counts as metrics."""
 
-from fakes.desk import submission
+import pytest
+from fakes.desk import Desk, submission
+from fakes.executor import geometry
 from msgspec.structs import replace
 
 from noria.proto.scheduling import Submit
@@ -47,3 +49,34 @@ def test_shares_are_told_by_class_and_tenant_and_the_oldest_in_the_queue_by_its_
     assert told["noria.queue.oldest"] == 3.0
     assert told["noria.requests waiting"] == 3
     assert standing(core, 1)["noria.share.waiting standard other"] >= 1
+
+
+@pytest.mark.parametrize("host", [0, 20])
+def test_what_a_tiny_cache_evicts_swaps_and_gives_up_is_told_as_it_is_counted(host: int) -> None:
+    shape = geometry(num_blocks=12, page_size=1, max_slots=2, host_slots=host)
+    desk = Desk(Settings(safety_margin=0.0, steps_in_flight=1), shape)
+    first = submission(1, prompt=4, output=6)
+    desk.submit(first, submission(2, prompt=4, output=5))
+    desk.run()
+    desk.submit(replace(submission(3), prompt_ids=first.prompt_ids))
+    desk.run()
+    told, counters = standing(desk.core), desk.core.board.counters
+    by_name = {
+        "prompt_tokens": counters.prompt_tokens,
+        "hit_tokens": counters.hit_tokens,
+        "recovered_tokens": counters.recovered_tokens,
+        "recomputed_tokens": counters.recomputed_tokens,
+        "evictions": counters.evictions,
+        "resets": counters.resets,
+        "reset_tokens": counters.reset_tokens,
+        "swaps out": counters.swaps_out,
+        "swaps in": counters.swaps_in,
+        "swapped_blocks": counters.swapped_blocks,
+    }
+    assert {name: told[f"noria.cache.{name}"] for name in by_name} == by_name
+    of_swaps = {"swaps out", "swaps in", "swapped_blocks"}
+    of_resets = {"recovered_tokens", "recomputed_tokens", "resets", "reset_tokens"}
+    absent = of_resets if host else of_swaps
+    assert {name for name, number in by_name.items() if not number} == absent
+    assert by_name["prompt_tokens"] == 12
+    assert told["noria.cache.blocks 0 cached"] > 0
