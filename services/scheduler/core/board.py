@@ -89,6 +89,7 @@ class Board:
         self.waiting.reorder(policy)
         self.policy = policy
         if self.memory is not None:
+            self.memory.change_policy()
             self.memory.cache.keep(policy.kept(self.memory.cache.pages, self.memory.cache.page_tokens))
             for request in self.requests.values():
                 # What was accepted before so much was kept goes on.

@@ -14,7 +14,7 @@ class Holding:
 
     tables: one block table for each group. pages: the published pages among their entries, from the first on.
     due: the position at which the next page is full; never, when pages are not shared. claimed: up to which page
-    others wait for it. rank: of the holder's class.
+    others wait for it.
     """
 
     tables: Tables
@@ -22,7 +22,6 @@ class Holding:
     prefix: Prefix
     due: int
     claimed: int = 0
-    rank: int = 0
 
     @property
     def pages_long(self) -> int:

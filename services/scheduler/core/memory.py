@@ -53,7 +53,6 @@ class Memory:
         prefix, cache = self.prefix(request), self.cache
         found = cache.find(prefix)[:pages]
         holding = request.held = cache.open(prefix, found)
-        holding.rank = request.rank
         request.length = len(found) * cache.page_tokens
         stored = request.stored
         if stored is not None:
@@ -72,7 +71,6 @@ class Memory:
         holding = self.cache.adopt(self.prefix(request), blocks, length)
         if holding is None:
             return False
-        holding.rank = request.rank
         request.held, request.length = holding, length
         self._settle(request, holding)
         return True
@@ -83,7 +81,11 @@ class Memory:
         request.promised = cache.units(cache.lacks(holding, request.known))
         cache.promised += request.promised
         if cache.index is not None:
-            self.twins.claim(holding)
+            self.twins.claim(request, holding)
+
+    def change_policy(self) -> None:
+        """Who waits for a twin's page looks again whether it may."""
+        self._wake(self.twins.dismiss())
 
     def leave(self, request: Request) -> None:
         """End its holding; blocks that steps in flight touch are freed after them."""

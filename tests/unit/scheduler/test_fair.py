@@ -437,6 +437,61 @@ def test_the_step_is_as_long_as_the_running_requests_latency_target_allows() -> 
     assert 200 <= sum(each.length for each in plan.slices) <= 390
 
 
+# Twins.
+
+
+def prefixed(number: int, prompt: int = 40) -> Submission:
+    """A stream of one long prompt, the same for every number."""
+    return replace(submission(number, output=2), prompt_ids=tuple(1 + each % 31 for each in range(prompt)))
+
+
+@pytest.mark.parametrize(("first", "waits"), [("batch", False), ("standard", True)])
+def test_nobody_waits_for_a_twin_of_a_lower_class_that_is_still_computing(first: str, waits: bool) -> None:
+    desk = desk_of(tokens=8)
+    desk.submit(of(first, prefixed(1)))
+    steps(desk, 1)
+    desk.submit(of("standard", prefixed(2)))
+    plan = desk.planned()
+    assert (2 in desk.lengths(plan)) is not waits
+    assert desk.core.board.waiting.passed_over == waits
+    desk.done()
+    desk.run()
+    assert desk.output(2) == generated(prefixed(2))
+    assert desk.output(1) == generated(prefixed(1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_request_ends_while_its_twin_of_a_class_with_hardly_any_share_stands_still(rank: int) -> None:
+    classes = (TrafficClass("interactive", rank=1, weight=100.0), TrafficClass("batch", rank=rank, weight=0.01))
+    desk = desk_of(classes, tokens=8)
+    desk.submit(of("batch", prefixed(1)))
+    steps(desk, 1)
+    desk.submit(
+        of("interactive", prefixed(2)), *(of("interactive", submission(each, 30, 8), "o") for each in range(3, 9))
+    )
+    for _ in range(100):
+        desk.planned()
+        desk.done()
+        if desk.end(2):
+            break
+    assert desk.output(2) == generated(prefixed(2))
+    assert desk.end(1) is None
+    desk.run()
+    assert desk.output(1) == generated(prefixed(1))
+
+
+def test_who_waits_for_a_twin_that_a_new_policy_puts_into_a_lower_class_waits_no_longer() -> None:
+    desk = Desk(Settings(policy="fifo", max_batch_tokens=64, steps_in_flight=1))
+    desk.submit(of("batch", prefixed(1)), of("standard", prefixed(2)))
+    desk.planned()
+    assert desk.core.board.waiting.passed_over == 1
+    desk.tell(PolicyChanged("fair", Rules(classes=CLASSES)))
+    assert desk.core.board.waiting.passed_over == 0
+    desk.done()
+    desk.run()
+    assert desk.output(2) == generated(prefixed(2))
+
+
 # The rules change.
 
 
