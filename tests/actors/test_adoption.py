@@ -88,7 +88,9 @@ def executor(settings: RuntimeSettings, model: Path, computed: Computed) -> Iter
 def scheduler(folder: Path, settings: RuntimeSettings) -> Iterator[subprocess.Popen[bytes]]:
     """The scheduler's process; killed at the end, if it still lives."""
     path = folder / "noria.json"
-    path.write_bytes(msgspec.json.encode(Config(runtime=settings, scheduler=SchedulerSettings(max_batch_tokens=40))))
+    # Each token is told at once, so that streams are as far as their readers when the process is killed.
+    scheduling = SchedulerSettings(max_batch_tokens=40, tokens_interval_ms=0)
+    path.write_bytes(msgspec.json.encode(Config(runtime=settings, scheduler=scheduling)))
     process = subprocess.Popen([sys.executable, "-m", "noria.services.scheduler", "--config", str(path)])
     try:
         yield process
