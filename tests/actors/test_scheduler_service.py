@@ -11,7 +11,7 @@ from fakes.neighbours import PATIENCE_S, PEERS, Peer, running_scheduler, schedul
 from noria.proto.base import End, Ended, Header, Service
 from noria.proto.execution import StepPlan
 from noria.proto.output import Gap, Resend, Tokens
-from noria.proto.scheduling import Capacity, Reclaims, Submit, Withdraw
+from noria.proto.scheduling import Capacity, Reclaims, Submission, Submit, Withdraw
 from noria.proto.wire import Codec, every_kind
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.publishing import PREDICTIONS_NS
@@ -79,18 +79,24 @@ def test_one_message_carries_the_news_of_all_streams_in_a_step(tmp_path: Path) -
         assert len(detokenizer.wait_for(Tokens).runs) == 5
 
 
+def after_steps(steps: int, asked: Submission, peers: dict[Service, Peer]) -> FakeExecutor:
+    """Let one stream run for so many steps."""
+    for peer in peers.values():
+        peer.join()
+    fake, executor = FakeExecutor(geometry()), peers[Service.EXECUTOR]
+    peers[Service.ADMISSION].send(Submit((asked,)))
+    executor.send(fake.geometry)
+    for _ in range(steps):
+        fake.send(executor.wait_for(StepPlan))
+        executor.send(fake.step())
+    return fake
+
+
 def test_tokens_that_nobody_waits_for_come_with_the_end_of_a_stream(tmp_path: Path) -> None:
+    asked = submission(1, output=8)
     with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
-        admission, executor, detokenizer = (peers[each] for each in PEERS)
-        for peer in peers.values():
-            peer.join()
-        fake = FakeExecutor(geometry())
-        asked = submission(1, output=8)
-        admission.send(Submit((asked,)))
-        executor.send(fake.geometry)
-        for _ in range(7):
-            fake.send(executor.wait_for(StepPlan))
-            executor.send(fake.step())
+        fake = after_steps(7, asked, peers)
+        executor, detokenizer = peers[Service.EXECUTOR], peers[Service.DETOKENIZER]
         # The first is told at once, the second if it was planned before anybody knew how long a step takes.
         assert held_back(settings, 7) in (5, 6)
         fake.send(executor.wait_for(StepPlan))
@@ -105,19 +111,11 @@ def test_tokens_that_nobody_waits_for_come_with_the_end_of_a_stream(tmp_path: Pa
 
 
 def test_a_detokenizer_that_joins_while_tokens_are_held_back_asks_for_them(tmp_path: Path) -> None:
+    asked = submission(1, output=50)
     with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
-        admission, executor, detokenizer = (peers[each] for each in PEERS)
-        for peer in peers.values():
-            peer.join()
-        fake = FakeExecutor(geometry())
-        asked = submission(1, output=50)
-        admission.send(Submit((asked,)))
-        executor.send(fake.geometry)
-        for _ in range(4):
-            fake.send(executor.wait_for(StepPlan))
-            executor.send(fake.step())
+        after_steps(4, asked, peers)
         assert held_back(settings, 4) in (2, 3)
-        detokenizer.mailbox.close()
+        peers[Service.DETOKENIZER].mailbox.close()
         successor = peers[Service.DETOKENIZER] = Peer(Service.DETOKENIZER, settings)
         successor.join()
         (standing,) = successor.wait_for(Tokens).runs
