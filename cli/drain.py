@@ -38,7 +38,9 @@ def drain() -> None:
     if snapshot is None or snapshot.state is not State.DRAINING:  # a second signal would mean: at once
         send(supervisor, signal.SIGTERM)
     told = -1
-    while not gone(folder, supervisor, _SHOW_EVERY_S):
+    wait_s = 0.0  # the first look is taken at once: little work is done within a second
+    while not gone(folder, supervisor, wait_s):
+        wait_s = _SHOW_EVERY_S
         admission = inspect(runtime, Service.ADMISSION)
         if admission is None:
             continue
