@@ -1,8 +1,8 @@
 """The loop that every service shares: receive, apply, send, measure.
 
 An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
-then calls `advance` once, so that a burst of messages costs one round of work. The actor greets peers, beats the heart,
-notices who is gone, answers `Inspect`, and stops at SIGTERM. It knows nothing of requests.
+then calls `advance` once, so that a burst of messages costs one round of work. The actor answers `Inspect` and stops at
+SIGTERM; who its peers are and whether they live is its `Greeting`'s. It knows nothing of requests.
 
 What is told of a process is what it stands at between two turns: whatever came is worked off, on record and counted.
 """
@@ -13,55 +13,21 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import zmq
 
 from noria.proto.base import Header, Service
-from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
+from noria.proto.lifecycle import Drain, Inspect, Snapshot
 from noria.shared.config import RuntimeSettings
-from noria.shared.log import logger
+from noria.shared.greeting import Greeting
 from noria.shared.mailbox import Mailbox
+from noria.shared.shell import Shell
 
 MAIL_PER_TURN_MAX: Final = 256
-_HELLO_INTERVAL_NS: Final = 100_000_000
 _POLL_MS_MAX: Final = 1000
 _FAREWELL_MS: Final = 200
-
-
-class Shell(Protocol):
-    """What a service is to its actor. All calls come from the actor's one thread."""
-
-    def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
-        """Take one message of a peer that has joined."""
-
-    def joined(self, peer: Service) -> None:
-        """A peer began a new life and remembers nothing: send it everything it must know."""
-
-    def lost(self, peer: Service) -> None:
-        """A peer has been silent for `peer_timeout_s`."""
-
-    def congested(self, peer: Service) -> None:
-        """A message for this peer was not taken because its outbox is full."""
-
-    def advance(self, now_ns: int) -> int | None:
-        """Do this turn's work; return the monotonic time of the next wanted turn, or None for none."""
-
-    def state(self) -> State:
-        """STARTING until ready."""
-
-    def progress(self) -> tuple[int, bool]:
-        """Work done so far, and whether work is waiting or under way."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Counts and queues for people and tests."""
-
-    def drain(self, timeout_ms: int) -> None:
-        """Take nothing new, finish what runs."""
-
-    def close(self) -> None:
-        """The actor stops: release everything."""
 
 
 class Actor:
@@ -69,8 +35,7 @@ class Actor:
 
     def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
         self.mailbox = mailbox
-        self._heartbeat_ns = int(settings.heartbeat_s * 1e9)
-        self._peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
+        self._greeting = Greeting(mailbox, settings)
         self._poller = zmq.Poller()
         self._poller.register(mailbox.router, zmq.POLLIN)
         self._watched: dict[Any, Callable[[], None]] = {}
@@ -83,17 +48,12 @@ class Actor:
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
         self._release: Callable[[], None] | None = None
-        self._expected_us: Callable[[], int] | None = None
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
         self._asked: list[tuple[bytes, Inspect]] = []
         self._flushing: dict[Service, zmq.Socket[bytes]] = {}
-        self._next_heartbeat_ns = 0
-        self._next_hello_ns = 0
         self._wanted_ns: int | None = 0
-        self._told = State.STARTING
         self._measures: dict[str, Callable[[], object]] = {}
-        self._log = logger(mailbox.service.value)
 
     @property
     def service(self) -> Service:
@@ -130,7 +90,7 @@ class Actor:
 
     def expect(self, expected_us: Callable[[], int]) -> None:
         """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
-        self._expected_us = expected_us
+        self._greeting.expected_us = expected_us
 
     def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
         """Answer an `Inspect` of this topic with what this returns for what it is about, which must be fit for JSON."""
@@ -149,9 +109,7 @@ class Actor:
 
         Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
         """
-        for peer, link in self.mailbox.links.items():
-            if link.joined:
-                self.mailbox.send_once(peer, Heartbeat(State.STOPPED))
+        self._greeting.say_farewell()
         self.mailbox.close(_FAREWELL_MS)
         if self._release is not None:
             self._release()
@@ -207,23 +165,20 @@ class Actor:
             if self._reload is not None:
                 self._reload()
         now_ns = time.monotonic_ns()
-        self._tend_links(shell, now_ns)
+        self._greeting.tend(shell, now_ns)
         self._wanted_ns = shell.advance(now_ns)
         for call in self._each_turn:
             call(now_ns)
         for identity, asked in self._asked:
             self.mailbox.answer(identity, self._told_of(shell, asked))
         self._asked.clear()
-        if shell.state() is not self._told:
-            # A change of state is news that others wait for: it goes out at once.
-            self._told = shell.state()
-            self._next_heartbeat_ns = 0
+        self._greeting.tell(shell.state())
         self._flush()
 
     def pause_ms(self) -> float:
         """How long the next turn may wait for mail."""
         now_ns = time.monotonic_ns()
-        until = min(self._next_heartbeat_ns, self._next_hello_ns) - now_ns
+        until = self._greeting.due_ns - now_ns
         if self._wanted_ns is not None:
             until = min(until, self._wanted_ns - now_ns)
         return min(max(until / 1e6, 0.0), _POLL_MS_MAX)
@@ -250,74 +205,12 @@ class Actor:
         if isinstance(body, Inspect):
             self._asked.append((identity, body))
             return
-        sender = Service(header.sender)
-        link = self.mailbox.links.get(sender)
-        if link is None:
-            return
-        if isinstance(body, Hello):
-            self._greeted(shell, header, body)
-            return
-        if not self.mailbox.current(header):
-            return
-        link.last_heard_ns = time.monotonic_ns()
-        if link.missed:
-            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
-            self._log.warning("mail lost", peer=sender.value)
-            link.forget()
-            self._next_hello_ns = 0
-            return
-        if isinstance(body, Heartbeat):
-            link.state, link.progress, link.busy = body.state, body.progress, body.busy
-            link.expected_us = body.expected_us
+        if not self._greeting.take(shell, header, body):
             return
         if isinstance(body, Drain):
             shell.drain(body.timeout_ms)
             return
-        shell.receive(sender, header, body)
-
-    def _greeted(self, shell: Shell, header: Header, body: Hello) -> None:
-        sender = Service(header.sender)
-        link = self.mailbox.links[sender]
-        if header.recipient not in (0, self.mailbox.incarnation):
-            # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
-            return
-        if self.mailbox.greet(header, answer=body.answer):
-            link.last_heard_ns = time.monotonic_ns()
-            link.pid = body.pid
-            link.state, link.progress, link.busy, link.expected_us = body.state, 0, False, 0
-            self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
-            self.mailbox.greet_back(sender, Hello(os.getpid(), shell.state(), answer=True))
-            shell.joined(sender)
-        elif header.incarnation == link.incarnation:
-            if link.state is State.STARTING:
-                link.state = body.state  # it may have become ready before it knew whom to tell
-            if not body.answer:
-                self._hello(shell, sender, answer=True)
-
-    def _hello(self, shell: Shell, peer: Service, *, answer: bool) -> None:
-        self.mailbox.send_once(peer, Hello(os.getpid(), shell.state(), answer))
-
-    def _tend_links(self, shell: Shell, now_ns: int) -> None:
-        if now_ns >= self._next_hello_ns:
-            self._next_hello_ns = now_ns + _HELLO_INTERVAL_NS
-            waiting = [peer for peer, link in self.mailbox.links.items() if not link.joined]
-            for peer in waiting:
-                self._hello(shell, peer, answer=False)
-            if not waiting:
-                self._next_hello_ns = now_ns + self._heartbeat_ns
-        if now_ns >= self._next_heartbeat_ns:
-            self._next_heartbeat_ns = now_ns + self._heartbeat_ns
-            progress, busy = shell.progress()
-            expected_us = self._expected_us() if self._expected_us is not None else 0
-            beat = Heartbeat(shell.state(), progress, busy, expected_us=expected_us)
-            for peer, link in self.mailbox.links.items():
-                if link.joined:
-                    self.mailbox.send_once(peer, beat)
-                    if now_ns - link.last_heard_ns > self._peer_timeout_ns:
-                        self._log.warning("peer lost", peer=peer.value)
-                        link.give_up()
-                        self._next_hello_ns = now_ns
-                        shell.lost(peer)
+        shell.receive(Service(header.sender), header, body)
 
     def _flush(self) -> None:
         for peer, link in self.mailbox.links.items():

@@ -15,7 +15,7 @@ import setproctitle
 import zmq
 
 from noria.proto.base import Service
-from noria.shared.actor import Actor, Shell
+from noria.shared.actor import Actor
 from noria.shared.config import Config
 from noria.shared.config_sources import CONFIG_VARIABLE, load
 from noria.shared.endpoints import mailbox, prepare_runtime_dir, runtime_dir
@@ -25,6 +25,7 @@ from noria.shared.last_words import note_down
 from noria.shared.locks import Holder, Lock
 from noria.shared.log import configure, logger
 from noria.shared.mailbox import Mailbox
+from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
 from noria.shared.vitals import Vitals
 from noria.shared.watchdog import Watchdog

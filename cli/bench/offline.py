@@ -28,10 +28,10 @@ from noria.services.scheduler.config import scheduler_settings
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
-from noria.shared.actor import Shell
 from noria.shared.config import Config, TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.models import resolve, served_names
+from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
 from noria.shared.tokenizer import Tokenizer
 

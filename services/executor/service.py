@@ -23,9 +23,9 @@ from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans
 from noria.services.executor.step_log import step_time
 from noria.services.executor.vigil import Vigil
-from noria.shared.actor import Shell
 from noria.shared.garbage import freeze
 from noria.shared.log import logger
+from noria.shared.shell import Shell
 from noria.shared.step_times import STEPS_KEPT, StepTime
 from noria.shared.telemetry import Telemetry
 

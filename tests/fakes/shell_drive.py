@@ -17,8 +17,8 @@ from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings
-from noria.shared.actor import Shell
 from noria.shared.config import TelemetrySettings
+from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
 
 PATIENCE_S = 60.0

@@ -13,9 +13,10 @@ from fakes.simulated.clock import MICROSECOND, Agenda, Clock
 from fakes.simulated.network import Dealer, Died, Frames, Network, Owner, Router
 
 from noria.proto.base import Service
-from noria.shared.actor import Actor, Shell
+from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings
 from noria.shared.mailbox import Mailbox
+from noria.shared.shell import Shell
 
 _TURN_NS_MAX = 200 * MICROSECOND
 

@@ -17,7 +17,7 @@ from noria.services.admission.core.events import Note
 from noria.services.admission.core.ledger import Choice, Request
 from noria.services.scheduler.core.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.actor import Shell
+from noria.shared.shell import Shell
 
 # The methods of cores that change something.
 _CHANGES = ("apply", "plan", "take", "restore", "collect", "put_back")

@@ -45,8 +45,8 @@ from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.actor import Shell
 from noria.shared.config import RuntimeSettings
+from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
 
 _PATIENCE_NS: Final = 60 * SECOND
