@@ -1,4 +1,4 @@
-"""The sockets between services: one bound mailbox, one link to each peer, and who is still the process we greeted.
+"""The sockets between services: one bound mailbox, one link to each peer, and whose mail is taken.
 
 Decides which mail is dropped: what names another incarnation than ours, or comes from one that we have not greeted.
 Knows nothing of requests.
@@ -6,8 +6,7 @@ Knows nothing of requests.
 
 import os
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,6 +19,7 @@ from noria.proto.wire import Codec, FrameError, every_kind, inbound
 from noria.shared.config import RuntimeSettings
 from noria.shared.curve import Keys, keys_of
 from noria.shared.gate import Gate
+from noria.shared.link import Link
 
 INSPECTOR_PREFIX: Final = "inspector-"
 _MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -30,96 +30,6 @@ _RECONNECT_MS_MAX: Final = 500
 def draw_incarnation() -> int:
     """A random number that names this life of a process; never 0, which means unknown."""
     return secrets.randbits(62) | 1
-
-
-class Link:
-    """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
-
-    `pid`, `state`, `progress`, `busy` and `expected_us` are what the peer last said of itself; `knows_us` whether its
-    present life has written to ours; `missed` whether mail of it was lost on the way.
-    """
-
-    def __init__(self, peer: Service, connect: Callable[[], zmq.Socket[bytes]], outbox_max: int) -> None:
-        self.peer = peer
-        self.socket = connect()
-        self._connect = connect
-        self.incarnation = 0
-        self.knows_us = False
-        self.missed = False
-        self.buried: deque[int] = deque(maxlen=32)
-        self._last = 0
-        self.sequence = 0
-        self.last_heard_ns = 0
-        self.pid = 0
-        self.state = lifecycle.State.STARTING
-        self.progress = 0
-        self.busy = False
-        self.expected_us = 0
-        self.outbox: deque[list[bytes]] = deque()
-        self._outbox_max = outbox_max
-
-    @property
-    def joined(self) -> bool:
-        """Whether the peer has greeted us and has not been given up since."""
-        return self.incarnation != 0
-
-    def push(self, frames: list[bytes]) -> bool:
-        """Send now, or keep for later in order; False when the outbox is full and the message was not taken."""
-        if not self.outbox and self._try(frames):
-            return True
-        if len(self.outbox) >= self._outbox_max:
-            return False
-        self.outbox.append(frames)
-        return True
-
-    def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
-        while self.outbox and self._try(self.outbox[0]):
-            self.outbox.popleft()
-
-    def try_once(self, frames: list[bytes]) -> bool:
-        """Send now or not at all: for greetings and heartbeats, which are repeated."""
-        return self._try(frames)
-
-    def forget(self) -> None:
-        """The peer is not there any more, or not for us: whatever was meant for it is void until it greets again."""
-        self._last = self.incarnation or self._last
-        self.incarnation = 0
-        self.sequence = 0
-        self.knows_us = False
-        self.missed = False
-        self.outbox.clear()
-
-    def give_up(self) -> None:
-        """Nothing has been heard for too long: whoever greets next is the peer.
-
-        Even one that we took for dead: late mail of its predecessor may have looked like its successor.
-        """
-        self.forget()
-        self.buried.clear()
-        self.reconnect()
-
-    def reconnect(self) -> None:
-        """Begin a new connection: what we write does not arrive.
-
-        A ROUTER that has seen our name on another connection reads ours no more, and neither side is told.
-        """
-        # A new socket: one that is disconnected may still take messages for the connection that is going away.
-        self.socket.close(0)
-        self.socket = self._connect()
-
-    def succeed(self, successor: int) -> None:
-        """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
-        self.forget()
-        if self._last and self._last != successor:
-            self.buried.append(self._last)
-
-    def _try(self, frames: list[bytes]) -> bool:
-        try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
-        except zmq.Again:
-            return False
-        return True
 
 
 class Mailbox:
