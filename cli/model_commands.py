@@ -16,7 +16,7 @@ def models() -> None:
 def pull(name: str | None) -> None:
     """Fetch a model into the cache: an alias, a GGUF file or a hub id; without a NAME the configured one."""
     from noria.cli.models import pull as fetch
-    from noria.cli.models import terminal_report
+    from noria.cli.progress import terminal_report
 
     model = settings().model
     with terminal_report() as report:

@@ -53,7 +53,8 @@ def fetch(config: Config) -> None:
         resolve(config.model)
     except UserError:
         # Only now, because the import is heavy and seldom needed.
-        from noria.cli.models import ensure, terminal_report
+        from noria.cli.models import ensure
+        from noria.cli.progress import terminal_report
 
         with terminal_report() as report:
             ensure(config.model, report)
