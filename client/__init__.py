@@ -11,8 +11,8 @@
 
 from noria.client.asynchronous import AsyncClient
 from noria.client.errors import ClientError, Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
-from noria.client.exchange import Patience
 from noria.client.generation import Generation
+from noria.client.patience import Patience
 from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
 from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message, Standing

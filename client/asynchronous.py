@@ -13,8 +13,9 @@ from noria.client.call import Call, Phase
 from noria.client.connection import Connection
 from noria.client.context import current
 from noria.client.errors import Closed, Unreachable
-from noria.client.exchange import Exchange, Patience
+from noria.client.exchange import Exchange
 from noria.client.generation import Generation
+from noria.client.patience import Patience
 from noria.client.questions import Questions
 from noria.client.request import Options, build
 from noria.client.results import Completion

@@ -14,6 +14,8 @@ import msgspec
 
 from noria.client.call import Call, Phase
 from noria.client.errors import Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
+from noria.client.patience import Patience
+from noria.client.server import Server, Sign
 from noria.proto import frontdoor
 from noria.proto.base import Header
 from noria.proto.frontdoor import (
@@ -29,31 +31,7 @@ from noria.proto.frontdoor import (
 )
 
 Send = Callable[[msgspec.Struct, str], bool]
-_INCARNATIONS_REMEMBERED: Final = 16
 _SIGNS_PER_TIMEOUT: Final = 3
-
-
-class Patience(msgspec.Struct, frozen=True):
-    """How long a client waits, in seconds.
-
-    accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a
-    request from a server that does show life. ready_s: for a server that is not ready to be so. ping_s: between signs of
-    life of our own, more often where the server is less patient. silence_s: without news of an open call before it
-    attaches again. reconnect_s: without any sign of life before open calls are given up. resend_s, resend_max_s: first
-    and longest pause between repeated questions. leave_s: how long an abandoned call waits for its end to be confirmed.
-    calls_max: calls at a time.
-    """
-
-    accept_s: float = 10.0
-    answer_s: float = 60.0
-    ready_s: float = 10.0
-    ping_s: float = 5.0
-    silence_s: float = 15.0
-    reconnect_s: float = 60.0
-    resend_s: float = 1.0
-    resend_max_s: float = 8.0
-    leave_s: float = 30.0
-    calls_max: int = 8192
 
 
 class Exchange:
@@ -63,9 +41,7 @@ class Exchange:
         self.calls: dict[str, Call] = {}
         self._patience = patience
         self._send = send
-        self._incarnations: list[int] = []
-        self._heard_s = 0.0
-        self._connected_s = 0.0
+        self._server = Server(patience.resend_s)
         self._pinged_s = 0.0
         self._ping_s = patience.ping_s
         self._ended: dict[str, None] = {}
@@ -128,16 +104,18 @@ class Exchange:
 
     def connected(self, now_s: float) -> None:
         """There is a (new) connection: what was on the way over an older one may be lost."""
-        self._connected_s = now_s
+        self._server.connected_s = now_s
         for call in list(self.calls.values()):
             call.asks = 0
             self._ask(call, now_s)
 
     def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
         """Take one message of the server."""
-        if not self._lives(header.incarnation, now_s):
+        sign = self._server.hear(header.incarnation, now_s)
+        if sign is Sign.VOID:
             return
-        self._heard_s = now_s
+        if sign is Sign.ANEW:
+            self.connected(now_s)
         match body:
             case Accepted():
                 self._accepted(body, now_s)
@@ -152,22 +130,6 @@ class Exchange:
                 self._malformed(body)
             case _:
                 pass  # a sign of life
-
-    def _lives(self, incarnation: int, now_s: float) -> bool:
-        """Whether this is the life of the server that goes on; a change of lives makes all calls ask."""
-        if self._incarnations and incarnation == self._incarnations[-1]:
-            return True
-        known = incarnation in self._incarnations
-        if known and now_s - self._heard_s < self._patience.resend_s:
-            return False  # mail that a server wrote before it died
-        # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
-        # Mostly a restart has shown as a new connection before, and everything has been asked over that.
-        unasked = bool(self._incarnations) and (known or self._connected_s <= self._heard_s)
-        others = [each for each in self._incarnations if each != incarnation]
-        self._incarnations = [*others[-_INCARNATIONS_REMEMBERED:], incarnation]
-        if unasked:
-            self.connected(now_s)
-        return True
 
     def settle(self) -> None:
         """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""
@@ -187,7 +149,7 @@ class Exchange:
             self._pinged_s = now_s
             self._send(Ping(), "")
         for call in list(self.calls.values()):
-            trouble = self._trouble(call, now_s)
+            trouble = self._patience.trouble(call, self._server.heard_s, now_s)
             if trouble:
                 self._forget(call)
                 call.fail(Unreachable(trouble))
@@ -225,25 +187,6 @@ class Exchange:
         call.asked_s = now_s
         pause_s = self._patience.resend_s * 2 ** min(call.asks - 1, 16)
         call.next_ask_s = now_s + min(pause_s, self._patience.resend_max_s)
-
-    def _trouble(self, call: Call, now_s: float) -> str:
-        patience = self._patience
-        silent_s = now_s - max(self._heard_s, call.begun_s)
-        match call.phase:
-            case Phase.OPENING:
-                if silent_s >= patience.accept_s:
-                    return f"no answer for {silent_s:.0f} s; is `noria up` running in the same runtime folder?"
-                if now_s - call.begun_s >= patience.answer_s:
-                    return f"the server is there but did not answer this request for {now_s - call.begun_s:.0f} s"
-            case Phase.OPEN:
-                if silent_s >= patience.reconnect_s:
-                    return f"the answer stopped coming and nothing was heard for {silent_s:.0f} s"
-            case Phase.ABANDONED:
-                if now_s - call.left_s >= patience.leave_s:
-                    return "its end was never confirmed"
-            case Phase.OVER:
-                pass
-        return ""
 
     def _forget(self, call: Call) -> None:
         if self.calls.get(call.id) is call:
@@ -283,17 +226,11 @@ class Exchange:
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
             # It was accepted once, so it waits for the server to come back rather than fail.
             call.next_ask_s = now_s + max(self._patience.resend_s, (body.retry_after_ms or 0) / 1000)
-        elif body.code is Code.NOT_READY and self._comes_back(call, body, now_s):
+        elif body.code is Code.NOT_READY and self._patience.comes_back(call, body, now_s):
             call.next_ask_s = now_s + (body.retry_after_ms or 0) / 1000
         else:
             self._forget(call)
             call.fail(Refused(body.code, body.reason, body.parameter, body.retry_after_ms))
-
-    def _comes_back(self, call: Call, body: Rejected, now_s: float) -> bool:
-        """Whether a server that is not ready says that it will be soon enough: a part of it is being started again."""
-        if body.retry_after_ms is None:
-            return False
-        return now_s + body.retry_after_ms / 1000 - call.begun_s <= self._patience.ready_s
 
     def _delta(self, delta: frontdoor.Delta, now_s: float) -> None:
         call = self.calls.get(delta.id)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, Unpack
 from noria.client.asynchronous import AsyncClient
 from noria.client.context import current
 from noria.client.errors import Closed
-from noria.client.exchange import Patience
 from noria.client.generation import Generation
+from noria.client.patience import Patience
 from noria.client.request import Options
 from noria.client.results import Accepted, Completion, Delta
 from noria.proto.frontdoor import Description, Forecast, Identified, Message

@@ -10,7 +10,8 @@ from fakes.simulated.wishes import Read, Wish
 
 from noria.client.call import Call, Phase
 from noria.client.errors import ClientError, Refused
-from noria.client.exchange import Exchange, Patience
+from noria.client.exchange import Exchange
+from noria.client.patience import Patience
 from noria.proto.base import Header
 from noria.proto.frontdoor import TO_CLIENT, Code
 from noria.proto.wire import Codec
