@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from noria.shared.config import Config
-from noria.shared.config_sources import CONFIG_VARIABLE, Option, load, options, parse
+from noria.shared.config_sources import CONFIG_VARIABLE, load
+from noria.shared.options import Option, options, parse
 
 _FLAGS: Final = "noria.flags"
 _FILE: Final = "noria.file"

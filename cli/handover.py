@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from noria.shared.config import Config
-from noria.shared.config_sources import KEYED, VARIABLE_PREFIX, dump
+from noria.shared.config_sources import dump
+from noria.shared.options import KEYED, VARIABLE_PREFIX
 
 
 def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:

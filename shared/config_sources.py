@@ -1,85 +1,23 @@
 """Where the configuration comes from: one TOML file, `NORIA_…` variables and flags, read once.
 
-Later sources win: defaults, file, OpenTelemetry's variables, ours, flags. Unknown keys are refused with the nearest known
-name. What options there are is declared in `config`.
+Later sources win: defaults, file, OpenTelemetry's variables, ours, flags. What options there are is said in `options`.
 """
 
-import difflib
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from noria.shared.config import Config
 from noria.shared.errors import UserError
-from noria.shared.traffic import (
-    BUILT_IN,
-    CLASS_NAME,
-    TENANT_NAME,
-    ClassSettings,
-    TenantSettings,
-    allowed_classes,
-)
+from noria.shared.options import KEYED, VARIABLE_PREFIX, Option, check_names, nearest, options, parse
+from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 
-VARIABLE_PREFIX: Final = "NORIA_"
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
 _OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "NORIA_API_KEY")  # the latter is for the commands that ask
-# Sections that hold any number of named tables, [SECTION.NAME]; only a file can set them.
-KEYED: Final[Mapping[str, tuple[type[ClassSettings] | type[TenantSettings], str]]] = {
-    "classes": (ClassSettings, CLASS_NAME),
-    "tenants": (TenantSettings, TENANT_NAME),
-}
-
-
-class Option(msgspec.Struct, frozen=True):
-    """One option as declared: where it lives, its type, flags, help and default.
-
-    common: a variable of OpenTelemetry's that sets it where ours does not; "" for none.
-    """
-
-    section: str
-    key: str
-    type: Any
-    flags: tuple[str, ...]
-    help: str
-    default: Any
-    common: str = ""
-
-    @property
-    def path(self) -> str:
-        """The dotted name used in errors."""
-        return f"{self.section}.{self.key}"
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return f"{VARIABLE_PREFIX}{self.section}_{self.key}".upper()
-
-
-def options() -> Iterator[Option]:
-    """Yield every option in declaration order."""
-    for section in msgspec.structs.fields(Config):
-        if section.name in KEYED:
-            continue
-        hints = get_type_hints(section.type, include_extras=True)
-        for field in msgspec.structs.fields(section.type):
-            annotated = hints[field.name]
-            meta = next(extra for extra in annotated.__metadata__ if isinstance(extra, Meta))
-            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-            yield Option(
-                section=section.name,
-                key=field.name,
-                type=get_args(annotated)[0],
-                flags=tuple((meta.extra or {}).get("flags", ())),
-                help=meta.description or "",
-                default=default,
-                common=(meta.extra or {}).get("variable", ""),
-            )
 
 
 def load(
@@ -165,43 +103,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold sections")
-    _check_names(content, str(path))
+    check_names(content, str(path))
     return content
-
-
-def _check_names(content: Mapping[str, Any], source: str) -> None:
-    known: dict[str, list[str]] = {}
-    for option in options():
-        known.setdefault(option.section, []).append(option.key)
-    for section, values in content.items():
-        if section not in known and section not in KEYED:
-            raise UserError(f"{source}: unknown section [{section}]{_nearest(section, [*known, *KEYED])}")
-        if not isinstance(values, dict):
-            raise UserError(f"{source}: {section} must be a section, written [{section}]")
-        if section in KEYED:
-            for name, table in values.items():
-                _check_table(section, name, table, source)
-            continue
-        for key in values:
-            if key not in known[section]:
-                raise UserError(f"{source}: unknown key {section}.{key}{_nearest(key, known[section])}")
-
-
-def _check_table(section: str, name: str, table: Any, source: str) -> None:
-    kind, pattern = KEYED[section]
-    path = f"{section}.{name}"
-    if re.fullmatch(pattern, name) is None:
-        raise UserError(f"{source}: {path}: a name here must match {pattern}")
-    if not isinstance(table, dict):
-        raise UserError(f"{source}: {path} must be a section, written [{path}]")
-    known = [field.name for field in msgspec.structs.fields(kind)]
-    for key, value in table.items():
-        if key not in known:
-            raise UserError(f"{source}: unknown key {path}.{key}{_nearest(key, known)}")
-        try:
-            msgspec.convert({key: value}, kind)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{source}: {path}.{key}: {str(error).partition(' - at ')[0]}") from error
 
 
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Option, Any]]:
@@ -215,23 +118,8 @@ def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Opt
             continue
         option = declared.get(name)
         if option is None:
-            raise UserError(f"unknown environment variable {name}{_nearest(name, declared)}")
+            raise UserError(f"unknown environment variable {name}{nearest(name, declared)}")
         yield name, option, parse(option, text, f"environment variable {name}")
-
-
-def parse(option: Option, text: str, source: str) -> Any:
-    """Turn text from a variable or flag into the option's type. Raises UserError naming the source."""
-    kind = option.type
-    try:
-        if get_origin(kind) is tuple:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
-        if get_origin(kind) is dict:
-            return dict(part.strip().split("=", 1) for part in text.split(",") if part.strip())
-        if type(None) in get_args(kind) and text.lower() in ("", "none", "auto"):
-            return None
-        return msgspec.convert(text, kind, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UserError(f"{source}: {option.path}: {error}") from error
 
 
 def _merge(into: dict[str, dict[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> None:
@@ -294,7 +182,7 @@ def _check_tenants(
         for each in (*tenant.classes, *filter(None, [tenant.default_class])):
             if each not in classes:
                 key = "classes" if each in tenant.classes else "default_class"
-                raise UserError(f"{path}.{key}: there is no class {each}{_nearest(each, classes)}")
+                raise UserError(f"{path}.{key}: there is no class {each}{nearest(each, classes)}")
         if tenant.default_class and tenant.default_class not in allowed_classes(tenant, classes):
             raise UserError(f"{path}.default_class: {tenant.default_class} is not among the tenant's classes")
         if not allowed_classes(tenant, classes):
@@ -302,8 +190,3 @@ def _check_tenants(
         for key in tenant.keys:
             if owners.setdefault(key, name) != name:
                 raise UserError(f"{path}.keys: {key} belongs to tenants.{owners[key]} already")
-
-
-def _nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(list(known)[:20])}"

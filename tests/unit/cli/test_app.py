@@ -13,7 +13,8 @@ from noria.cli.app import noria, run
 from noria.cli.handover import environment, hand_over, to_toml
 from noria.proto.base import Service
 from noria.shared.config import Config
-from noria.shared.config_sources import load, options
+from noria.shared.config_sources import load
+from noria.shared.options import options
 
 EVERYTHING = {
     "model.name": 'a "quoted" \\ name\x7f\n',

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from noria.shared.config import Config
-from noria.shared.config_sources import KEYED, dump, load, options, origins, write
+from noria.shared.config_sources import dump, load, origins, write
 from noria.shared.errors import UserError
+from noria.shared.options import KEYED, options
 from noria.shared.traffic import BUILT_IN, default_class_of
 
 
