@@ -12,8 +12,9 @@ import uvloop
 from noria.client import AsyncClient
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
-from noria.services.gateway.app import Traffic, build
+from noria.services.gateway.app import build
 from noria.services.gateway.config import GatewayConfig
+from noria.services.gateway.generations import Traffic
 from noria.services.gateway.protocol import BoundedHttp
 from noria.shared.actor import Actor
 from noria.shared.endpoints import runtime_dir
