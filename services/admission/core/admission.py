@@ -7,7 +7,7 @@ The first terminal entry of a stream wins, wherever it comes from. Knows nothing
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.admission.core import intake, invariants, recovery, showing
+from noria.services.admission.core import intake, invariants, recording, recovery, showing
 from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.delivery import Delivery
@@ -109,7 +109,7 @@ class Admission:
 
     def accounted(self, told: Told) -> None:
         """Costs are written down up to there."""
-        self.books.accounted(told)
+        recording.accounted(self.books, told)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
@@ -132,11 +132,11 @@ class Admission:
 
         Then `written` or `unwritten` must be called with it, before any other event.
         """
-        return self.books.page(now_ns)
+        return recording.page(self.books, now_ns)
 
     def written(self, page: Page) -> None:
         """The page is on record."""
-        self.books.written(page)
+        recording.written(self.books, page)
 
     def unwritten(self, now_ns: int) -> None:
         """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.

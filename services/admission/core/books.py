@@ -4,12 +4,12 @@ An end is entered in the ledger first; the scheduler, the detokenizer and the cl
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from noria.proto.base import End, Service, Stream
-from noria.proto.frontdoor import Code, Forecast, Rejected
-from noria.proto.scheduling import Accounted, Doubt
-from noria.services.admission.core.accounts import Accounts, Told
+from noria.proto.frontdoor import Code, Forecast
+from noria.proto.scheduling import Doubt
+from noria.services.admission.core.accounts import Accounts
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
@@ -17,14 +17,14 @@ from noria.services.admission.core.events import EndedNote, Note, RefusedNote
 from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
 from noria.services.admission.core.queues import Queues
-from noria.services.admission.core.record import Page, Record
+from noria.services.admission.core.record import Record
+from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy
 from noria.services.admission.core.tenants import Tenants
 from noria.services.admission.core.tokenizer_post import TokenizerPost
 from noria.services.admission.core.traffic import Account
-from noria.services.admission.core.validation import Refusal
 
 NOBODY = Account("", "")
 _WHOLE = (End.STOP, End.LENGTH)
@@ -121,8 +121,7 @@ class Books:
         self.accounts.refuse(account, refusal.code)
         self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
         if client is not None:
-            rejected = Rejected(request_id, refusal.code, refusal.reason, refusal.parameter, refusal.retry_after_ms)
-            self.delivery.answer(client, rejected)
+            self.delivery.answer(client, refusal.rejected(request_id))
 
     def leave_tokenizing(self, request: Request) -> None:
         """Give back what a request under tokenization holds, whatever becomes of it."""
@@ -137,7 +136,7 @@ class Books:
         self.leave_tokenizing(request)
         self.forget(request)
         if request.preview:
-            self.foretell(client, refused(request.key.id.removeprefix(PREVIEW), request.traffic_class, refusal))
+            self.foretell(client, refusal.forecast(request.key.id.removeprefix(PREVIEW), request.traffic_class))
             return
         self.tenants.named(request.key.tenant).streams -= request.n
         self.refuse(client, request.client, request.key.id, refusal, self.accounts.of(request))
@@ -239,24 +238,6 @@ class Books:
         self.ledger.forget(request)
         self.record.forgotten(request)
 
-    def page(self, now_ns: int) -> Page | None:
-        """What is to be put on record now, with the counts that have changed."""
-        accounts = self.accounts
-        page = self.record.page(now_ns, live=bool(self.ledger.live), counted=bool(accounts.unrecorded))
-        if page is None:
-            return None
-        levels = self.tenants.levels(now_ns)
-        if not page.fold:
-            return replace(page, counted=tuple(accounts.unrecorded.items()), levels=levels)
-        changed = [each for each in accounts.traffic if each in accounts.moved or each in accounts.unrecorded]
-        return replace(page, traffic=tuple((each, accounts.traffic[each]) for each in changed), levels=levels)
-
-    def written(self, page: Page) -> None:
-        """A page is on record."""
-        self.record.written(page)
-        self.accounts.written(fold=page.fold)
-        self.tenants.recorded()
-
     def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
         """The scheduler suspects these streams and no others."""
         doubts = {stream: doubt for stream, doubt in doubts.items() if self.ledger.choice(stream) is not None}
@@ -264,26 +245,6 @@ class Books:
             self.scheduler.doubts = doubts
             self.record.suspected(doubts)
 
-    def accounted(self, told: Told) -> None:
-        """The scheduler's costs are written down up to there: it hears of it when it has told any since it last did."""
-        accounts = self.accounts
-        if accounts.owes_answer and accounts.told == told and self.scheduler.joined:
-            accounts.owes_answer = False
-            self.scheduler.accounted = Accounted(*told)
-
     def unfinished(self) -> Iterator[Pair]:
         """Every stream that has not ended, oldest first."""
         return self.ledger.unfinished()
-
-
-def refused(request_id: str, traffic_class: str, refusal: Refusal) -> Forecast:
-    """The forecast that a request would be refused."""
-    return Forecast(
-        request_id,
-        admitted=False,
-        traffic_class=traffic_class,
-        code=refusal.code,
-        reason=refusal.reason,
-        parameter=refusal.parameter,
-        retry_after_ms=refusal.retry_after_ms,
-    )

@@ -9,9 +9,10 @@ from typing import Final
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.ledger import Request
+from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.tenancy import ClassRule, TenantRule
 from noria.services.admission.core.tenants import Tenant
-from noria.services.admission.core.validation import Refusal, characters
+from noria.services.admission.core.validation import characters
 
 NOT_READY_RETRY_MS: Final = 500
 _DRAINING_RETRY_MS: Final = 30_000

@@ -19,7 +19,6 @@ from noria.proto.frontdoor import (
     Ping,
     Pong,
     Preview,
-    Rejected,
 )
 from noria.services.admission.core import checks, composing, intake
 from noria.services.admission.core.books import Books
@@ -79,7 +78,7 @@ class Desk:
         shown = body.id[: self._books.rules.request_id_characters_max]
         if rule is None:
             refusal = checks.unauthorized(body.credential)
-            self._books.delivery.answer(client, Rejected(shown, refusal.code, refusal.reason, refusal.parameter))
+            self._books.delivery.answer(client, refusal.rejected(shown))
         else:
             self._books.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
 
@@ -94,7 +93,7 @@ class Desk:
         else:
             self._books.delivery.answer(client, composing.standing(shown, request, now_ns))
             return
-        self._books.delivery.answer(client, Rejected(shown, refusal.code, refusal.reason, refusal.parameter))
+        self._books.delivery.answer(client, refusal.rejected(shown))
 
     def _attach(self, client: Client, body: Attach) -> None:
         shown = body.id[: self._books.rules.request_id_characters_max]

@@ -8,7 +8,7 @@ from noria.services.admission.core import prediction
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.ledger import Request
 from noria.services.admission.core.prediction import Ahead, Course
-from noria.services.admission.core.validation import Refusal
+from noria.services.admission.core.refusal import Refusal
 
 
 def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int) -> Refusal | None:

@@ -10,14 +10,15 @@ from typing import Final
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code, Generate, Have, Preview
 from noria.services.admission.core import checks, forecast
-from noria.services.admission.core.books import NOBODY, PREVIEW, Books, refused
+from noria.services.admission.core.books import NOBODY, PREVIEW, Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
 from noria.services.admission.core.ledger import Choice, Key, Request, Stage
+from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.admission.core.tenancy import TenantRule
 from noria.services.admission.core.traffic import Account
-from noria.services.admission.core.validation import Refusal, characters, id_problem, problem
+from noria.services.admission.core.validation import characters, id_problem, problem
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
 
@@ -70,7 +71,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
             return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
     assert refusal is not None
     shown = asked.id[: books.rules.request_id_characters_max]
-    books.foretell(client, refused(shown, asked.traffic_class, refusal))
+    books.foretell(client, refusal.forecast(shown, asked.traffic_class))
     return None
 
 

@@ -7,7 +7,7 @@ from noria.proto.base import End
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.ledger import Request, Stage
-from noria.services.admission.core.validation import Refusal
+from noria.services.admission.core.refusal import Refusal
 
 _TIMERS_KEPT: Final = 1024
 

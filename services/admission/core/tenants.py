@@ -11,8 +11,8 @@ from typing import Final
 
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.bucket import TokenBucket
+from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.tenancy import Policy, TenantRule
-from noria.services.admission.core.validation import Refusal
 
 _OUTPUTS_KEPT: Final = 128
 _OUTPUT_GUESS: Final = 256  # tokens of an answer before any is known

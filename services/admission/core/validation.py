@@ -6,10 +6,10 @@ the prompt's length in tokens.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from noria.proto.frontdoor import Code, Generate
+from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.rules import Rules
 
 TEMPERATURE_MAX: Final = 100.0
@@ -22,16 +22,6 @@ LOGPROBS_MAX: Final = 20
 CHARACTERS_PER_TOKEN_MAX: Final = 64
 _ID: Final = re.compile(r"[\x21-\x7e]+")
 _ROLE: Final = re.compile(r"[a-z_]{1,32}")
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is refused: what is wrong and what to do, where, and when it is worth trying again."""
-
-    code: Code
-    reason: str
-    parameter: str = ""
-    retry_after_ms: int | None = None
 
 
 def id_problem(request_id: str, rules: Rules) -> Refusal | None:
