@@ -17,7 +17,7 @@ from noria.proto.lifecycle import State
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.inventory import inventory
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed, Loading, Lost, NotRecorded
-from noria.services.executor.loaded import Loaded
+from noria.services.executor.loaded import Loaded, report
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans
@@ -198,27 +198,7 @@ class ExecutorShell:
         self._loaded = loaded
         self.metrics.loaded(loaded)
         self._slots = Slots(loaded.shape)
-        geometry, memory = loaded.geometry, loaded.memory
-        self._log.info(
-            "model loaded",
-            model=geometry.model,
-            dtype=geometry.dtype,
-            threads=loaded.threads,
-            kernels=loaded.kernels,
-            seconds=round(loaded.load_s, 2),
-        )
-        self._log.info(
-            "memory",
-            free_mib=memory.free_bytes >> 20,
-            **{f"{share.name.replace(' ', '_')}_mib": share.bytes >> 20 for share in memory.shares},
-            num_blocks=geometry.num_blocks,
-            cache_tokens=memory.cache_tokens,
-            full_requests=memory.full_requests,
-        )
-        if loaded.unkept:
-            self._log.warning("packed weights cannot be kept", reason=loaded.unkept)
-        if not loaded.steady:
-            self._log.warning("results depend on the batch", reason="a matrix product's order of summation varies")
+        report(loaded, self._log)
         freeze()  # the model lives as long as the process, too
         self._tell_geometry()
 
