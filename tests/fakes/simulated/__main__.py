@@ -21,7 +21,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.seed is not None:
         universe = Universe(given.seed, trace=print if given.trace else None)
-        print(universe.settings, universe.chance, universe.geometry, sep="\n")
+        scene = universe.scene
+        print(scene.settings, scene.chance, scene.geometry, sep="\n")
         universe.run()
         print(dict(universe.counts))
         return 0

@@ -30,7 +30,7 @@ class LyingUniverse(Universe):
     def __init__(self, seed: int, rate: float = 0.01) -> None:
         super().__init__(seed, only=Service.ADMISSION)
         self.chance.deaths = 0
-        self.journal = True
+        self.scene.journal = True
         self.liar = Liar(seed, rate)
         self.network.alter = self.liar.alter
         self.deaths: Counter[str] = Counter()
@@ -44,7 +44,9 @@ class LyingUniverse(Universe):
                 self._start(service)
             self._invite()
             self.agenda.after(STILL_AFTER_NS, self._repent)
-            self._until(lambda: self._honest and all(wish.over for wish in self.wishes), "not all came to an end")
+            self._until(
+                lambda: self._honest and all(wish.over for wish in self.audience.wishes), "not all came to an end"
+            )
             self._until(lambda: not any(self.state().values()), "something is left")
 
     def _repent(self) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fakes.simulated.life import Life
+
 from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure, StepFailed
 from noria.proto.output import TokenRun
@@ -15,6 +17,7 @@ from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
 from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.core.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.shell import Shell
@@ -158,6 +161,12 @@ def note_bundles(shell: Shell, together: Callable[[], None]) -> None:
         return runs
 
     bundle.take = take_and_tell  # type: ignore[method-assign]  # a wiretap
+
+
+def books_of(life: Life) -> Books:
+    """The books of a life of admission."""
+    assert isinstance(life.shell, AdmissionService)
+    return life.shell._core.books
 
 
 def begin_again(books: Books, request: Request, choice: Choice) -> None:

@@ -4,7 +4,6 @@ Faults happen until everything has been asked for and some time after; then all 
 accepted must come to its one right end, and nothing may be left anywhere.
 """
 
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -12,16 +11,17 @@ from typing import Final
 
 import structlog
 from fakes.simulated import stack, verdict
-from fakes.simulated.chance import Chance
+from fakes.simulated.audience import Audience
 from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock, simulated_time
-from fakes.simulated.drawing import draw_geometry, draw_settings
-from fakes.simulated.fate import STILL_AFTER_NS, Fate
+from fakes.simulated.fate import Fate
 from fakes.simulated.lane import SimulatedExecutor, SimulatedLane
 from fakes.simulated.life import Life
 from fakes.simulated.network import Frames, Network
 from fakes.simulated.people import Person
+from fakes.simulated.remains import remains
+from fakes.simulated.scene import draw_scene
 from fakes.simulated.taps import (
-    begin_again,
+    books_of,
     charges_told,
     check_every_event,
     note_bundles,
@@ -32,31 +32,22 @@ from fakes.simulated.taps import (
     notes_told,
 )
 from fakes.simulated.trace import Trace
-from fakes.simulated.traffic import Traffic, draw_servable_rules, draw_traffic
+from fakes.simulated.upheaval import Upheaval
 from fakes.simulated.verdict import Costs, Record, Violation
-from fakes.simulated.wishes import Wish, draw_wishes
 
 from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure
 from noria.proto.scheduling import Suspected
 from noria.proto.wire import Codec
-from noria.services.admission.core.books import Books
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
-from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.config import RuntimeSettings
 from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
 
 _PATIENCE_NS: Final = 60 * SECOND
 _HANG_NOTICED_NS: Final = 400 * MILLISECOND
-_JOURNALS: Final = 0.8
-_LOOK_AGAIN_NS: Final = 20 * MILLISECOND
 _EVENTS_MAX: Final = 400_000
-# For how long a scheduler tells tokens together; steps take up to 6 ms.
-_TOKENS_INTERVALS_NS: Final = (0, 5 * MILLISECOND, 30 * MILLISECOND)
-MORTAL: Final = (Service.SCHEDULER, Service.EXECUTOR, Service.DETOKENIZER)
 _COUNTED: Final = (
     "swaps_out",
     "swaps_in",
@@ -68,21 +59,6 @@ _COUNTED: Final = (
     "adopted",
     "adopted_tokens",
 )
-_KEPT: Final = {
-    Service.ADMISSION: ("requests", "streams", "tokenizing", "attachments", "orphans"),
-    Service.SCHEDULER: (
-        "waiting",
-        "running",
-        "finished",
-        "blocks_used",
-        "slots_used",
-        "in_flight",
-        "tokens_held",
-        "unaccounted",
-    ),
-    Service.EXECUTOR: ("queued_plans",),
-    Service.DETOKENIZER: ("streams", "spans"),
-}
 
 
 class Universe:
@@ -105,45 +81,24 @@ class Universe:
         self.random = random.Random(seed)
         self.clock = Clock()
         self.agenda = Agenda(self.clock)
-        self.chance = Chance.of(self.random)
-        if only is not None:
-            self.chance.calm(deaths=4)
+        self.scene = draw_scene(self.random, seed, only, plague)
+        self.chance = self.scene.chance
         self._plague, self._plagued = plague, False
-        if plague:
-            self.chance.infect()
-        ample = only is not None or bool(plague)
         self.network = Network(self.clock, self.agenda, self.chance)
         self.trace = Trace(self.clock, trace)
-        shared = self.random.random() < 0.4 and not ample
-        self.traffic = draw_traffic(self.random) if shared else Traffic()
-        self.settings = draw_settings(self.random, self.chance, self.traffic.rules if shared else None)
-        self.tokens_interval_ns = _TOKENS_INTERVALS_NS[seed % len(_TOKENS_INTERVALS_NS)]
         self.database = stack.SimulatedDatabase()
-        self.journal = self.random.random() < _JOURNALS or Service.ADMISSION in plague
-        self.geometry = draw_geometry(self.random, self.settings.max_batch_tokens, ample=ample)
-        self.runtime = RuntimeSettings(
-            heartbeat_s=0.15,
-            peer_timeout_s=0.7,
-            high_water_mark=self.chance.high_water_mark,
-            outbox_messages_max=self.chance.outbox_messages_max,
-        )
         self.lives: dict[Service, Life] = {}
         self._headers = Codec((Suspected,))
-        # What is told while the disk is full is not on record, so that nobody could go on from there.
-        mortal = tuple(stack.PEERS) if self.journal and not self.chance.full_disks else MORTAL
-        self.people: list[Person] = []
-        self.record = Record(self.traffic)
+        self.record = Record(self.scene.traffic)
         self.counts = self.record.counts
         tell, counts = self.trace.tell, self.counts
-        self.fate = Fate(
-            self.random,
-            self.agenda,
-            self.clock,
-            self.chance,
-            self.lives,
-            mortal if only is None else (only,),
-            tell,
-            counts,
+        mortal = self.scene.mortal if only is None else (only,)
+        self.fate = Fate(self.random, self.agenda, self.clock, self.chance, self.lives, mortal, tell, counts)
+        self.upheaval = Upheaval(
+            self.random, self.scene, self.agenda, self.lives, self.database, self.fate, tell, counts
+        )
+        self.audience = Audience(
+            self.random, self.chance, self.scene.traffic, self.network, self.agenda, self.clock, self.fate, tell, counts
         )
 
     def run(self) -> None:
@@ -154,19 +109,21 @@ class Universe:
             for service in stack.PEERS:
                 self._start(service)
             self._invite()
-            self.fate.begin(self._change_policy, self._begin_again, self._fill_disk)
-            self._until(lambda: self.fate.still and all(wish.over for wish in self.wishes), "not all came to an end")
+            self.fate.begin(self.upheaval.change_policy, self.upheaval.begin_again, self.upheaval.fill_disk)
+            self._until(
+                lambda: self.fate.still and all(wish.over for wish in self.audience.wishes), "not all came to an end"
+            )
             self._until(lambda: not any(self.state().values()), "something is left")
             self._count_board(self.lives[Service.SCHEDULER])
-            self.counts["tried again"] += sum(wish.tries - 1 for wish in self.wishes)
+            self.counts["tried again"] += sum(wish.tries - 1 for wish in self.audience.wishes)
             self.counts["slow reader"] += sum(person.slow for person in self.people)
-            verdict.judge(self.people, self.record, self._books(), self.database)
+            verdict.judge(self.people, self.record, books_of(self.lives[Service.ADMISSION]), self.database)
             self._until(lambda: self.database.empty, "something is left in the journal")
 
     @property
-    def wishes(self) -> list[Wish]:
-        """All requests of all people."""
-        return [wish for person in self.people for wish in person.wishes]
+    def people(self) -> list[Person]:
+        """All clients."""
+        return self.audience.people
 
     def repeated(self) -> dict[Stream, int]:
         """Positions that the present executor has computed more than once, by stream."""
@@ -179,19 +136,7 @@ class Universe:
 
     def state(self) -> dict[str, object]:
         """Everything that must be nothing in the end."""
-        found: dict[str, object] = {
-            "unended": [wish.request.id for wish in self.wishes if not wish.over],
-            "calls": [list(person.exchange.calls) for person in self.people if person.alive and person.exchange.calls],
-        }
-        for service, life in self.lives.items():
-            if not life.alive:
-                found[service.value] = "dead"
-                continue
-            counts = life.shell.snapshot()
-            found |= {f"{service.value} {name}": counts[name] for name in _KEPT[service]}
-            if isinstance(life.shell, AdmissionService):
-                found["usage"] = life.shell._usage.writes()
-        return found
+        return remains(self.people, self.lives)
 
     def _until(self, condition: Callable[[], bool], complaint: str) -> None:
         end_ns = self.clock.now_ns + _PATIENCE_NS
@@ -211,7 +156,7 @@ class Universe:
         life.on_turn = self._turned
         life.on_send = self._sent
         peers = {peer: stack.endpoint(peer) for peer in stack.PEERS[service]}
-        life.begin(peers, stack.endpoint(service), self.runtime, self._build)
+        life.begin(peers, stack.endpoint(service), self.scene.runtime, self._build)
         self._watch(life, again=again)
         self.trace.overhear(life)
         self.trace.tell(service.value, f"starts as {life.mailbox.incarnation:x}")
@@ -229,9 +174,11 @@ class Universe:
     def _build(self, life: Life) -> Shell:
         match life.service:
             case Service.ADMISSION:
-                return stack.admission(life, self.agenda.after, self.traffic.policy, self.database, kept=self.journal)
+                return stack.admission(
+                    life, self.agenda.after, self.scene.traffic.policy, self.database, kept=self.scene.journal
+                )
             case Service.SCHEDULER:
-                return stack.scheduler(life, self.settings, self.tokens_interval_ns)
+                return stack.scheduler(life, self.scene.settings, self.scene.tokens_interval_ns)
             case Service.DETOKENIZER:
                 return stack.detokenizer(life)
             case _:
@@ -239,7 +186,7 @@ class Universe:
 
     def _executor(self, life: Life) -> SimulatedExecutor:
         lane = SimulatedLane(
-            self.geometry,
+            self.scene.geometry,
             self.agenda,
             self.chance,
             life.wake,
@@ -291,90 +238,25 @@ class Universe:
         self.counts[f"step failed: {failure.value}"] += 1
         self.trace.tell("executor", f"fails a step of {streams}: {failure.value}")
 
-    def _change_policy(self) -> None:
-        """Other shares and limits from now on; classes stay, and who is gone from the scheduler's is standard there."""
-        if self.fate.still:
-            return
-        self.counts["policy changed"] += 1
-        if self.settings.policy == "fair":
-            self.settings = dataclasses.replace(self.settings, rules=draw_servable_rules(self.random))
-        scheduler, admission = self.lives[Service.SCHEDULER], self.lives[Service.ADMISSION]
-        if scheduler.alive and isinstance(scheduler.shell, SchedulerService):
-            scheduler.shell.change_policy(self.settings)
-            scheduler.wake()
-        if admission.alive and isinstance(admission.shell, AdmissionService):
-            admission.shell.change_policy(self.traffic.policy)
-            admission.wake()
-
-    def _fill_disk(self, full: bool) -> None:
-        self.counts["disk full"] += full
-        self.trace.tell("disk", "is full" if full else "has room")
-        self.database.full = full
-
-    def _begin_again(self) -> None:
-        """A stream begins a new attempt: what was emitted of it is void, though it will be the same again."""
-        life = self.lives[Service.ADMISSION]
-        streams = [pair for pair in self._books().unfinished() if pair[1].ids] if life.alive else []
-        if self.fate.still:
-            return
-        if not streams:
-            self.agenda.after(_LOOK_AGAIN_NS, self._begin_again)
-            return
-        self.counts["new attempt"] += 1
-        request, choice = self.random.choice(streams)
-        self.trace.tell("ledger", f"begins {choice.stream} again")
-        begin_again(self._books(), request, choice)
-        life.wake()
-
     def _invite(self) -> None:
-        requests = []
-        for number in range(self.chance.people):
-            wishes = draw_wishes(self.random, self.chance, self.traffic, str(number), self.clock.now_ns, requests)
-            requests += [wish.request for wish in wishes]
-            self.people.append(Person(str(number), stack.DOOR, self.network, self.agenda, self.clock, wishes))
-        if len(self.people) > 1 and self.random.random() < 0.2:
-            self.agenda.after(self.random.randint(0, STILL_AFTER_NS), self._leave)
-        for number in range(self.chance.rebirths):
-            self.agenda.after(self.random.randint(0, STILL_AFTER_NS), lambda number=number: self._succeed(number))  # type: ignore[misc]  # a default binds it
-
-    def _succeed(self, number: int) -> None:
-        """A client's process dies; the next one comes soon enough to be waited for, under a name of its own or the same."""
-        if self.fate.still:
-            return
-        person = self.random.choice(self.people)
-        if person.alive:
-            self.counts["death of client"] += 1
-            self.trace.tell(person.name, "dies")
-            name = person.name.removeprefix("client-")
-            name = self.random.choice([name, f"{name}+{number}"])
-            person.die(self.chance.between(0, 800 * MILLISECOND), name)
-
-    def _leave(self) -> None:
-        person = self.people[-1]
-        self.trace.tell(person.name, "is gone")
-        person.leave()
+        self.audience.invite()
 
     def _turned(self, life: Life) -> None:
         self.counts["turns"] += 1
         if life.service is Service.ADMISSION and not life.paused_until_ns > self.clock.now_ns:
-            for request in self._books().ledger.live.values():
+            for request in books_of(self.lives[Service.ADMISSION]).ledger.live.values():
                 if request.deadline_ns is not None and request.deadline_ns < self.clock.now_ns:
                     raise Violation(f"{request.key.id} is alive after its deadline")
 
     def _note(self, note: Note) -> None:
         wish = None
         if isinstance(note, AcceptedNote | EndedNote):
-            wish = next((each for each in self.wishes if each.request.id == note.id), None)
+            wish = next((each for each in self.audience.wishes if each.request.id == note.id), None)
             self.trace.tell("ledger", str(note))
         self.record.note(note, self.clock.now_ns, wish)
 
     def _charged(self, bucket: TokenBucket, tokens: int) -> None:
         self.record.taken[id(bucket)] += tokens
-
-    def _books(self) -> Books:
-        shell = self.lives[Service.ADMISSION].shell
-        assert isinstance(shell, AdmissionService)
-        return shell._core.books
 
     def _count_board(self, life: Life) -> None:
         if isinstance(life.shell, SchedulerService):
