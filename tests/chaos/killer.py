@@ -26,12 +26,13 @@ class Hit:
 
 
 class Killer:
-    """Strikes a stack."""
+    """Strikes a stack. under_way: whether answers have begun and are not at their end."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, under_way: Callable[[], bool]) -> None:
         self.hits: list[Hit] = []
         self.failure = ""
         self._stack = stack
+        self._under_way = under_way
 
     async def strike(self, blows: Iterable[Blow], limit_s: float) -> None:
         """All of them, one after the other, until the time is over. What cannot be brought back is told in `failure`."""
@@ -51,6 +52,11 @@ class Killer:
         before = {name: await self._there(name) for name in blow.victims}
         match blow.kind:
             case "kill":
+                if blow.midway:
+                    await self._wait(self._under_way, "answers are under way")
+                    for pid in before.values():
+                        _signal(pid, signal.SIGSTOP)
+                    await self._wait(self._under_way, "answers are still under way")
                 self._note(blow)
                 for pid in before.values():
                     _signal(pid, signal.SIGKILL)

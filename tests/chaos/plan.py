@@ -21,13 +21,15 @@ class Blow:
     """What is done to the stack next: who is hit and how, so long after the blow before.
 
     kind: kill, hang (SIGSTOP), supervisor (killed, and started again), or all (everything killed, and started again).
-    alone: nothing more is done until the stack is ready again.
+    alone: nothing more is done until the stack is ready again. midway: it waits for answers to be under way, and the
+    victims stand still until then, so that it hits some for certain.
     """
 
     kind: str
     victims: tuple[str, ...]
     after_s: float
     alone: bool = False
+    midway: bool = False
 
     @property
     def name(self) -> str:

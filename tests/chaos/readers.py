@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 from chaos.plan import Question
 
-from noria.client import AsyncClient, ClientError, Code, Refused
+from noria.client import AsyncClient, ClientError, Code, Patience, Refused
 
 _RETRY_S = 0.1
 _PATIENCE_S = 120.0
@@ -55,9 +55,14 @@ class Crowd:
         self._expected = expected
         self._numbers = itertools.count()
 
+    def under_way(self) -> bool:
+        """Whether an answer has begun and is not at its end."""
+        return any(each.began_s and not each.ended_s for each in self.answers)
+
     async def read_zeromq(self, readers: int, go_on: Callable[[], bool]) -> None:
         """Several readers over one client's socket."""
-        async with AsyncClient(self._endpoint) as client:
+        patience = Patience(accept_s=_PATIENCE_S, answer_s=_PATIENCE_S, reconnect_s=_PATIENCE_S)
+        async with AsyncClient(self._endpoint, patience=patience) as client:
             await asyncio.gather(*(self._loop("zeromq", go_on, client, None) for _ in range(readers)))
 
     async def read_http(self, readers: int, go_on: Callable[[], bool]) -> None:

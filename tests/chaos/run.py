@@ -63,7 +63,7 @@ async def _under_blows(wish: Wish, stack: Stack) -> Report:
     assert not any(each.failure for each in quiet.answers), [each.failure for each in quiet.answers]
     expected: Expected = {each.question: (tuple(each.ids), each.text) for each in quiet.answers}
     crowd = Crowd(stack.endpoint, stack.url, asked, expected)
-    killer = Killer(stack)
+    killer = Killer(stack, crowd.under_way)
     striking = True
     readers = asyncio.gather(
         crowd.read_zeromq(wish.streams - wish.http, lambda: striking),

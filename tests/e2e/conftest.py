@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import Stack, stack
+from e2e.harness import LENIENT, Stack, stack
 from fakes.tiny_model import build_tiny_model
 
 
@@ -21,7 +21,7 @@ def smollm2() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path) -> Iterator[Stack]:
     """A tiny random model, for load and abuse; impatient with silent peers."""
-    impatient = {"NORIA_RUNTIME_PEER_TIMEOUT_S": "3"}
+    impatient = {**LENIENT, "NORIA_RUNTIME_PEER_TIMEOUT_S": "3"}
     with stack(
         str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient
     ) as running:
@@ -31,7 +31,6 @@ def tiny(tiny_model: Path) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def narrow(tiny_model: Path) -> Iterator[Stack]:
     """A tiny random model with few places and a short queue; its gateway may be killed."""
-    with stack(
-        str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "8", "--max-queue-size", "16"
-    ) as running:
+    few = ("--max-requests-per-batch", "8", "--max-queue-size", "16")
+    with stack(str(tiny_model), "--dtype", "float32", *few, environment=LENIENT) as running:
         yield running

@@ -16,7 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from noria.proto.base import Service
+from noria.shared.config import RuntimeSettings
+from noria.shared.inspect import inspect
+from noria.shared.locks import living_holder
+
 NORIA = Path(sys.executable).parent / "noria"
+# For stacks in which a service is held: so long it may be silent before it is taken for gone, or for hung.
+LENIENT = {"NORIA_RUNTIME_PEER_TIMEOUT_S": "120", "NORIA_RUNTIME_HANG_TIMEOUT_S": "120"}
 IDLE_COUNTS = {
     "admission": ("requests", "streams", "tokenizing", "attachments"),
     "scheduler": ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight"),
@@ -79,13 +88,13 @@ class Stack:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 90.0) -> "Stack":
+    def wait_ready(self, timeout_s: float = 180.0) -> "Stack":
         def ready() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"the stack ended with {self.process.returncode}:\n{self.log()[-4000:]}")
             with contextlib.suppress(OSError):
                 # Requests are served a moment before the supervisor has heard from everybody.
-                return self.get("/ready")[0] == 200 and (self.state()["supervisor"] or {}).get("state") == "ready"
+                return self.ready() and (self.look()["supervisor"] or {}).get("state") == "ready"
             return False
 
         try:
@@ -105,17 +114,33 @@ class Stack:
         try:
             headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
             request = urllib.request.Request(self.url + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
-    def state(self) -> dict[str, dict[str, Any]]:
+    def look(self) -> dict[str, Any]:
+        """What `/debug/state` says of each service; None of those that did not answer in time."""
         status, content = self.get("/debug/state")
         assert status == 200
         services = content.get("services", content)
         assert isinstance(services, dict)
         return services
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The same once all have answered, which on a busy machine may take more than one look."""
+        found: dict[str, dict[str, Any]] = {}
+        wait_until(lambda: (found.update(self.look()), all(found.values()))[1], 60, "every service answers")
+        return found
+
+    def of(self, service: str) -> dict[str, Any]:
+        """What one service says of itself, whoever else is silent."""
+        settings = RuntimeSettings(dir=str(self.runtime_dir))
+        for _ in range(6):
+            snapshot = inspect(settings, Service(service), 10.0)
+            if snapshot is not None:
+                return {"state": snapshot.state.value, **msgspec.json.decode(snapshot.json, type=dict[str, Any])}
+        raise AssertionError(f"the {service} does not answer")
 
     def ps(self) -> list[dict[str, Any]]:
         output = subprocess.run(
@@ -128,7 +153,22 @@ class Stack:
 
     def pids(self) -> dict[str, int]:
         """Of those that live: a service that is about to be started again has none, and kill(0) is kill everybody here."""
-        return {row["service"]: row["pid"] for row in self.ps() if row["pid"] > 0}
+        holders = {each.value: living_holder(self.runtime_dir, each.value) for each in Service}
+        return {name: holder.pid for name, holder in holders.items() if holder is not None and holder.pid > 0}
+
+    @contextlib.contextmanager
+    def held(self, service: str = "executor") -> Iterator[None]:
+        """A service stands still within, and with the executor everything that is computed: what runs is still running.
+
+        For long only on a stack that is `LENIENT`. It goes on afterwards, unless it was killed meanwhile.
+        """
+        pid = self.pids()[service]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def busy_counts(self) -> dict[str, int]:
         """Every count that must be zero when no request is alive, and is not."""
@@ -140,7 +180,7 @@ class Stack:
             if state[service][key] != 0
         }
 
-    def wait_idle(self, timeout_s: float = 20.0) -> None:
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
         left: dict[str, int] = {}
 
         def idle() -> bool:
@@ -153,7 +193,7 @@ class Stack:
         except AssertionError:
             raise AssertionError(f"still alive: {left}\n{self.log()[-3000:]}") from None
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 90.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:

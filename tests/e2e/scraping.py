@@ -1,7 +1,10 @@
 """What a scrape of `/metrics` says, and what must agree within it and from one to the next."""
 
 import re
+import time
 from collections.abc import Iterator
+
+import httpx
 
 from noria.shared.instruments import ADMISSION_METRICS, Kind
 
@@ -24,6 +27,16 @@ def scraped(text: str) -> Scrape:
         assert key not in found, f"told twice: {line}"
         found[key] = float(match[3])
     return found
+
+
+def told_by_all(url: str, timeout_s: float = 60.0) -> Scrape:
+    """A scrape for which every process has answered; on a busy machine one may not do so in time for the first."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = scraped(httpx.get(f"{url}/metrics", timeout=timeout_s).raise_for_status().text)
+        if total(found, "noria_service_up") == 5 and total(found, "noria_service_starts_total"):
+            return found
+        assert time.monotonic() < deadline, "somebody does not tell its metrics"
 
 
 def total(scrape: Scrape, name: str, **labels: str) -> float:

@@ -19,6 +19,7 @@ READERS, CHOICES, TOKENS = 12, 3, 1200
 # Some 400 bytes a token on the wire: four such streams are 2 MB, more than socket buffers hold.
 WORDY = {"prompt": "go on", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 5}
 GROWTH_MIB_MAX = 32
+ROOM = 8 + 16  # places in a batch and in the queue of `narrow`
 
 
 def memory_mib(pid: int) -> float:
@@ -29,7 +30,7 @@ def memory_mib(pid: int) -> float:
 def deaf_over_http(running: Stack, choices: int) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    connection.settimeout(20)
+    connection.settimeout(60)
     connection.connect(("127.0.0.1", running.port))
     body = json.dumps({**WORDY, "n": choices}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -97,7 +98,7 @@ def test_a_full_queue_is_an_answer_at_both_doors_and_what_was_accepted_is_served
     async def run() -> tuple[list[int], list[str]]:
         body = {"prompt": "go on", "max_tokens": 150, "ignore_eos": True}
         async with (
-            httpx.AsyncClient(base_url=narrow.url, timeout=90, trust_env=False) as http,
+            httpx.AsyncClient(base_url=narrow.url, timeout=240, trust_env=False) as http,
             AsyncClient(narrow.endpoint) as client,
         ):
 
@@ -114,15 +115,16 @@ def test_a_full_queue_is_an_answer_at_both_doors_and_what_was_accepted_is_served
                 except Refused as error:
                     return error.code.value if error.retry_after_ms else "refused without a time"
 
-            both = await asyncio.gather(
-                asyncio.gather(*(over_http() for _ in range(40))), asyncio.gather(*(over_zeromq() for _ in range(40)))
-            )
-            return both[0], both[1]
+            with narrow.held():  # until the queue is full and everybody beyond it has been told so
+                asked_http = [asyncio.create_task(over_http()) for _ in range(40)]
+                asked_zeromq = [asyncio.create_task(over_zeromq()) for _ in range(40)]
+                while sum(each.done() for each in (*asked_http, *asked_zeromq)) < 80 - ROOM:
+                    await asyncio.sleep(0.01)
+            return await asyncio.gather(*asked_http), await asyncio.gather(*asked_zeromq)
 
     statuses, ends = asyncio.run(run())
     assert set(statuses) <= {200, 503} and set(ends) <= {"length", "overloaded"}
-    assert statuses.count(503) + ends.count("overloaded") > 0
-    assert statuses.count(200) + ends.count("length") >= 16
+    assert 16 <= statuses.count(200) + ends.count("length") <= ROOM
     narrow.wait_idle(60)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from e2e.harness import Stack, wait_until
+from e2e.harness import Stack
 
 from noria.client import AsyncClient
 
@@ -37,12 +37,21 @@ async def vanish(client: AsyncClient, draw: random.Random, number: int) -> None:
     generation.leave()
 
 
+async def leave_midway(tiny: Stack) -> None:
+    """Leave when the first tokens have come of many."""
+    async with AsyncClient(tiny.endpoint) as client:
+        generation = client.generate(prompt="go on", max_tokens=1900, ignore_eos=True)
+        await generation.next()
+        generation.leave()
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_whoever_is_cancelled_gives_back_everything_within_two_steps_and_changes_nobody_elses_tokens(
     tiny: Stack, count: int
 ) -> None:
     draw = random.Random(count)
-    before = tiny.state()["admission"]["reclaims"]["count"]
+    pids = tiny.pids()
+    before = tiny.of("admission")["reclaims"]["count"]
 
     async def mate(client: AsyncClient, number: int) -> list[int]:
         options = {"prompt": f"mate {number}", "max_tokens": 60, "ignore_eos": True, "temperature": 0.9, "seed": number}
@@ -73,7 +82,8 @@ def test_whoever_is_cancelled_gives_back_everything_within_two_steps_and_changes
 
     asyncio.run(run())
     tiny.wait_idle(60)
-    wait_until(lambda: tiny.state()["admission"]["reclaims"]["count"] > before, 5, "reclaims are told")
-    reclaims = tiny.state()["admission"]["reclaims"]
-    assert reclaims["steps_max"] <= 2
-    assert tiny.pids(), "everybody is alive"
+    while tiny.of("admission")["reclaims"]["count"] == before:  # a fast machine may have been done before anybody left
+        asyncio.run(leave_midway(tiny))
+        tiny.wait_idle(60)
+    assert tiny.of("admission")["reclaims"]["steps_max"] <= 2
+    assert tiny.pids() == pids, "everybody is alive"

@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
-import pytest
 from e2e.harness import Stack, stack, wait_until
-from e2e.scraping import Scrape, check_growth, check_law, scraped, total
+from e2e.scraping import Scrape, check_growth, check_law, scraped, told_by_all, total
 
 from noria.client import AsyncClient, ClientError, Patience
 from noria.client.request import Options
@@ -18,7 +17,7 @@ from noria.client.request import Options
 SEED, REQUESTS = 11, 36
 VICTIMS = ("admission", "scheduler", "admission", "scheduler", "admission")
 CLASSES = ("interactive", "standard", "batch")
-PATIENT = Patience(accept_s=60, answer_s=90, reconnect_s=90)
+PATIENT = Patience(accept_s=120, answer_s=120, reconnect_s=120)
 
 
 def wish(draw: random.Random) -> Options:
@@ -69,10 +68,22 @@ def told(scrapes: list[Scrape]) -> float:
     return total(scrapes[-1], "noria_ledger_ended_total") if scrapes else 0.0
 
 
+def seen(scrapes: list[Scrape]) -> bool:
+    """Whether every kind of end and refusal has come about, and a scrape has seen more than one request at a time."""
+    last = scrapes[-1]
+    # A fast machine foresees that they would be late.
+    late = total(last, "noria_ledger_ended_total", end="deadline") + total(
+        last, "noria_requests_refused_total", code="deadline"
+    )
+    ends = (total(last, "noria_ledger_ended_total", end=end) for end in ("length", "cancelled"))
+    invalid = total(last, "noria_requests_refused_total", code="invalid")
+    return all((*ends, late, invalid)) and any(total(each, "noria_ledger_in_flight") > 1 for each in scrapes)
+
+
 def replaced(running: Stack, victim: str) -> None:
     """Kill a service and wait for the next one; on a busy machine either may take a while to answer."""
     pids: dict[str, int] = {}
-    wait_until(lambda: (pids.update(running.pids()), victim in pids)[1], 30, f"{victim} answers")
+    wait_until(lambda: (pids.update(running.pids()), victim in pids)[1], 60, f"{victim} answers")
     old = pids[victim]
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: running.pids().get(victim, old) != old, 60, f"a new {victim}")
@@ -88,13 +99,12 @@ async def drive(running: Stack, scrapes: list[Scrape]) -> None:
             while told(scrapes) < count * REQUESTS // len(VICTIMS):
                 await asyncio.sleep(0.005)
             await asyncio.to_thread(replaced, running, victim)
-        while told(scrapes) < REQUESTS * 2:
+        while told(scrapes) < REQUESTS * 2 or not seen(scrapes):
             await asyncio.sleep(0.005)
         over.set()
         await asyncio.gather(scraping, *loads)
 
 
-@pytest.mark.timeout(300)
 def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> None:
     small = (
         "--dtype",
@@ -112,7 +122,7 @@ def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> 
     with stack(str(tiny_model), *small, environment={"OMP_NUM_THREADS": "1"}) as running:
         asyncio.run(asyncio.wait_for(drive(running, scrapes), 240))
         running.wait_idle()
-        scrapes.append(scraped(httpx.get(f"{running.url}/metrics").text))
+        scrapes.append(told_by_all(running.url))
         assert "Traceback" not in running.log()
     whole = [each for each in scrapes if check_law(each)]
     for earlier, later in pairwise(whole):
@@ -120,12 +130,4 @@ def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> 
     last = whole[-1]
     assert total(last, "noria_ledger_in_flight") == 0
     assert total(last, "noria_service_starts_total", service="admission") > VICTIMS.count("admission")
-    assert any(total(each, "noria_ledger_in_flight") > 1 for each in whole), "only idle moments were seen"
-    for end in ("length", "cancelled"):
-        assert total(last, "noria_ledger_ended_total", end=end) > 0, end
-    # A fast machine foresees that they would be late.
-    late = total(last, "noria_ledger_ended_total", end="deadline") + total(
-        last, "noria_requests_refused_total", code="deadline"
-    )
-    assert late > 0
-    assert total(last, "noria_requests_refused_total", code="invalid") > 0
+    assert seen(whole)

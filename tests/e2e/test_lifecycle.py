@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e.harness import NORIA, Stack, stack, wait_until
+from e2e.harness import LENIENT, NORIA, Stack, stack, wait_until
 
 SERVICES = ("gateway", "admission", "scheduler", "executor", "detokenizer")
 
@@ -34,19 +34,17 @@ def test_ctrl_c_is_one_orderly_stop_that_leaves_nothing_behind(tiny_model: Path)
 
 
 def test_ps_tells_who_is_there_and_who_does_not_answer(tiny_model: Path) -> None:
-    with stack(str(tiny_model)) as running:
+    with stack(str(tiny_model), environment=LENIENT) as running:
         state = running.state()
         expected = [
             {"service": name, "pid": state[name]["pid"], "incarnation": state[name]["incarnation"], "state": "ready"}
             for name in (*SERVICES, "supervisor")
         ]
-        assert running.ps() == expected
-        os.kill(state["detokenizer"]["pid"], signal.SIGSTOP)
-        try:
+        # On a busy machine one or another may not answer in time to the first question.
+        wait_until(lambda: running.ps() == expected, 60, "all are ready")
+        with running.held("detokenizer"):
             silent = [{**row, "state": "silent"} if row["service"] == "detokenizer" else row for row in expected]
-            assert running.ps() == silent
-        finally:
-            os.kill(state["detokenizer"]["pid"], signal.SIGCONT)
+            wait_until(lambda: running.ps() == silent, 60, "all but one are ready")
 
 
 def test_the_death_of_a_service_brings_back_that_service_alone(tiny_model: Path) -> None:
@@ -77,7 +75,7 @@ def test_a_second_stack_in_the_same_folder_is_refused_naming_the_owner(tiny_mode
             "--http",
             "127.0.0.1:0",
         ]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, env=running.environment)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, env=running.environment)
         assert second.returncode == 2
         assert str(running.process.pid) in second.stderr
         assert running.get("/ready")[0] == 200
@@ -87,10 +85,10 @@ def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_
     with stack(str(tiny_model)) as running:
         before = running.pids()
         os.kill(running.process.pid, signal.SIGKILL)
-        running.process.wait(10)
+        running.process.wait(60)
         down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
         other = [*running.command, "--num-blocks", "777"]
-        refused = subprocess.run(other, capture_output=True, text=True, timeout=60, env=running.environment)
+        refused = subprocess.run(other, capture_output=True, text=True, timeout=120, env=running.environment)
         assert refused.returncode == 2
         assert str(before["scheduler"]) in refused.stderr
         assert "cache.num_blocks" in refused.stderr
@@ -102,14 +100,14 @@ def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_
         }
         # The door was handed over, too: who comes while there is no gateway waits for the next one.
         os.kill(before["gateway"], signal.SIGKILL)
-        wait_until(lambda: not alive(before["gateway"]), 10, "the gateway dead")
-        waiting = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        wait_until(lambda: not alive(before["gateway"]), 60, "the gateway dead")
+        waiting = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
         waiting.request("GET", "/health")
         assert waiting.getresponse().status in (200, 503)  # as soon as it listens, perhaps before it knows anybody
         waiting.close()
         assert running.pids()["gateway"] != before["gateway"]
-        subprocess.run(down, check=True, timeout=60, env=running.environment)
-        assert running.process.wait(10) == 0
+        subprocess.run(down, check=True, timeout=120, env=running.environment)
+        assert running.process.wait(60) == 0
         assert not [name for name in SERVICES if alive(before[name])]
 
 
@@ -117,9 +115,9 @@ def test_services_that_outlive_their_supervisor_can_be_stopped(tiny_model: Path)
     with stack(str(tiny_model)) as running:
         pids = running.pids()
         os.kill(running.process.pid, signal.SIGKILL)
-        running.process.wait(10)
+        running.process.wait(60)
         down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
-        subprocess.run(down, check=True, timeout=60, env=running.environment)
+        subprocess.run(down, check=True, timeout=120, env=running.environment)
         assert not [name for name in SERVICES if alive(pids[name])]
 
 
@@ -138,7 +136,7 @@ def test_services_that_outlive_their_supervisor_can_be_stopped(tiny_model: Path)
 def test_a_mistake_in_the_command_says_what_to_do(arguments: list[str], expected: str, tmp_path: Path) -> None:
     command = [str(NORIA), *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
     assert done.returncode == 2
     assert expected in done.stderr
@@ -152,7 +150,7 @@ def test_a_port_in_use_stops_the_start_and_is_named(tiny_model: Path) -> None:
         port = taken.getsockname()[1]
         running = Stack(str(tiny_model), "--http", f"127.0.0.1:{port}")
         try:
-            assert running.process.wait(60) == 2
+            assert running.process.wait(120) == 2
             assert str(port) in running.log()
             assert "Traceback" not in running.log()
         finally:
@@ -162,7 +160,7 @@ def test_a_port_in_use_stops_the_start_and_is_named(tiny_model: Path) -> None:
 def test_a_cache_too_small_for_one_request_ends_the_start_with_the_numbers(tiny_model: Path) -> None:
     running = Stack(str(tiny_model), "--num-blocks", "20")
     try:
-        assert running.process.wait(60) == 2
+        assert running.process.wait(120) == 2
         log = running.log()
         assert "hold 288 tokens: lower --max-model-tokens to at most 288 or raise --num-blocks to at least 130\n" in log
         assert "Traceback" not in log
@@ -173,6 +171,6 @@ def test_a_cache_too_small_for_one_request_ends_the_start_with_the_numbers(tiny_
 
 def test_a_runtime_folder_whose_sockets_would_have_too_long_paths_is_refused(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
-    done = subprocess.run([str(NORIA), "up", "--runtime-dir", str(long)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(NORIA), "up", "--runtime-dir", str(long)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "107" in done.stderr
