@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
 from noria.cli.flags import config_flags, settings
 from noria.cli.handover import environment
 
+_ANSWER_S: Final = 5.0
 _SIMULATION = "noria.services.scheduler.simulation"
 
 
@@ -42,7 +44,7 @@ def why(request: str, log: Path | None) -> int:
         return _run("why", str(log), request)
     from noria.shared.inspect import explain
 
-    lines = explain(settings().runtime, request)
+    lines = explain(settings().runtime, request, _ANSWER_S)
     click.echo("\n".join(lines) if lines else f"nothing is known of request {request!r}")
     return 0 if lines else 1
 

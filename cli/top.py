@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from noria.shared.latency import Latency
 
 _ANSWER_S: Final = 0.5
+_FIRST_ANSWER_S: Final = 2.0  # one that is busy is not taken for absent at the first look
 
 
 @click.command()
@@ -38,13 +39,13 @@ def top(interval: float, once: bool) -> None:
     runtime = settings().runtime
     inspector, latency, picture = Inspector(runtime), Latency(), Picture()
     try:
-        _look(inspector, latency, picture, runtime)
+        _look(inspector, latency, picture, runtime, _FIRST_ANSWER_S)
         if not picture.answered:
             raise UserError("the scheduler does not answer: is the stack up, and is --runtime-dir the same?")
         console = Console()
         if once or not sys.stdout.isatty():
             time.sleep(interval)
-            _look(inspector, latency, picture, runtime)
+            _look(inspector, latency, picture, runtime, _FIRST_ANSWER_S)
             console.print(picture.shown(console.width, console.height))
             return
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -56,12 +57,18 @@ def top(interval: float, once: bool) -> None:
         inspector.close()
 
 
-def _look(inspector: "Inspector", latency: "Latency", picture: "Picture", runtime: RuntimeSettings) -> None:
-    """Ask everybody."""
+def _look(
+    inspector: "Inspector",
+    latency: "Latency",
+    picture: "Picture",
+    runtime: RuntimeSettings,
+    scheduler_s: float = _ANSWER_S,
+) -> None:
+    """Ask everybody. scheduler_s: how long the scheduler is waited for, whose answer is most of the picture."""
     from noria.cli.top_view import Told
     from noria.shared.metrics import told
 
-    answer = inspector.ask((Service.SCHEDULER,), "live", picture.since, _ANSWER_S).get(Service.SCHEDULER)
+    answer = inspector.ask((Service.SCHEDULER,), "live", picture.since, scheduler_s).get(Service.SCHEDULER)
     picture.take(msgspec.json.decode(answer.json, type=Told) if answer is not None else None, time.monotonic())
     metrics = inspector.ask((Service.ADMISSION,), "metrics", "", _ANSWER_S).get(Service.ADMISSION)
     if metrics is not None:
