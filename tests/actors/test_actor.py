@@ -101,7 +101,7 @@ def test_what_an_actor_tells_of_itself_is_what_it_stands_at_after_a_turn(
         for number in range(20):
             peer.send(progress(number), incarnation(shell))
             inspector.send_multipart(CODEC.encode(Header("Inspect", name, 1), Inspect()))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while min(len(answers), len(shell.received)) < 20 and time.monotonic() < deadline:
             actor.turn(shell)
             while inspector.poll(0):
@@ -234,11 +234,16 @@ def test_a_peer_that_was_given_up_and_comes_back_joins_again(tmp_path: Path) -> 
         peer.hello()
         wait_for(lambda: shell.losses == [B])
         peer.send(progress(1), incarnation(shell))
-        peer.hello(incarnation(shell), answer=True)
-        wait_for(lambda: shell.joins == [B, B])
-        peer.send(progress(2), incarnation(shell))
-        wait_for(lambda: shell.received)
-        assert shell.received == [progress(2)]
+
+        def heard_again() -> bool:
+            # On a busy machine it may be given up once more between the two.
+            peer.hello(incarnation(shell), answer=True)
+            peer.send(progress(2), incarnation(shell))
+            return bool(shell.received)
+
+        wait_for(heard_again)
+        assert shell.joins[:2] == [B, B]
+        assert progress(1) not in shell.received
         peer.close()
 
 
@@ -260,10 +265,10 @@ def test_a_peer_that_gave_us_up_is_told_everything_again(settings: RuntimeSettin
 
 
 def test_a_beating_heart_keeps_a_peer(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=0.02, peer_timeout_s=0.5)
+    settings = runtime(tmp_path, heartbeat_s=0.02, peer_timeout_s=2.0)
     with running(settings, A, B) as one, running(settings, B, A) as other:
         wait_for(lambda: one.joins and other.joins)
-        until = time.monotonic() + 0.8
+        until = time.monotonic() + 2.5
         wait_for(lambda: time.monotonic() > until)
         assert one.losses == other.losses == []
 
@@ -329,7 +334,7 @@ def test_garbage_on_the_mailbox_is_counted_and_does_no_harm(settings: RuntimeSet
         assert shell.received == [progress(7)]
         assert shell.drained == []
         assert counts(shell)["malformed"] == 205
-        assert inspect(settings, A, 10) is not None
+        assert inspect(settings, A, 60) is not None
 
 
 def test_a_client_that_calls_itself_a_service_injects_nothing(settings: RuntimeSettings) -> None:
@@ -422,10 +427,9 @@ def test_an_idle_actor_takes_few_turns(settings: RuntimeSettings) -> None:
         wait_for(lambda: one.joins and other.joins)
         until = time.monotonic() + 0.2
         wait_for(lambda: time.monotonic() > until)
-        before = one.turns
-        until = time.monotonic() + 0.5
-        wait_for(lambda: time.monotonic() > until)
-        assert one.turns - before <= 10
+        before, begun = one.turns, time.monotonic()
+        wait_for(lambda: time.monotonic() > begun + 0.5)
+        assert one.turns - before <= 20 * (time.monotonic() - begun)
 
 
 def test_a_watched_socket_calls_back_until_it_is_unwatched(settings: RuntimeSettings) -> None:
@@ -440,7 +444,7 @@ def test_a_watched_socket_calls_back_until_it_is_unwatched(settings: RuntimeSett
     os.write(writing, b"x")
     wait_for(lambda: calls == [b"x"])
     shell.actor.stop()
-    thread.join(10)
+    thread.join(60)
     shell.actor.unwatch(reading)
     os.close(reading)
     os.close(writing)
@@ -468,11 +472,11 @@ def test_sigterm_ends_a_service_in_order_and_sigint_does_not(tmp_path: Path) -> 
     program = PROGRAM.format(tests=str(Path(__file__).parents[1]), folder=settings.dir)
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
     try:
-        wait_for(lambda: inspect(settings, A, 0.2), 30)
+        wait_for(lambda: inspect(settings, A, 0.2), 60)
         process.send_signal(signal.SIGINT)
-        assert inspect(settings, A, 10) is not None
+        assert inspect(settings, A, 60) is not None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -482,7 +486,7 @@ def test_answers_to_inspectors_that_left_do_no_harm(settings: RuntimeSettings) -
     with running(settings, A) as shell:
         for _ in range(20):
             assert inspect(settings, A, 0.0) is None
-        snapshot = inspect(settings, A, 10)
+        snapshot = inspect(settings, A, 60)
         assert snapshot is not None
         content = msgspec.json.decode(snapshot.json)
         assert content["received"] == 0

@@ -53,7 +53,7 @@ from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
 from noria.shared.usage import database_path
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 MESSAGE_BYTES_MAX = 64 * 1024
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -260,14 +260,14 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(tmp_path / "run", client_timeout_ns=400_000_000)
+    made = Stack(tmp_path / "run", client_timeout_ns=2_000_000_000)
     yield made.ready()
     made.stop()
 
 
 @pytest.fixture
 def brittle(tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(tmp_path / "run", peer_timeout_s=1.0)
+    made = Stack(tmp_path / "run", peer_timeout_s=3.0)
     yield made.ready()
     made.stop()
 
@@ -441,9 +441,9 @@ def test_a_slow_reader_holds_nobody_up_and_gets_everything_merged(stack: Stack) 
     wait_until(lambda: stack.state()["attachments"] == 1, "the slow reader should be behind, and only it")
     turns: list[int] = []
     stack.actor.each_turn(turns.append)
-    until_s = time.monotonic() + 0.5
-    wait_until(lambda: time.monotonic() > until_s, "half a second")
-    assert len(turns) < 60, "its socket was tried again and again"
+    begun_s = time.monotonic()
+    wait_until(lambda: time.monotonic() > begun_s + 0.5, "half a second")
+    assert len(turns) < 120 * (time.monotonic() - begun_s), "its socket was tried again and again"
     slow.expect(Accepted)
     got = slow.until_finished()
     pieces = deltas(got)
@@ -470,7 +470,7 @@ def test_a_client_that_pings_is_not_taken_for_gone(impatient: Stack) -> None:
     client = impatient.client("client-a")
     client.send(token_request())
     stream = impatient.submitted()
-    until_s = time.monotonic() + 0.8
+    until_s = time.monotonic() + 2.5
     while time.monotonic() < until_s:
         client.send(Ping())
         client.expect(Pong)

@@ -202,7 +202,7 @@ def test_two_readers_of_one_background_request_and_a_repetition_do_not_disturb_e
     shared.door.wait_for(Attach, 2)
     kept.end(shared.door, name)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [text_of(each) for each in heard] == ["one two", "one two"]
     assert [each[-2] for each in heard] == ["data: [DONE]"] * 2
     until(lambda: name not in kept.readers or name in kept.ends)
@@ -279,7 +279,7 @@ def test_a_background_request_that_nobody_can_name_is_cancelled_when_its_sender_
     shared.door.script = lambda door, mail: None
     data = json.dumps({**HI, "background": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-    with socket.create_connection(("127.0.0.1", shared.shell.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", shared.shell.port), timeout=60) as connection:
         connection.sendall(head + data)
         shared.door.wait_for(Generate)
     until(lambda: any(not each.left for each in shared.door.of(Cancel)))
@@ -287,7 +287,7 @@ def test_a_background_request_that_nobody_can_name_is_cancelled_when_its_sender_
 
 def test_curl_makes_fetches_and_follows_a_background_request(shared: Gateway, kept: Kept) -> None:
     def curl(*arguments: str) -> str:
-        return subprocess.run(["curl", "-sS", "-N", "--noproxy", "*", "--max-time", "20", *arguments],
+        return subprocess.run(["curl", "-sS", "-N", "--noproxy", "*", "--max-time", "60", *arguments],
                               capture_output=True, text=True, check=True).stdout  # fmt: skip
 
     url = f"http://127.0.0.1:{shared.shell.port}/v1"

@@ -22,7 +22,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 def test_services_that_do_not_answer_are_told_as_silent_and_a_stop_ends_the_feed(gateway: Gateway) -> None:
-    with httpx.stream("GET", f"{gateway.url}/console/feed", timeout=20, trust_env=False) as response:
+    with httpx.stream("GET", f"{gateway.url}/console/feed", timeout=60, trust_env=False) as response:
         assert response.status_code == 200
         lines = (line for line in response.iter_lines() if line)
         assert next(lines) == "event: state"
@@ -33,9 +33,9 @@ def test_services_that_do_not_answer_are_told_as_silent_and_a_stop_ends_the_feed
         begun = time.monotonic()
         for _ in lines:  # which end as a response does that is whole
             pass
-        gateway.thread.join(15)
+        gateway.thread.join(60)
     assert not gateway.thread.is_alive()
-    assert time.monotonic() - begun < 10, "an open response may have twenty seconds"
+    assert time.monotonic() - begun < 15, "an open response may have twenty seconds"
     gateway.http.close()
     gateway.openai.close()
     gateway.door.stop()

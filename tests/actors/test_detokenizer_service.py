@@ -51,7 +51,7 @@ class Stand:
         peer.send(body, self.incarnation)
 
     def state(self) -> dict[str, Any]:
-        snapshot = inspect(self.settings, ME, 10)
+        snapshot = inspect(self.settings, ME, 60)
         assert snapshot is not None
         content = msgspec.json.decode(snapshot.json)
         assert isinstance(content, dict)
@@ -68,7 +68,7 @@ class Stand:
 
     def close(self) -> None:
         self.actor.stop()
-        self.thread.join(10)
+        self.thread.join(60)
         self.scheduler.close()
         self.admission.close()
 

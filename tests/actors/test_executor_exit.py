@@ -36,7 +36,7 @@ def test_sigterm_ends_it_in_order_while_a_model_is_loading(tmp_path: Path) -> No
         assert process.stdout is not None
         assert "loading\n" in iter(process.stdout.readline, "")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
@@ -57,7 +57,7 @@ raise SystemExit(start(Config(runtime=runtime, executor=ExecutorSettings(device=
 def test_device_cuda_without_a_gpu_ends_the_start_with_what_to_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     script = CUDA.replace("DIR", repr(str(tmp_path)))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("noria executor: executor.device is cuda, but") and "--device cpu" in last

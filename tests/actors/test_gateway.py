@@ -56,12 +56,12 @@ class Gateway:
         self.thread = threading.Thread(target=actor.run, args=(self.shell,))
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.shell.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key="key",
             max_retries=0,
-            timeout=20,
+            timeout=60,
             http_client=httpx.Client(trust_env=False),
         )
 
@@ -113,7 +113,7 @@ def sent(gateway: Gateway) -> Generate:
 
 
 def until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -546,7 +546,7 @@ def test_a_preview_tells_the_predicted_course_or_the_refusal(gateway: Gateway) -
 @pytest.mark.parametrize("accepting", [False, True])
 def test_a_closed_connection_cancels_the_request(gateway: Gateway, stream: bool, accepting: bool) -> None:
     gateway.door.script = endless if accepting else lambda door, mail: None
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.shell.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.shell.port, timeout=60)
     connection.request("POST", "/v1/chat/completions", json.dumps({**HI, "stream": stream}))
     name = sent(gateway).id
     if stream and accepting:
@@ -574,7 +574,7 @@ def test_a_slow_reader_does_not_stop_the_others(gateway: Gateway) -> None:
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: slow\r\nContent-Length: {len(body)}\r\n"
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        slow.settimeout(20)
+        slow.settimeout(60)
         slow.connect(("127.0.0.1", gateway.shell.port))
         slow.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
         gateway.door.wait_for(Generate)
@@ -636,7 +636,7 @@ def test_a_stopping_gateway_finishes_open_responses_and_a_taken_port_is_named(tm
             until(lambda: (found := inspect(runtime, Service.GATEWAY, 0.2)) is not None and found.state is State.READY)
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
             with (
-                httpx.Client(timeout=20, trust_env=False) as client,
+                httpx.Client(timeout=60, trust_env=False) as client,
                 client.stream("POST", url, json=STREAM) as response,
             ):
                 mail = door.wait_for(Generate)
@@ -670,7 +670,7 @@ def listens(port: int) -> bool:
 
 
 def test_a_head_without_end_is_refused(gateway: Gateway) -> None:
-    with socket.create_connection(("127.0.0.1", gateway.shell.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.shell.port), timeout=60) as connection:
         with contextlib.suppress(ConnectionError):  # it may be closed while we still write
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * HEAD_BYTES_MAX)
             connection.sendall(b"a" * 1_000_000)
@@ -685,13 +685,13 @@ def test_a_head_without_end_is_refused(gateway: Gateway) -> None:
 def test_a_head_that_does_not_come_closes_the_connection_and_a_late_body_does_not(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BoundedHttp, "head_s", 0.2)
+    monkeypatch.setattr(BoundedHttp, "head_s", 1.5)
     body = json.dumps(HI).encode()
     address = ("127.0.0.1", gateway.shell.port)
     with (
-        socket.create_connection(address, timeout=20) as silent,
-        socket.create_connection(address, timeout=20) as slow,
-        socket.create_connection(address, timeout=20) as late,
+        socket.create_connection(address, timeout=60) as silent,
+        socket.create_connection(address, timeout=60) as slow,
+        socket.create_connection(address, timeout=60) as late,
     ):
         slow.sendall(b"GET /health HT")
         late.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))

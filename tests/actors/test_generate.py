@@ -110,7 +110,7 @@ def in_a_process(folder: str, environment: dict[str, str], output: str | None = 
             stdout=files.enter_context(open(output, "wb")) if output else subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
-            timeout=30,
+            timeout=120,
             check=False,
         )
     return ended.returncode, ended.stdout or b"", ended.stderr.decode()

@@ -45,7 +45,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 def answer(port: int, sent: bytes) -> bytes:
     """The status line and what follows."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(sent)
         received = b""
         with contextlib.suppress(ConnectionError):
@@ -72,6 +72,6 @@ def test_connections_beyond_the_bound_are_refused_and_those_within_it_served_aga
     body = json.dumps(HI).encode()
     with contextlib.ExitStack() as opened:
         for _ in range(CONNECTIONS):
-            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         until(lambda: answer(port, request(body, len(body))).startswith(b"HTTP/1.1 503 "))
     until(lambda: answer(port, request(body, len(body))).startswith(b"HTTP/1.1 200 "))

@@ -18,7 +18,7 @@ def test_a_ctrl_c_that_waited_for_it_ends_it_without_a_traceback(tmp_path: Path)
     config.write_text(f"[runtime]\ndir = '{tmp_path / 'run'}'\n")
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_BEFORE_IT_BEGAN, str(config)],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
@@ -34,6 +34,6 @@ main(Service.GATEWAY, lambda config: print(resource.getrlimit(resource.RLIMIT_NO
 
 
 def test_a_service_may_open_more_files_than_the_shell_allows_at_first() -> None:
-    ended = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=120, check=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert int(ended.stdout) == (65_536 if most == resource.RLIM_INFINITY else min(most, 65_536))

@@ -51,7 +51,7 @@ class Supervised:
         self.wait(lambda: "noria is ready after" in self.text())
         return self
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None or condition(), self.text()
@@ -59,7 +59,7 @@ class Supervised:
             time.sleep(0.02)
 
     def snapshots(self) -> dict[Service, dict[str, Any]]:
-        answers = inspect_all(RuntimeSettings(dir=str(self.runtime_dir)), timeout_s=5.0)
+        answers = inspect_all(RuntimeSettings(dir=str(self.runtime_dir)), timeout_s=20.0)
         return {service: {"pid": each.pid, **json.loads(each.json)} for service, each in answers.items()}
 
     def services(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_sigterm_stops_the_children_in_order_and_leaves_nothing_behind(folder: P
     with supervised(folder) as stack:
         stack.ready()
         stack.process.terminate()
-        assert stack.process.wait(20) == 0, stack.text()
+        assert stack.process.wait(60) == 0, stack.text()
         assert closed(stack.text()) == STOP_ORDER
         assert {path.suffix for path in stack.runtime_dir.iterdir()} == {".lock"}
 
@@ -135,20 +135,20 @@ def test_a_child_that_dies_is_started_again_and_the_others_are_left_alone(folder
         stack.wait(lambda: all(each["state"] == "ready" for each in stack.services().values()))
         assert {name: each["pid"] for name, each in stack.services().items()} == stack.spawned()
         stack.process.terminate()
-        assert stack.process.wait(20) == 0, stack.text()
+        assert stack.process.wait(60) == 0, stack.text()
         assert closed(stack.text()) == STOP_ORDER
 
 
 def test_a_child_that_cannot_start_ends_the_start(folder: Path) -> None:
     with supervised(folder, "gateway=exit2") as stack:
-        assert stack.process.wait(20) == 2, stack.text()
+        assert stack.process.wait(60) == 2, stack.text()
         assert "noria: gateway" in stack.text()
         assert stack.text().count("a mistake of yours") == 1
 
 
 def test_a_crash_loop_ends_the_stack_and_says_how_often_and_what_was_said_last(folder: Path) -> None:
     with supervised(folder, "gateway=bug", restart_pause_s=0.05, crash_loop_deaths=3) as stack:
-        assert stack.process.wait(20) == 1, stack.text()
+        assert stack.process.wait(60) == 1, stack.text()
         assert "noria: gateway died 3 times in a row without a step in between" in stack.text()
         assert stack.text().rstrip().endswith("\n  RuntimeError: a bug of ours")
         assert closed(stack.text())[-4:] == [name for name in STOP_ORDER if name != "gateway"]
@@ -156,7 +156,7 @@ def test_a_crash_loop_ends_the_stack_and_says_how_often_and_what_was_said_last(f
 
 
 def test_a_child_that_hangs_is_killed_and_started_again(folder: Path) -> None:
-    with supervised(folder, hang_timeout_s=1.0) as stack:
+    with supervised(folder, hang_timeout_s=3.0) as stack:
         before = stack.ready().spawned()
         os.kill(before["detokenizer"], signal.SIGSTOP)
         stack.wait(lambda: stack.spawned()["detokenizer"] != before["detokenizer"])
@@ -165,14 +165,14 @@ def test_a_child_that_hangs_is_killed_and_started_again(folder: Path) -> None:
 
 
 def test_a_child_that_hangs_before_it_says_anything_is_not_waited_for_as_long_as_a_start_may_take(folder: Path) -> None:
-    with supervised(folder, "detokenizer=mute", hang_timeout_s=0.5, restart_pause_s=0.05) as stack:
-        assert stack.process.wait(30) == 1, stack.text()
+    with supervised(folder, "detokenizer=mute", hang_timeout_s=1.5, restart_pause_s=0.05) as stack:
+        assert stack.process.wait(60) == 1, stack.text()
         assert "noria: detokenizer died 3 times in a row" in stack.text()
         assert "gave no sign of life for" in stack.text()
 
 
 def test_an_executor_that_works_without_an_end_is_killed_and_started_again(folder: Path) -> None:
-    with supervised(folder, "executor=stuck", hang_timeout_s=0.5) as stack:
+    with supervised(folder, "executor=stuck", hang_timeout_s=2.0) as stack:
         before = stack.ready().spawned()
         stack.wait(lambda: stack.spawned()["executor"] != before["executor"])
         assert "has made no progress for" in stack.text()
@@ -181,7 +181,7 @@ def test_an_executor_that_works_without_an_end_is_killed_and_started_again(folde
 def test_a_child_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
     with supervised(folder, "executor=deaf", stop_timeout_s=0.5) as stack:
         stack.ready().process.terminate()
-        assert stack.process.wait(20) == 1
+        assert stack.process.wait(60) == 1
         assert "executor did not stop within 0.5 s and was killed" in stack.text()
         assert closed(stack.text()) == [name for name in STOP_ORDER if name != "executor"]
 
@@ -191,21 +191,24 @@ def test_a_second_signal_kills_at_once(folder: Path) -> None:
         stack.ready().process.send_signal(signal.SIGINT)
         stack.wait(lambda: '"stopping"' in stack.text())
         stack.process.send_signal(signal.SIGINT)
-        assert stack.process.wait(20) == 1
+        assert stack.process.wait(60) == 1
         assert "second signal" in stack.text()
 
 
 def test_a_start_that_takes_too_long_names_who_is_late(folder: Path) -> None:
-    with supervised(folder, "executor=slow", start_timeout_s=3.0) as stack:
-        assert stack.process.wait(30) == 1
-        assert "not ready within 3 s: executor;" in stack.text()
+    for start_timeout_s in (3, 12, 48):  # a busy machine may be late with others, too
+        with supervised(folder, "executor=slow", start_timeout_s=start_timeout_s) as stack:
+            assert stack.process.wait(120) == 1
+            if f"not ready within {start_timeout_s} s: executor;" in stack.text():
+                return
+    raise AssertionError(stack.text())
 
 
 def test_a_second_supervisor_is_refused_and_the_first_goes_on(folder: Path) -> None:
     with supervised(folder) as stack:
         stack.ready()
         with supervised(folder) as second:
-            assert second.process.wait(20) == 2
+            assert second.process.wait(60) == 2
             assert f"as process {stack.process.pid}, serving http://127.0.0.1:1" in second.text()
         assert len(stack.snapshots()) == len(Service)
 
@@ -226,7 +229,7 @@ def test_a_new_supervisor_takes_over_the_children_of_a_killed_one_and_replaces_t
             second.wait(lambda: "scheduler" in second.spawned())
             second.wait(lambda: all(each["state"] == "ready" for each in second.services().values()))
             second.process.terminate()
-            assert second.process.wait(20) == 0, second.text()
+            assert second.process.wait(60) == 0, second.text()
             stopped = {name for name in STOP_ORDER if name in closed(first.text()) + closed(second.text())}
             assert stopped == set(STOP_ORDER)
 
@@ -239,7 +242,7 @@ def test_children_of_a_killed_supervisor_that_run_by_another_configuration_are_n
         stack.process.kill()
         stack.process.wait()
         with supervised(folder, heartbeat_s=0.3) as second:
-            assert second.process.wait(20) == 2
+            assert second.process.wait(60) == 2
             assert f"scheduler ({pids['scheduler']})" in second.text()
             assert "(runtime.heartbeat_s)" in second.text()
             assert "noria down" in second.text()
@@ -257,7 +260,7 @@ def test_children_of_a_killed_supervisor_that_run_by_another_configuration_are_n
 def test_a_stop_first_drains_and_waits_until_that_is_done(folder: Path) -> None:
     with supervised(folder, drain_timeout_s=30.0) as stack:
         stack.ready().process.terminate()
-        assert stack.process.wait(20) == 0, stack.text()
+        assert stack.process.wait(60) == 0, stack.text()
         assert "drains admission 30000" in stack.text().splitlines()
 
 
@@ -299,4 +302,4 @@ def test_a_terminal_that_is_gone_stops_the_stack_and_one_that_is_there_does_not(
         stack.wait(lambda: b"configuration reloaded" in shown())
         os.close(keyboard)
         stack.process.send_signal(signal.SIGHUP)
-        assert stack.process.wait(20) == 0
+        assert stack.process.wait(60) == 0

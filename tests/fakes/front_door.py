@@ -115,7 +115,7 @@ class FrontDoor:
         bound = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(bound,), daemon=True)
         self._thread.start()
-        assert bound.wait(10)
+        assert bound.wait(60)
         return self
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class FrontDoor:
             return
         self._stopping = True
         self._waker.send(b"\0")
-        self._thread.join(10)
+        self._thread.join(60)
         self._thread = None
         self._waker.close()
         self._wake.close()
@@ -192,7 +192,7 @@ class FrontDoor:
         """The bodies of one kind received so far."""
         return [mail.body for mail in list(self.received) if isinstance(mail.body, kind)]
 
-    def wait_for(self, kind: type[_T], count: int = 1, timeout_s: float = 20.0) -> Mail:
+    def wait_for(self, kind: type[_T], count: int = 1, timeout_s: float = 60.0) -> Mail:
         """Wait until `count` messages of a kind have come; returns the last of those."""
         deadline = time.monotonic() + timeout_s
         with self._changed:

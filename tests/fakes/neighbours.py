@@ -24,7 +24,7 @@ from noria.shared.mailbox import Mailbox
 from noria.shared.telemetry import Telemetry
 
 PEERS = (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER)
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 

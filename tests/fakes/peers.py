@@ -22,7 +22,7 @@ CODEC = Codec(every_kind())
 Socket = zmq.Socket[bytes]
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Poll until something is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -100,7 +100,7 @@ def running(settings: RuntimeSettings, service: Service, *peers: Service) -> Ite
         yield shell
     finally:
         shell.actor.stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert shell.closed.is_set()
 
@@ -136,7 +136,7 @@ class BarePeer:
         """Greet."""
         self.send(Hello(1, State.READY, answer), recipient)
 
-    def read(self, timeout_s: float = 10.0) -> tuple[Header, msgspec.Struct]:
+    def read(self, timeout_s: float = 60.0) -> tuple[Header, msgspec.Struct]:
         """The next message in this peer's mailbox."""
         assert self.router is not None
         assert self.router.poll(int(timeout_s * 1000)), "nothing came"

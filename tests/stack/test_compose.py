@@ -208,7 +208,7 @@ class Containers:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         try:
-            return {service: process.wait(20) for service, process in self.processes.items()}
+            return {service: process.wait(60) for service, process in self.processes.items()}
         finally:
             for process in self.processes.values():
                 process.kill()

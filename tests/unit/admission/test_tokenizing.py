@@ -77,7 +77,7 @@ class Pool:
         self.pool = TokenizerPool(tokenizer, ChatTemplate(template, tokenizer), self.woken.set)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while not enough():
             assert time.monotonic() < deadline_s
             self.woken.wait(0.1)
@@ -118,7 +118,7 @@ class SlowTemplate(ChatTemplate):
     gate = threading.Event()
 
     def render_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return super().render_ids(messages, add_generation_prompt=add_generation_prompt)
 
 

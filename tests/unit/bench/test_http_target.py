@@ -99,12 +99,12 @@ def test_a_kept_connection_that_is_closed_as_it_is_used_again_fails_no_request()
 
 
 def test_an_open_load_does_not_wait_for_answers() -> None:
-    server = OpenAiServer(first_s=0.3)
+    server = OpenAiServer(first_s=1.0)
     driven = measured(server, jobs_of(10), Poisson(200.0, seed=2))
     assert server.most_open == 10
     first = min(each.begun_s for each in driven.observed)
     assert max(each.begun_s for each in driven.observed) - first < 0.25
-    assert summary(driven.observed).ttft_ms.p50 > 299
+    assert summary(driven.observed).ttft_ms.p50 > 999
 
 
 def test_what_goes_wrong_is_an_error_of_that_request() -> None:

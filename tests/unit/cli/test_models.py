@@ -93,7 +93,7 @@ def test_a_second_pull_waits_for_the_first_and_takes_its_folder(tmp_path: Path) 
     waiting = threading.Event()
 
     def finish_first() -> None:
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         put_model(tmp_path / "smollm2")
         lock.release()
 

@@ -16,7 +16,7 @@ from noria.proto.base import End, Header
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Delta, Generate, Have, Pong, Rejected, Updates
 
 QUICK = Patience(
-    accept_s=10, answer_s=10, ping_s=0.1, silence_s=0.2, reconnect_s=10, resend_s=0.1, resend_max_s=0.2, leave_s=10
+    accept_s=60, answer_s=60, ping_s=0.1, silence_s=0.2, reconnect_s=60, resend_s=0.1, resend_max_s=0.2, leave_s=60
 )
 
 
@@ -28,7 +28,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 def run(door: FrontDoor, story: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             async with AsyncClient(door.endpoint, patience=QUICK) as client:
                 await story(client)
 

@@ -110,7 +110,7 @@ def test_closing_ends_whoever_waits_in_another_thread(door: FrontDoor) -> None:
     door.wait_for(Generate)
     client.close()
     client.close()
-    thread.join(10)
+    thread.join(60)
     assert len(caught) == 1
     door.wait_for(Cancel)
     with pytest.raises(Closed):
@@ -132,12 +132,12 @@ def test_a_call_made_while_another_thread_closes_the_client_ends_too() -> None:
 
     stopper = threading.Thread(target=loop.stop, args=(last(),))
     stopper.start()
-    assert closing.wait(10)
+    assert closing.wait(60)
     threading.Thread(target=call, daemon=True).start()
     refused.wait(0.1)
     held.set()
-    stopper.join(10)
-    assert refused.wait(10)
+    stopper.join(60)
+    assert refused.wait(60)
 
 
 EXITS = """
@@ -159,7 +159,7 @@ def test_a_program_may_end_without_closing_and_without_a_word(door: FrontDoor) -
         [sys.executable, "-X", "dev", "-W", "error", "-c", EXITS, door.endpoint],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.stderr == ""

@@ -34,7 +34,7 @@ class Regions:
 
     def wait(self, chunks: int) -> None:
         """Until so many are."""
-        ends_s = time.monotonic() + 20
+        ends_s = time.monotonic() + 60
         while self.ready() != [chunks] * 2:
             assert time.monotonic() < ends_s, self.ready()
 

@@ -23,14 +23,14 @@ def test_who_asks_has_the_same_socket_and_connections_wait_there_after_the_giver
     told: multiprocessing.Queue[int] = context.Queue()
     giver = context.Process(target=serve_one, args=(str(tmp_path), told))
     giver.start()
-    port = told.get(timeout=20)
+    port = told.get(timeout=60)
     given = asked_for(tmp_path)
-    giver.join(20)
+    giver.join(60)
     assert given is not None
-    with given, socket.create_connection(("127.0.0.1", port), timeout=5) as waiting:
+    with given, socket.create_connection(("127.0.0.1", port), timeout=60) as waiting:
         assert given.getsockname()[1] == port
         assert not given.get_inheritable()
-        given.settimeout(5)
+        given.settimeout(60)
         accepted, _ = given.accept()
         with accepted:
             accepted.sendall(b"here")
@@ -49,7 +49,7 @@ def test_the_offer_is_its_owners_alone_and_a_next_one_takes_its_place(tmp_path: 
         first, second = Offer(listener, tmp_path), Offer(listener, tmp_path)
         assert (tmp_path / "door.sock").stat().st_mode & 0o777 == 0o600
         first.close()
-        second.socket.settimeout(5)
+        second.socket.settimeout(60)
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(tmp_path / "door.sock"))
             second.answer()

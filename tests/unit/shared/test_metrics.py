@@ -172,14 +172,18 @@ def test_a_quantile_lies_on_a_line_within_its_bucket() -> None:
 
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
 def test_a_collector_that_is_away_costs_its_time_once_for_spans_and_metrics(listening: bool) -> None:
-    with socket.socket() as collector:
-        collector.bind(("127.0.0.1", 0))
-        if listening:
-            collector.listen()
-        telemetry = telemetry_to(
-            f"http://127.0.0.1:{collector.getsockname()[1]}", Value(instruments.CACHE_EVICTIONS, 3)
-        )
-        telemetry.span("queue").end()
-        begun = time.monotonic()
-        telemetry.close()
-        assert time.monotonic() - begun < 3.5, "one after the other would take four seconds"
+    def closing_s() -> float:
+        with socket.socket() as collector:
+            collector.bind(("127.0.0.1", 0))
+            if listening:
+                collector.listen()
+            telemetry = telemetry_to(
+                f"http://127.0.0.1:{collector.getsockname()[1]}", Value(instruments.CACHE_EVICTIONS, 3)
+            )
+            telemetry.span("queue").end()
+            begun = time.monotonic()
+            telemetry.close()
+            return time.monotonic() - begun
+
+    # One after the other takes four seconds however fast the machine is; a busy one may need a moment more than two.
+    assert any(closing_s() < 3.5 for _ in range(3)), "spans and metrics wait for each other"
