@@ -1,23 +1,18 @@
 """docs/telemetry.md says what the registry holds, and the registry holds together."""
 
-import importlib.util
 import re
-from pathlib import Path
+
+from fakes.scripts import script
 
 from noria.services.gateway.exposition import ALIASES
 from noria.shared import instruments, spans
 from noria.shared.instruments import METRICS, Kind
 
-ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*")
 
 
 def test_the_telemetry_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("generate_telemetry", ROOT / "docs" / "generate_telemetry.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = script("docs/generate_telemetry.py")
     assert generator.PAGE.read_text() == generator.page(), "run `python docs/generate_telemetry.py`"
 
 

@@ -1,15 +1,8 @@
 """docs/wire.md says what the protocol is."""
 
-import importlib.util
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from fakes.scripts import script
 
 
 def test_the_wire_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("generate_wire", ROOT / "docs" / "generate_wire.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = script("docs/generate_wire.py")
     assert generator.PAGE.read_text() == generator.page(), "run `python docs/generate_wire.py`"

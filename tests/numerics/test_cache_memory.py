@@ -1,12 +1,12 @@
 """SmolLM2's tokens do not depend on what the cache went through: hits, evictions, resets and swaps, at any chunk size."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 import pytest
 import torch
+from fakes.scripts import script
 from numerics.comparison import LENGTHS, NEW_TOKENS
 from numerics.driving import Answer, Asked, Driver, Way
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.model
 
 GREEDY = Sampling(temperature=0.0, max_tokens=NEW_TOKENS)
 FEW = [i for i, length in enumerate(LENGTHS) if length in (33, 65, 129)]
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cache_dtypes.py"
 MANY = [i for i, length in enumerate(LENGTHS) if length >= 33]
 
 
@@ -108,11 +107,7 @@ def test_every_history_gives_the_same_tokens_at_any_chunk_size(
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cache_dtypes", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/cache_dtypes.py")
 
 
 @pytest.mark.slow

@@ -1,28 +1,16 @@
 """Short runs of the policy benchmarks: what they are to show at length, they show in small."""
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+from fakes.scripts import script
 
 
 @pytest.fixture(scope="module")
 def azure() -> ModuleType:
-    return load("azure")
+    return script("benchmarks/azure.py")
 
 
 def trace(path: Path, requests: int) -> None:
@@ -48,7 +36,9 @@ def test_under_overload_fair_keeps_interactive_requests_within_their_objective_a
 
 
 def test_what_is_admitted_meets_its_deadline_and_what_is_refused_would_not_have() -> None:
-    figures = load("deadlines").measure(400, seed=4, forced_in=10, policy="fifo", thresholds=(16_000, 32_000))
+    figures = script("benchmarks/deadlines.py").measure(
+        400, seed=4, forced_in=10, policy="fifo", thresholds=(16_000, 32_000)
+    )
     assert figures.refused > 40
     assert figures.admitted_met >= 0.97
     assert figures.refused_missed >= 0.8

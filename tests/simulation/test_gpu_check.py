@@ -1,25 +1,18 @@
 """The script that a GPU is checked with runs from end to end on a processor that plays one."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[2]
+from fakes.scripts import script
 
 
 @pytest.fixture(scope="module")
 def gpu_check() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks" / "gpu_check.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module
-    spec.loader.exec_module(module)
+    module = script("benchmarks/gpu_check.py")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield module

@@ -1,14 +1,11 @@
 """The replay of a production trace, on a few rows of its form: what the core finds in its cache, and a plain LRU finds."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from fakes.scripts import script
 
 
 def excerpt() -> list[dict[str, object]]:
@@ -28,12 +25,7 @@ def excerpt() -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def mooncake() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mooncake", ROOT / "benchmarks" / "mooncake.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mooncake"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/mooncake.py")
 
 
 @pytest.mark.parametrize("cache_tokens", [1 << 13, 1 << 14, 1 << 16])

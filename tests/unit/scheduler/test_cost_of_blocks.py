@@ -1,16 +1,13 @@
 """What a block costs the cache does not grow with the cache."""
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
-
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "cache_blocks.py"
+from fakes.scripts import script
 
 
 def lines(phase: Callable[[], int]) -> float:
@@ -40,11 +37,7 @@ def seconds(phase: Callable[[], int]) -> float:
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cache_blocks", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/cache_blocks.py")
 
 
 def test_a_block_costs_as_many_lines_in_a_large_cache_as_in_a_small_one(benchmark: ModuleType) -> None:
