@@ -53,8 +53,8 @@ class Recorder:
 
     def joined(self, peer: Service) -> None:
         self.joins.append(peer)
-        assert self.actor is not None
         for body in self.at_join(peer):
+            assert self.actor is not None
             self.actor.send(self, peer, body)
 
     def lost(self, peer: Service) -> None:

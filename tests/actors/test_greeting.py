@@ -1,0 +1,137 @@
+"""Greetings, heartbeats and silence on one mailbox, at times that the test says."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from fakes.peers import BarePeer, Recorder, runtime
+
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import Drain, Heartbeat, Hello, State
+from noria.proto.output import Progress
+from noria.shared.config import RuntimeSettings
+from noria.shared.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.greeting import Greeting
+from noria.shared.mailbox import Mailbox
+
+A, B = Service.SCHEDULER, Service.DETOKENIZER
+SECOND = 1_000_000_000
+HEARTBEAT_NS, TIMEOUT_NS = SECOND // 2, 2 * SECOND
+PEER = 5
+"""The incarnation of the peer."""
+
+
+@dataclass
+class Party:
+    """A scheduler's greeting, its shell, and a detokenizer that reads its mail."""
+
+    box: Mailbox
+    greeting: Greeting
+    shell: Recorder
+    peer: BarePeer
+
+    def hears(self, body: msgspec.Struct, sequence: int = 0, incarnation: int = PEER, recipient: int = 0) -> bool:
+        """What the peer writes; True when it is the shell's."""
+        header = Header(type(body).__name__, B.value, incarnation, recipient or self.box.incarnation, sequence)
+        return self.greeting.take(self.shell, header, body)
+
+    def greeted(self) -> None:
+        """The peer joins, and knows us."""
+        assert not self.hears(Hello(1, State.READY, answer=True))
+        assert self.shell.joins == [B]
+
+    def told(self, kind: type[msgspec.Struct]) -> msgspec.Struct:
+        """The next message of a kind that the peer is told."""
+        return self.peer.read_until(kind)[1]
+
+
+@pytest.fixture
+def party(tmp_path: Path) -> Iterator[Party]:
+    settings: RuntimeSettings = runtime(
+        tmp_path, heartbeat_s=HEARTBEAT_NS / SECOND, peer_timeout_s=TIMEOUT_NS / SECOND, outbox_messages_max=16
+    )
+    prepare_runtime_dir(settings)
+    peer = BarePeer(settings, B, A)
+    peer.bind()
+    box = Mailbox(A, mailbox(settings, A), {B: mailbox(settings, B)}, settings)
+    assert box.links[B].socket.poll(60_000, zmq.POLLOUT), "not connected"
+    yield Party(box, Greeting(box, settings), Recorder(), peer)
+    box.close()
+    peer.close()
+
+
+def test_who_is_absent_is_greeted_often_and_those_that_joined_are_looked_for_at_each_heartbeat(party: Party) -> None:
+    assert party.greeting.due_ns == 0
+    party.greeting.tend(party.shell, SECOND)
+    assert party.greeting.due_ns == SECOND + SECOND // 10
+    party.greeted()
+    party.greeting.tend(party.shell, 2 * SECOND)
+    assert party.greeting.due_ns == 2 * SECOND + HEARTBEAT_NS
+
+
+def test_a_heartbeat_says_how_far_the_work_is_and_how_long_it_should_take(party: Party) -> None:
+    party.greeted()
+    party.greeting.tend(party.shell, SECOND)
+    assert party.told(Heartbeat) == Heartbeat(State.READY, 0, False, expected_us=0)
+    party.greeting.expected_us = lambda: 700
+    party.greeting.tend(party.shell, 2 * SECOND)
+    assert party.told(Heartbeat) == Heartbeat(State.READY, 0, False, expected_us=700)
+
+
+def test_only_a_change_of_state_brings_the_next_heartbeat_forward(party: Party) -> None:
+    party.greeting.tell(State.READY)
+    party.greeted()
+    party.greeting.tend(party.shell, SECOND)
+    due_ns = party.greeting.due_ns
+    party.greeting.tell(State.READY)
+    assert party.greeting.due_ns == due_ns > SECOND
+    party.greeting.tell(State.STARTING)
+    assert party.greeting.due_ns == 0
+
+
+def test_only_mail_of_the_life_that_joined_is_left_to_the_shell(party: Party) -> None:
+    assert not party.hears(Progress(()), 1)
+    party.greeted()
+    assert not party.hears(Progress(()), 1, incarnation=PEER + 2)
+    assert not party.hears(Progress(()), 1, recipient=party.box.incarnation + 2)
+    assert not party.hears(Heartbeat(State.STOPPED, 3, True, expected_us=9))
+    link = party.box.links[B]
+    assert (link.state, link.progress, link.busy, link.expected_us) == (State.STOPPED, 3, True, 9)
+    assert party.hears(Progress(()), 1)
+    assert party.hears(Drain(1), 2)
+    assert party.box.dropped == 3
+
+
+def test_after_a_loss_nothing_is_taken_until_both_have_greeted_anew(party: Party) -> None:
+    party.greeted()
+    party.greeting.tend(party.shell, SECOND)
+    assert not party.hears(Progress(()), 2), "the first is missing"
+    assert party.greeting.due_ns == 0
+    assert not party.hears(Progress(()), 3)
+    party.hears(Hello(1, State.READY, answer=True))
+    assert party.shell.joins == [B, B]
+    assert party.hears(Progress(()), 1)
+
+
+def test_a_peer_is_given_up_after_its_time_and_greeted_at_once(party: Party) -> None:
+    party.greeted()
+    heard_ns = party.box.links[B].last_heard_ns
+    party.greeting.tend(party.shell, heard_ns + TIMEOUT_NS)
+    assert party.shell.losses == []
+    lost_ns = heard_ns + TIMEOUT_NS + HEARTBEAT_NS
+    party.greeting.tend(party.shell, lost_ns)
+    assert party.shell.losses == [B]
+    assert not party.box.links[B].joined
+    assert party.greeting.due_ns == lost_ns
+
+
+def test_a_farewell_is_for_those_that_joined(party: Party) -> None:
+    party.greeting.say_farewell()
+    party.greeted()
+    party.greeting.say_farewell()
+    assert party.peer.read()[1] == Hello(os.getpid(), State.READY, answer=True)
+    assert party.peer.read()[1] == Heartbeat(State.STOPPED)
