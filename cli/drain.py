@@ -12,6 +12,7 @@ from noria.proto.base import Service
 from noria.proto.lifecycle import State
 from noria.shared.endpoints import runtime_dir
 
+_ANSWER_S: Final = 5.0
 _SHOW_EVERY_S: Final = 1.0
 
 
@@ -34,7 +35,7 @@ def drain() -> None:
     runtime = settings().runtime
     folder = runtime_dir(runtime)
     supervisor = supervisor_of(folder)
-    snapshot = inspect(runtime, Service.SUPERVISOR)
+    snapshot = inspect(runtime, Service.SUPERVISOR, _ANSWER_S)
     if snapshot is None or snapshot.state is not State.DRAINING:  # a second signal would mean: at once
         send(supervisor, signal.SIGTERM)
     told = -1
