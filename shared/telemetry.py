@@ -16,7 +16,7 @@ from noria.shared.export import HTTP, MetricExport, SpanExport
 from noria.shared.instruments import SPANS_LOST, Metric
 from noria.shared.metrics import Value, merged, tell
 from noria.shared.spans import ATTRIBUTE_SERVICE
-from noria.shared.tracing import Attribute, Span, Tracer
+from noria.shared.tracing import NOTHING, Attribute, Span, Tracer
 
 __all__ = ["Attribute", "Publication", "Span", "Telemetry"]
 
@@ -55,11 +55,17 @@ class Telemetry:
         attributes: Mapping[str, Attribute] | None = None,
         *,
         start_ago_s: float = 0.0,
+        after: Span = NOTHING,
         server: bool = False,
         links: Iterable[str] = (),
     ) -> Span:
-        """Begin a span under the given parent; `start_ago_s` backdates it, for what is known only afterwards."""
-        return self._tracer.span(name, traceparent, attributes, start_ago_s=start_ago_s, server=server, links=links)
+        """Begin a span under the given parent; `start_ago_s` backdates it, for what is known only afterwards.
+
+        after: the span that it follows, at whose end it begins.
+        """
+        return self._tracer.span(
+            name, traceparent, attributes, start_ago_s=start_ago_s, after=after, server=server, links=links
+        )
 
     def add(self, source: Publication) -> None:
         """Ask this source, too, when metrics are wanted."""

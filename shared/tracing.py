@@ -37,13 +37,17 @@ class Record:
 
 
 class Span:
-    """A span under way. `traceparent` is what its children name; without a record nothing but the context is passed on."""
+    """A span under way. `traceparent` is what its children name; without a record nothing but the context is passed on.
 
-    __slots__ = ("_ended", "_record", "traceparent")
+    ended_ns: when it ended, in Unix time; 0 before, and where nothing is kept of it.
+    """
+
+    __slots__ = ("_ended", "_record", "ended_ns", "traceparent")
 
     def __init__(self, record: Record | None, traceparent: str, ended: Callable[[Record], None] | None = None) -> None:
         self._record = record
         self._ended = ended
+        self.ended_ns = 0
         self.traceparent = traceparent
 
     @property
@@ -69,7 +73,7 @@ class Span:
             return
         record.attributes.update(attributes or {})
         record.error = error
-        record.end_ns = max(time.time_ns() - int(ago_s * 1e9), record.begin_ns)
+        self.ended_ns = record.end_ns = max(time.time_ns() - int(ago_s * 1e9), record.begin_ns)
         self._record = None
         if self._ended is not None:
             self._ended(record)
@@ -96,10 +100,14 @@ class Tracer:
         attributes: Mapping[str, Attribute] | None,
         *,
         start_ago_s: float = 0.0,
+        after: Span = NOTHING,
         server: bool = False,
         links: Iterable[str] = (),
     ) -> Span:
-        """Begin a span under the given parent, or a new trace; `start_ago_s` backdates what is known only afterwards."""
+        """Begin a span under the given parent, or a new trace; `start_ago_s` backdates what is known only afterwards.
+
+        after: the span that it follows, at whose end it begins.
+        """
         if not self.enabled:
             return Span(None, traceparent)
         trace_id, parent_id, sampled = parse(traceparent)
@@ -115,7 +123,7 @@ class Tracer:
             trace_id,
             span_id,
             parent_id,
-            time.time_ns() - int(start_ago_s * 1e9),
+            after.ended_ns or time.time_ns() - int(start_ago_s * 1e9),
             server=server,
             attributes=dict(attributes or {}),
         )

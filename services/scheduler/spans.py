@@ -8,6 +8,7 @@ from noria.services.scheduler.core.board import Board
 from noria.services.scheduler.core.events import Moved, Stage
 from noria.shared import spans
 from noria.shared.telemetry import Attribute, Span, Telemetry
+from noria.shared.tracing import NOTHING
 
 _NAMES: Final = {
     Stage.QUEUED: spans.SPAN_QUEUE,
@@ -47,7 +48,8 @@ class StageSpans:
         name = _NAMES.get(moved.stage)
         if name is None:
             return
-        span = self._telemetry.span(name, moved.traceparent, self._attributes(moved), start_ago_s=ago_s)
+        after = before.span if before is not None else NOTHING
+        span = self._telemetry.span(name, moved.traceparent, self._attributes(moved), start_ago_s=ago_s, after=after)
         if again:
             span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: moved.decision}, ago_s=ago_s)
         elif moved.stage is Stage.QUEUED and moved.output_tokens:

