@@ -1,47 +1,17 @@
 """The client through restarts of the server: in every phase of a request, and when two of its lives are heard at once."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from fakes.front_door import FrontDoor, Mail, words
+from fakes.front_door import FrontDoor, words
+from fakes.story import QUICK, accepted, came, restart, run
 
-from noria.client import AsyncClient, Code, Interrupted, Patience
+from noria.client import AsyncClient, Code, Interrupted
 from noria.client.call import Phase
 from noria.client.exchange import Exchange
 from noria.proto.base import End, Header
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Delta, Generate, Have, Pong, Rejected, Updates
-
-QUICK = Patience(
-    accept_s=60, answer_s=60, ping_s=0.1, silence_s=0.2, reconnect_s=60, resend_s=0.1, resend_max_s=0.2, leave_s=60
-)
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[FrontDoor]:
-    with FrontDoor(f"ipc://{tmp_path}/door.sock") as door:
-        yield door
-
-
-def run(door: FrontDoor, story: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(120):
-            async with AsyncClient(door.endpoint, patience=QUICK) as client:
-                await story(client)
-
-    asyncio.run(main())
-
-
-async def came(door: FrontDoor, kind: type[Any], count: int = 1) -> Mail:
-    return await asyncio.to_thread(door.wait_for, kind, count)
-
-
-async def restart(door: FrontDoor) -> None:
-    await asyncio.to_thread(door.restart)
-    door.received.clear()
 
 
 def test_a_request_that_was_not_answered_is_sent_again(door: FrontDoor) -> None:
@@ -57,17 +27,15 @@ def test_a_request_that_was_not_answered_is_sent_again(door: FrontDoor) -> None:
 
 def test_an_open_stream_is_attached_with_what_it_has_and_goes_on(door: FrontDoor) -> None:
     async def story(client: AsyncClient) -> None:
-        generation = client.generate("hi", request_id="r")
-        mail = await came(door, Generate)
-        door.accept(mail)
-        door.say(mail.client, "r", "a", "b")
+        generation, name = await accepted(client, door)
+        door.say(name, "r", "a", "b")
         await generation.next()
         await restart(door)
         mail = await came(door, Attach)
         assert mail.body.have[0].ids == 2
-        door.send(mail.client, Accepted("r", 1, 7, "fake", 42))
-        door.say(mail.client, "r", "c", start=2, characters=2)
-        door.finish(mail.client, "r", 3)
+        door.send(name, Accepted("r", 1, 7, "fake", 42))
+        door.say(name, "r", "c", start=2, characters=2)
+        door.finish(name, "r", 3)
         assert (await generation.result()).text == "abc"
         assert door.of(Generate) == []
 
@@ -96,17 +64,15 @@ def test_a_server_that_is_not_ready_yet_is_waited_for_by_who_was_accepted_once(d
 
 def test_a_request_that_is_being_cancelled_is_cancelled_in_the_next_life(door: FrontDoor) -> None:
     async def story(client: AsyncClient) -> None:
-        generation = client.generate("hi", request_id="r")
-        mail = await came(door, Generate)
-        door.accept(mail)
-        door.say(mail.client, "r", "a")
+        generation, name = await accepted(client, door)
+        door.say(name, "r", "a")
         await generation.next()
         await generation.cancel()
         await came(door, Cancel)
         await restart(door)
-        mail = await came(door, Cancel)
+        await came(door, Cancel)
         await came(door, Attach)
-        door.finish(mail.client, "r", 1, End.CANCELLED)
+        door.finish(name, "r", 1, End.CANCELLED)
         assert (await generation.result()).finish_reason == "cancelled"
 
     run(door, story)
@@ -115,20 +81,18 @@ def test_a_request_that_is_being_cancelled_is_cancelled_in_the_next_life(door: F
 @pytest.mark.parametrize("known", [True, False])
 def test_the_end_of_a_request_that_was_left_is_asked_for_in_the_next_life(door: FrontDoor, known: bool) -> None:
     async def story(client: AsyncClient) -> None:
-        generation = client.generate("hi", request_id="r")
-        mail = await came(door, Generate)
-        door.accept(mail)
+        generation, name = await accepted(client, door)
         await generation.accepted()
         generation.leave()
         await came(door, Cancel)
         await restart(door)
         await came(door, Cancel)
-        mail = await came(door, Attach)
+        await came(door, Attach)
         if known:
-            door.finish(mail.client, "r", 0, End.CANCELLED)
+            door.finish(name, "r", 0, End.CANCELLED)
             await came(door, Acknowledge)
         else:
-            door.send(mail.client, Rejected("r", Code.NOT_FOUND, "unknown"))
+            door.send(name, Rejected("r", Code.NOT_FOUND, "unknown"))
         while client.open_requests:
             await asyncio.sleep(0.005)
 

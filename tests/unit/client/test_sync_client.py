@@ -5,8 +5,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fakes.front_door import FrontDoor, Mail, refuse, words
@@ -15,12 +13,6 @@ from noria.client import Client, Closed, Code, Refused
 from noria.client.synchronous import _Loop
 from noria.proto.base import End
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[FrontDoor]:
-    with FrontDoor(f"ipc://{tmp_path}/door.sock") as door:
-        yield door
 
 
 def endless(door: FrontDoor, mail: Mail) -> None:
