@@ -142,12 +142,24 @@ class Stack:
                 return {"state": snapshot.state.value, **msgspec.json.decode(snapshot.json, type=dict[str, Any])}
         raise AssertionError(f"the {service} does not answer")
 
+    def line(self, *arguments: str) -> list[str]:
+        """A command line that means this stack."""
+        return [str(NORIA), *arguments, "--runtime-dir", str(self.runtime_dir)]
+
+    def noria(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """A command to this stack, ended. environment: what it has more than the stack's own."""
+        return subprocess.run(
+            self.line(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**self.environment, **environment},
+        )
+
     def ps(self) -> list[dict[str, Any]]:
-        output = subprocess.run(
-            [str(NORIA), "ps", "--json", "--runtime-dir", str(self.runtime_dir)],
-            capture_output=True, text=True, check=True, env=self.environment,
-        ).stdout  # fmt: skip
-        rows = json.loads(output)
+        done = self.noria("ps", "--json")
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout)
         assert isinstance(rows, list)
         return rows
 

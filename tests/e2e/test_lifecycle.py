@@ -86,7 +86,6 @@ def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_
         before = running.pids()
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait(60)
-        down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
         other = [*running.command, "--num-blocks", "777"]
         refused = subprocess.run(other, capture_output=True, text=True, timeout=120, env=running.environment)
         assert refused.returncode == 2
@@ -106,7 +105,7 @@ def test_services_that_outlive_their_supervisor_are_taken_over_by_the_next(tiny_
         assert waiting.getresponse().status in (200, 503)  # as soon as it listens, perhaps before it knows anybody
         waiting.close()
         assert running.pids()["gateway"] != before["gateway"]
-        subprocess.run(down, check=True, timeout=120, env=running.environment)
+        assert running.noria("down").returncode == 0
         assert running.process.wait(60) == 0
         assert not [name for name in SERVICES if alive(before[name])]
 
@@ -116,8 +115,7 @@ def test_services_that_outlive_their_supervisor_can_be_stopped(tiny_model: Path)
         pids = running.pids()
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait(60)
-        down = [str(NORIA), "down", "--runtime-dir", str(running.runtime_dir)]
-        subprocess.run(down, check=True, timeout=120, env=running.environment)
+        assert running.noria("down").returncode == 0
         assert not [name for name in SERVICES if alive(pids[name])]
 
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from e2e.harness import LENIENT, NORIA, Stack, stack, wait_until
+from e2e.harness import LENIENT, Stack, stack, wait_until
 
 from noria.cli.keys import hash_of
 from noria.client import Client, Code, Refused
@@ -63,8 +62,8 @@ def complete(
 
 
 def usage(running: Stack, tenant: str) -> list[dict[str, Any]]:
-    command = [str(NORIA), "usage", "--json", "--runtime-dir", str(running.runtime_dir), "--tenant", tenant]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=running.environment)
+    done = running.noria("usage", "--json", "--tenant", tenant)
+    assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 
@@ -258,13 +257,11 @@ def test_a_preview_tells_the_course_and_the_refusal(governed: Stack) -> None:
 
 
 def test_the_command_line_asks_with_a_key(governed: Stack) -> None:
-    command = [str(NORIA), "generate", "x", "--raw", "--max-tokens", "2", "--runtime-dir", str(governed.runtime_dir)]
-    refused = subprocess.run(command, capture_output=True, text=True, env=governed.environment)
+    command = ("generate", "x", "--raw", "--max-tokens", "2")
+    refused = governed.noria(*command)
     assert refused.returncode == 2 and "API key" in refused.stderr
-    keyed = {**governed.environment, "NORIA_API_KEY": "acme"}
-    assert subprocess.run(command, capture_output=True, env=keyed).returncode == 0
-    flag = [*command, "--api-key", "acme", "--class", "admin"]
-    denied = subprocess.run(flag, capture_output=True, text=True, env=governed.environment)
+    assert governed.noria(*command, NORIA_API_KEY="acme").returncode == 0
+    denied = governed.noria(*command, "--api-key", "acme", "--class", "admin")
     assert denied.returncode == 2 and "'admin' may not be used" in denied.stderr
 
 
@@ -326,10 +323,6 @@ def test_what_a_request_waited_for_is_told_by_its_id_to_operators_alone(governed
     for key, status in (("acme", 403), ("nobody", 401)):
         headers = {"authorization": f"Bearer {key}"}
         assert httpx.get(f"{governed.url}/debug/why/tell-me", headers=headers).status_code == status
-    command = [str(NORIA), "why", "tell-me", "--runtime-dir", str(governed.runtime_dir)]
-    shown = subprocess.run(command, capture_output=True, text=True, env=governed.environment)
+    shown = governed.noria("why", "tell-me")
     assert shown.returncode == 0 and "ended: length, after 4 tokens" in shown.stdout
-    unknown = subprocess.run(
-        [*command[:2], "nobody-asked", *command[3:]], capture_output=True, env=governed.environment
-    )
-    assert unknown.returncode == 1
+    assert governed.noria("why", "nobody-asked").returncode == 1

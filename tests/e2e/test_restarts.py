@@ -7,17 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e.harness import LENIENT, NORIA, Stack, stack
+from e2e.harness import LENIENT, Stack, stack
 
 from noria.client import AsyncClient, Code, Completion, Patience, Refused
 
 _TOKENS = 400
 _SERVICES = ("detokenizer", "executor", "scheduler", "admission", "gateway")
-
-
-def command(running: Stack, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    line = [str(NORIA), *arguments, "--runtime-dir", str(running.runtime_dir)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=280, env=running.environment)
 
 
 async def over_zeromq(client: AsyncClient, prompt: str) -> str:
@@ -58,7 +53,7 @@ async def keep_asking(running: Stack, going: "asyncio.Task[object]") -> dict[str
 
 def test_every_service_is_started_anew_under_load_without_a_failed_request(tiny_model: Path) -> None:
     async def run(running: Stack) -> dict[str, set[str]]:
-        restarts = asyncio.create_task(asyncio.to_thread(command, running, "restart", "all"))
+        restarts = asyncio.create_task(asyncio.to_thread(running.noria, "restart", "all"))
         answers = await keep_asking(running, restarts)
         done = await restarts
         assert done.returncode == 0, done.stderr
@@ -85,9 +80,8 @@ def test_a_drain_lets_what_was_accepted_finish_and_takes_nothing_new(tiny_model:
                     client.generate("Once", max_tokens=200, temperature=0.0, ignore_eos=True) for _ in range(3)
                 ]
                 await asyncio.gather(*(generation.accepted() for generation in generations))
-                line = [str(NORIA), "drain", "--runtime-dir", str(running.runtime_dir)]
                 draining = await asyncio.create_subprocess_exec(
-                    *line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=running.environment
+                    *running.line("drain"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=running.environment
                 )
                 assert draining.stdout is not None
                 said = [(await draining.stdout.readline()).decode()]
@@ -129,7 +123,7 @@ def test_what_a_drain_cannot_finish_is_told_to_try_again_and_goes_on_in_the_next
                 pass  # a part of a character
             with running.held():
                 await asyncio.gather(*(generation.accepted() for generation in generations))
-                down = asyncio.create_task(asyncio.to_thread(command, running, "down"))
+                down = asyncio.create_task(asyncio.to_thread(running.noria, "down"))
                 results = await asyncio.gather(*(generation.result() for generation in generations))
             assert (await down).returncode == 0
             return results
