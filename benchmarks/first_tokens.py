@@ -6,6 +6,7 @@ those of a workload file, which arrive in a Poisson process. Prints milliseconds
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
+from noria.services.executor.calibration import DECODES
 from noria.services.scheduler.core.settings import Settings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import Job, Outcome, job
@@ -38,11 +40,13 @@ def arrivals(sizes: list[tuple[int, int]], rate: float, seed: int) -> list[Job]:
     return made
 
 
-def simulated(options: argparse.Namespace, alone: int, beside: int, jobs: list[Job], seed: int) -> list[Outcome]:
+def simulated(
+    options: argparse.Namespace, alone: int, beside: int, few: int, jobs: list[Job], seed: int
+) -> list[Outcome]:
     """One run."""
     geometry = Geometry(
         "simulated", (Group(0, 1),), 40_000, 2, 16, 64, 512, 2048, 50_000, "", "",
-        prefill_tokens=alone, prefill_tokens_beside=beside,
+        prefill_tokens=alone, prefill_tokens_beside=beside, prefill_tokens_few=few, prefill_decodes=DECODES,
     )  # fmt: skip
     settings = Settings(max_batch_tokens=512, max_requests_per_batch=32, steps_in_flight=options.steps_in_flight)
     fit = StepTime(options.base_us, options.token_us, options.cached_us, 0.0, options.pair_us)
@@ -57,7 +61,7 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def main() -> None:
-    """Run every combination of the two budgets and print a line for each."""
+    """Run every combination of the budgets and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines with prompt and max_tokens")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer counts")
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--alone", type=int, nargs="+", default=[64, 256, 512], help="prompt tokens without decodes")
     parser.add_argument("--beside", type=int, nargs="+", default=[112], help="and beside 32 decodes")
+    parser.add_argument("--few", type=int, nargs="+", default=[192], help="and beside a few, at most")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--base-us", type=float, default=6500.0)
     parser.add_argument("--token-us", type=float, default=580.0)
@@ -75,21 +80,20 @@ def main() -> None:
     parser.add_argument("--jitter", type=float, default=0.05)
     options = parser.parse_args()
     sizes = lengths(options.workload, options.model)[options.skip : options.skip + options.requests]
-    for alone in options.alone:
-        for beside in options.beside:
-            outcomes = [
-                outcome
-                for seed in range(options.seeds)
-                for outcome in simulated(options, alone, beside, arrivals(sizes, options.rate, seed), seed)
-            ]
-            first = [each.ttft_ms for each in outcomes if each.ttft_ms is not None]
-            gaps = [gap / 1e6 for each in outcomes for gap in each.gaps_ns]
-            print(
-                f"alone {alone:4} beside {beside:4}: first token p50 {quantile(first, 0.5):6.1f} p90 "
-                f"{quantile(first, 0.9):6.1f} p99 {quantile(first, 0.99):6.1f} mean {statistics.mean(first):6.1f}, "
-                f"between tokens p50 {quantile(gaps, 0.5):5.1f} p99 {quantile(gaps, 0.99):5.1f}",
-                flush=True,
-            )
+    for alone, beside, few in itertools.product(options.alone, options.beside, options.few):
+        outcomes = [
+            outcome
+            for seed in range(options.seeds)
+            for outcome in simulated(options, alone, beside, few, arrivals(sizes, options.rate, seed), seed)
+        ]
+        first = [each.ttft_ms for each in outcomes if each.ttft_ms is not None]
+        gaps = [gap / 1e6 for each in outcomes for gap in each.gaps_ns]
+        print(
+            f"alone {alone:4} beside {beside:4} few {few:4}: first token p50 {quantile(first, 0.5):6.1f} p90 "
+            f"{quantile(first, 0.9):6.1f} p99 {quantile(first, 0.99):6.1f} mean {statistics.mean(first):6.1f}, "
+            f"between tokens p50 {quantile(gaps, 0.5):5.1f} p99 {quantile(gaps, 0.99):5.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     allocated. A block is one page of `page_size` tokens per layer of a group; each group cuts chunks of
     `bytes_per_chunk` into blocks of its own size. host_slots counts chunks of the host pool that takes swapped blocks.
     max_slots bounds the requests in a step, max_batch_tokens its query tokens. prefill_tokens: the prompt tokens that a step
-    should compute at most when nobody decodes in it, prefill_tokens_beside when somebody does; 0 is no advice.
+    should compute at most when nobody decodes in it, prefill_tokens_beside when `prefill_decodes` do, and as many times more as
+    fewer do, up to prefill_tokens_few; 0 is no advice.
     inventory: it holds streams of an earlier scheduler, or of an earlier link to this one: an `Inventory` follows as soon
     as no step is under way any more.
     """
@@ -206,6 +207,8 @@ class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefill_tokens: int = 0
     prefill_tokens_beside: int = 0
     inventory: bool = False
+    prefill_tokens_few: int = 0
+    prefill_decodes: int = 0
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -1,8 +1,9 @@
 """How many prompt tokens a step should have: measured on the loaded model when it starts, once for each way to compute.
 
 Few tokens a step leave the processor's multipliers idle, many make everybody who decodes wait. So a step without decodes
-gets the fewest tokens at which a token costs nearly as little as it can; a step with decodes as many as make it take
-`STRETCH_MAX` times as long as the decodes alone. The answer is kept in the model's folder; measuring takes at most about
+gets the fewest tokens at which a token costs nearly as little as it can; a step with many decodes as many as make it take
+`STRETCH_MAX` times as long as the decodes alone. The fewer decode, the fewer wait for a longer step: beside a few, a prompt
+may take `FEW_STRETCH_MAX` times as long as the many do. The answer is kept in the model's folder; measuring takes at most about
 `SECONDS_MAX`. The sequences measured are made up, and lie in a cache that holds nothing yet.
 """
 
@@ -27,11 +28,12 @@ from noria.services.executor.slots import Slots
 
 SECONDS_MAX: Final = 1.5
 STRETCH_MAX: Final = 3.0
+FEW_STRETCH_MAX: Final = 4.0
 EFFICIENCY_MIN: Final = 0.95
 ROUNDS_MAX: Final = 5
 AGREEMENT_MAX: Final = 1.15
 _VERSION: Final = 2
-_DECODES: Final = 32
+DECODES: Final = 32
 _CONTEXT: Final = 256
 _PROMPTS: Final = (64, 128, 256)
 _CHUNK: Final = 16
@@ -51,12 +53,15 @@ class Pace(msgspec.Struct, frozen=True):
         alone = next(tokens for tokens, rate in rates if rate >= EFFICIENCY_MIN * best)
         (first, first_us), (last, last_us) = self.prompts[0], self.prompts[-1]
         token_us = max(last_us - first_us, 1.0) / (last - first)
-        beside = int((STRETCH_MAX - 1) * self.decodes_us / token_us) // _CHUNK * _CHUNK
-        return Advice(alone, min(max(beside, first), last))
+
+        def stretched(times: float) -> int:
+            return min(max(int(times * self.decodes_us / token_us) // _CHUNK * _CHUNK, first), last)
+
+        return Advice(alone, stretched(STRETCH_MAX - 1), stretched(FEW_STRETCH_MAX))
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Prompt tokens for a step without decodes, and beside decodes.
+    """Prompt tokens for a step without decodes, beside `DECODES` decodes, and beside a few.
 
     The defaults are for machines too busy to be measured. As both kinds of steps take the longer the slower a machine
     is, they are not far off anywhere.
@@ -64,6 +69,7 @@ class Advice(msgspec.Struct, frozen=True):
 
     alone: int = 256
     beside: int = 112
+    few: int = 192
 
 
 class Runner(Protocol):
@@ -82,7 +88,7 @@ def calibrated(runner: Runner, path: Path | None, key: str, clock_s: Callable[[]
     pace = measure(runner, clock_s)
     if pace is None:
         most = min(runner.shape.max_batch_tokens, runner.shape.max_model_tokens)
-        return Advice(min(Advice().alone, most), min(Advice().beside, most))
+        return Advice(*(min(tokens, most) for tokens in (Advice().alone, Advice().beside, Advice().few)))
     if path is not None:
         _write(path, key, pace)
     return pace.advice()
@@ -104,7 +110,7 @@ def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
     """
     shape, slots = runner.shape, Slots(runner.shape)
     context = min(_CONTEXT, shape.max_model_tokens - 1)
-    steps = [(min(_DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
+    steps = [(min(DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
     fitting = min(shape.max_batch_tokens, shape.max_model_tokens)
     steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _fits(shape, tokens)]
     if len(steps) < 3 or not _fits(shape, context):

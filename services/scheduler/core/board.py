@@ -73,13 +73,16 @@ class Board:
         """The present executor's cache."""
         return self.memory.cache if self.memory is not None else None
 
-    def prompt_tokens(self, *, beside: bool) -> int:
-        """The prompt tokens that a step may have, beside decodes or alone: as configured, else as the executor advises."""
+    def prompt_tokens(self, beside: int) -> int:
+        """The prompt tokens that a step may have beside so many decodes: as configured, else as the executor advises."""
         configured, geometry = self.settings.prefill_tokens, self.geometry
         if configured is not None:
             return configured
         assert geometry is not None
-        return (geometry.prefill_tokens_beside if beside else geometry.prefill_tokens) or UNLIMITED
+        if not beside:
+            return geometry.prefill_tokens or UNLIMITED
+        many = geometry.prefill_tokens_beside
+        return max(many, min(geometry.prefill_tokens_few, many * geometry.prefill_decodes // beside)) or UNLIMITED
 
     def change(self, policy: Policy) -> None:
         """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""

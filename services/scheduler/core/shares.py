@@ -94,7 +94,7 @@ class Shares:
         short = len(decoding) >= draft.tokens_left and bool(board.prefilling or len(board.waiting))
         if not short:
             self._decode(draft, decoding)
-            draft.withhold(board.prompt_tokens(beside=bool(draft.slices)))
+            draft.withhold(board.prompt_tokens(len(draft.slices)))
         contest = Contest(self._fair.accounts)
         contest.enter([each for each in board.prefilling if each not in isolated and not each.suspected])
         if short:

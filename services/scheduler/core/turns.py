@@ -53,7 +53,7 @@ class Turns:
                 case Turn.DECODES:
                     continue_each(draft, self._board.continuing, self._lookahead)
                     if turn is self._turns[0]:
-                        draft.withhold(self._board.prompt_tokens(beside=bool(draft.slices)))
+                        draft.withhold(self._board.prompt_tokens(len(draft.slices)))
                 case Turn.PREFILLS:
                     for request in tuple(self._board.prefilling):
                         if not request.suspected:

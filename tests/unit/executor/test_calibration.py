@@ -48,6 +48,11 @@ def test_a_step_with_decodes_gets_the_prompt_tokens_that_triple_its_length() -> 
     assert pace.advice().beside == 128  # 80 ms of 0.6 ms each are 133 tokens: the multiple of 16 below
 
 
+def test_a_step_with_few_decodes_may_take_four_times_as_long_as_one_with_many() -> None:
+    pace = Pace(30_000.0, tuple((tokens, 10_000 + 600.0 * tokens) for tokens in (64, 128, 256)))
+    assert (pace.advice().beside, pace.advice().few) == (96, 192)  # 120 ms of 0.6 ms each are 200 tokens
+
+
 @pytest.mark.parametrize(
     ("step_s", "token_s", "expected"), [(0.0, 0.001, 64), (0.010, 0.0006, 256), (0.005, 0.0008, 128)]
 )
@@ -97,7 +102,7 @@ def test_measuring_a_slow_model_ends() -> None:
 def test_a_model_without_room_for_the_steps_is_not_measured(shape: Shape) -> None:
     runner = FakeRunner(linear, shape)
     advice = calibrated(runner, None, "", runner.clock)
-    assert 0 < advice.beside <= advice.alone <= shape.max_batch_tokens
+    assert 0 < advice.beside <= advice.few <= advice.alone <= shape.max_batch_tokens
 
 
 def test_sliding_groups_are_measured_within_their_rings() -> None:
@@ -116,7 +121,7 @@ def test_a_pace_is_kept_and_read_again(tmp_path: Path) -> None:
     path, key = tmp_path / "new" / "float32.pace", calibration_key(b"{}", SHAPE, "portable")
     first, again = FakeRunner(linear), FakeRunner(linear)
     advice = calibrated(first, path, key, first.clock)
-    assert advice == Advice(256, 128)
+    assert advice == Advice(256, 128, 256)
     assert calibrated(again, path, key, again.clock) == advice
     assert again.steps == 0
     calibrated(again, path, calibration_key(b"{}", SHAPE, "avx2"), again.clock)
@@ -129,5 +134,5 @@ def test_a_damaged_or_unwritable_file_only_costs_time(tmp_path: Path) -> None:
     blocked.parent.write_text("")
     for path in (damaged, blocked):
         runner = FakeRunner(linear)
-        assert calibrated(runner, path, "key", runner.clock) == Advice(256, 128)
+        assert calibrated(runner, path, "key", runner.clock) == Advice(256, 128, 256)
         assert runner.steps > 0

@@ -36,6 +36,18 @@ def test_prompts_take_what_the_executor_advises_beside_decodes_and_alone() -> No
         desk.done()
 
 
+@pytest.mark.parametrize(("decodes", "expected"), [(1, 9), (2, 9), (3, 6), (4, 4), (6, 3), (7, 3)])
+@pytest.mark.parametrize("policy", ["fifo", "fair"])
+def test_the_fewer_decode_the_more_a_prompt_gets_beside_them(policy: str, decodes: int, expected: int) -> None:
+    advised = msgspec.structs.replace(geometry(), prefill_tokens_beside=3, prefill_tokens_few=9, prefill_decodes=6)
+    desk = Desk(Settings(policy=policy, steps_in_flight=1), advised)
+    desk.submit(*(submission(number, prompt=1, output=9) for number in range(1, decodes + 1)))
+    desk.planned()
+    desk.done()
+    desk.submit(submission(99, prompt=20))
+    assert desk.lengths(desk.planned())[99] == expected
+
+
 @pytest.mark.parametrize(("configured", "expected"), [(2, 2), (64, 7)])
 def test_a_configured_prefill_chunk_wins_over_the_executors_advice(configured: int, expected: int) -> None:
     advised = msgspec.structs.replace(geometry(), prefill_tokens=6, prefill_tokens_beside=3)
