@@ -1,4 +1,4 @@
-"""Actors greet, notice who is new and who is gone, and survive what comes in."""
+"""The loop of an actor: its turns, its wakes, what it answers, and that it survives what comes in."""
 
 import os
 import random
@@ -7,17 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 import zmq
-from fakes.peers import CODEC, BarePeer, Recorder, running, runtime, wait_for
+from fakes.peers import CODEC, BarePeer, Recorder, progress, running, runtime, wait_for
 
 from noria.proto.base import Header, Service, Stream
 from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
-from noria.proto.output import Gap, Progress, TokenRun, Tokens
+from noria.proto.output import TokenRun, Tokens
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings
 from noria.shared.endpoints import mailbox, prepare_runtime_dir
@@ -26,45 +24,6 @@ from noria.shared.mailbox import INSPECTOR_PREFIX, Mailbox
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1, 2, 3)),))
-
-
-def progress(number: int) -> Progress:
-    return Progress((Gap(Stream(1, 0), number),))
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> RuntimeSettings:
-    return runtime(tmp_path)
-
-
-@pytest.fixture
-def peer(settings: RuntimeSettings) -> Iterator[BarePeer]:
-    bare = BarePeer(settings, B, A)
-    yield bare
-    bare.close()
-
-
-def incarnation(shell: Recorder) -> int:
-    assert shell.actor is not None
-    return shell.actor.mailbox.incarnation
-
-
-def counts(shell: Recorder) -> dict[str, int]:
-    assert shell.actor is not None
-    return shell.actor.mailbox.counts()
-
-
-def test_two_actors_greet_each_other_and_exchange_mail_in_order(settings: RuntimeSettings) -> None:
-    with running(settings, A, B) as one, running(settings, B, A) as other:
-        wait_for(lambda: one.joins and other.joins)
-        other.to_send += [(A, progress(number)) for number in range(500)]
-        assert other.actor is not None
-        other.actor.wake()
-        wait_for(lambda: len(one.received) == 500)
-        assert one.received == [progress(number) for number in range(500)]
-        assert one.joins == [B]
-        assert other.joins == [A]
-        assert counts(one) == {"dropped": 0, "malformed": 0, "gaps": 0, "outbox": 0}
 
 
 class Settling(Recorder):
@@ -99,7 +58,7 @@ def test_what_an_actor_tells_of_itself_is_what_it_stands_at_after_a_turn(
         while not shell.joins:
             actor.turn(shell)
         for number in range(20):
-            peer.send(progress(number), incarnation(shell))
+            peer.send(progress(number), shell.incarnation)
             inspector.send_multipart(CODEC.encode(Header("Inspect", name, 1), Inspect()))
         deadline = time.monotonic() + 60
         while min(len(answers), len(shell.received)) < 20 and time.monotonic() < deadline:
@@ -119,160 +78,6 @@ def test_what_an_actor_tells_of_itself_is_what_it_stands_at_after_a_turn(
     assert len(shell.received) == 20
 
 
-def test_who_was_ready_before_it_knew_whom_to_tell_says_so_in_its_next_greeting(
-    settings: RuntimeSettings, peer: BarePeer
-) -> None:
-    with running(settings, A, B) as shell:
-        assert shell.actor is not None
-        link = shell.actor.mailbox.links[B]
-        peer.bind()
-        peer.send(Hello(1, State.STARTING))
-        wait_for(lambda: shell.joins)
-        assert link.state is State.STARTING
-        peer.hello(incarnation(shell), answer=True)
-        wait_for(lambda: link.state is State.READY)
-
-
-def test_mail_sent_at_join_arrives_whichever_side_comes_first(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=0.05)
-    for _ in range(3):
-        with running(settings, A, B) as one:
-            one.at_join = lambda peer: [TOKENS]
-            with running(settings, B, A) as other:
-                wait_for(lambda seen=other: TOKENS in seen.received)
-            with running(settings, B, A) as again:
-                wait_for(lambda seen=again: TOKENS in seen.received)
-
-
-def test_mail_sent_at_join_waits_behind_the_greeting_for_a_peer_that_cannot_be_reached_yet(
-    settings: RuntimeSettings, peer: BarePeer
-) -> None:
-    with running(settings, A, B) as shell:
-        shell.at_join = lambda joined: [TOKENS]
-        peer.hello()
-        wait_for(lambda: shell.joins)
-        peer.bind()
-        header, body = peer.read()
-        while isinstance(body, Heartbeat) or (isinstance(body, Hello) and header.recipient == 0):
-            header, body = peer.read()
-        assert isinstance(body, Hello), "whoever has not been greeted drops the mail"
-        assert header.recipient == peer.incarnation
-        header, body = peer.read_until(Tokens)
-        assert (body, header.sequence) == (TOKENS, 1)
-
-
-def test_a_peer_that_restarts_joins_again_and_mail_of_its_former_life_is_dropped(
-    settings: RuntimeSettings, peer: BarePeer
-) -> None:
-    with running(settings, A, B) as shell:
-        peer.bind()
-        peer.hello()
-        wait_for(lambda: shell.joins == [B])
-        peer.send(progress(1), incarnation(shell))
-        wait_for(lambda: len(shell.received) == 1)
-        former = peer.incarnation
-        peer.incarnation += 2
-        peer.hello()
-        wait_for(lambda: shell.joins == [B, B])
-        peer.send(progress(2), incarnation(shell), incarnation=former)
-        peer.send(Hello(1, State.READY), 0, incarnation=former)
-        peer.send(progress(3), incarnation(shell))
-        wait_for(lambda: len(shell.received) == 2)
-        assert shell.received == [progress(1), progress(3)]
-        assert shell.joins == [B, B]
-        assert counts(shell)["dropped"] == 1
-
-
-def test_mail_for_a_former_life_of_ours_or_before_a_greeting_is_dropped(
-    settings: RuntimeSettings, peer: BarePeer
-) -> None:
-    with running(settings, A, B) as shell:
-        peer.send(progress(1), incarnation(shell))
-        peer.hello(recipient=incarnation(shell) + 2)
-        peer.hello()
-        wait_for(lambda: shell.joins == [B])
-        peer.send(progress(2), incarnation(shell) + 2)
-        peer.send(progress(3), 0)
-        peer.send(progress(4), incarnation(shell))
-        wait_for(lambda: shell.received)
-        assert shell.received == [progress(4)]
-        assert counts(shell)["dropped"] == 3
-
-
-def test_a_repeated_greeting_is_answered_and_joins_nobody_twice(settings: RuntimeSettings, peer: BarePeer) -> None:
-    with running(settings, A, B) as shell:
-        peer.bind()
-        for _ in range(3):
-            peer.hello()
-            header, _ = peer.read_until(Hello)
-            assert header.incarnation == incarnation(shell)
-        assert shell.joins == [B]
-
-
-def test_a_silent_peer_is_lost(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=0.02, peer_timeout_s=0.2)
-    with running(settings, A, B) as shell:
-        peer = BarePeer(settings, B, A)
-        peer.bind()
-        peer.hello()
-        wait_for(lambda: shell.joins)
-        wait_for(lambda: shell.losses == [B])
-        shell.to_send.append((B, TOKENS))
-        assert shell.actor is not None
-        shell.actor.wake()
-        wait_for(lambda: shell.sent)
-        assert shell.sent == [False]
-        assert shell.refused == []
-        peer.close()
-
-
-def test_a_peer_that_was_given_up_and_comes_back_joins_again(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=0.02, peer_timeout_s=0.2)
-    with running(settings, A, B) as shell:
-        peer = BarePeer(settings, B, A)
-        peer.bind()
-        peer.hello()
-        wait_for(lambda: shell.losses == [B])
-        peer.send(progress(1), incarnation(shell))
-
-        def heard_again() -> bool:
-            # On a busy machine it may be given up once more between the two.
-            peer.hello(incarnation(shell), answer=True)
-            peer.send(progress(2), incarnation(shell))
-            return bool(shell.received)
-
-        wait_for(heard_again)
-        assert shell.joins[:2] == [B, B]
-        assert progress(1) not in shell.received
-        peer.close()
-
-
-def test_a_peer_that_gave_us_up_is_told_everything_again(settings: RuntimeSettings, peer: BarePeer) -> None:
-    with running(settings, A, B) as shell:
-        shell.at_join = lambda joined: [TOKENS]
-        peer.bind()
-        peer.hello()
-        assert peer.read_until(Tokens)[0].sequence == 1
-        peer.hello()
-        peer.send(progress(1), incarnation(shell))
-        wait_for(lambda: shell.received)
-        assert shell.joins == [B], "a greeting sent before it knew us is no sign of having forgotten us"
-        peer.hello()
-        wait_for(lambda: shell.joins == [B, B])
-        peer.send(progress(2), incarnation(shell))
-        wait_for(lambda: len(shell.received) == 2)
-        assert peer.read_until(Tokens)[0].sequence == 1
-
-
-def test_a_beating_heart_keeps_a_peer(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=0.02, peer_timeout_s=2.0)
-    with running(settings, A, B) as one, running(settings, B, A) as other:
-        wait_for(lambda: one.joins and other.joins)
-        until = time.monotonic() + 2.5
-        wait_for(lambda: time.monotonic() > until)
-        assert one.losses == other.losses == []
-
-
 def test_a_peer_that_does_not_read_fills_a_bounded_outbox_and_then_the_shell_is_told(tmp_path: Path) -> None:
     settings = runtime(tmp_path, high_water_mark=16, outbox_messages_max=40, peer_timeout_s=60)
     large = Tokens((TokenRun(Stream(1, 0), 0, 0, tuple(range(2**20, 2**20 + 20_000))),))
@@ -286,35 +91,17 @@ def test_a_peer_that_does_not_read_fills_a_bounded_outbox_and_then_the_shell_is_
         shell.actor.wake()
         wait_for(lambda: len(shell.sent) == 400)
         taken = shell.sent.count(True)
-        assert 0 < counts(shell)["outbox"] <= 40, "what the socket has taken since has made room"
+        assert 0 < shell.counts()["outbox"] <= 40, "what the socket has taken since has made room"
         assert len(shell.refused) == 400 - taken > 0
         turns = shell.turns
         sequences = [peer.read_until(Tokens)[0].sequence for _ in range(taken)]
         assert sequences == list(range(1, taken + 1))
-        wait_for(lambda: counts(shell)["outbox"] == 0)
+        wait_for(lambda: shell.counts()["outbox"] == 0)
         assert shell.turns > turns
         shell.to_send.append((B, TOKENS))
         shell.actor.wake()
         assert peer.read_until(Tokens)[1] == TOKENS
         peer.close()
-
-
-def test_what_waited_for_a_dead_peer_is_not_sent_to_its_successor(settings: RuntimeSettings, peer: BarePeer) -> None:
-    with running(settings, A, B) as shell:
-        peer.hello()
-        wait_for(lambda: shell.joins)
-        shell.to_send.append((B, TOKENS))
-        assert shell.actor is not None
-        shell.actor.wake()
-        wait_for(lambda: shell.sent == [True])
-        peer.incarnation += 2
-        peer.hello()
-        wait_for(lambda: len(shell.joins) == 2)
-        peer.bind()
-        shell.to_send.append((B, Tokens(())))
-        shell.actor.wake()
-        header, body = peer.read_until(Tokens)
-        assert (body, header.sequence, header.recipient) == (Tokens(()), 1, peer.incarnation)
 
 
 def test_garbage_on_the_mailbox_is_counted_and_does_no_harm(settings: RuntimeSettings, peer: BarePeer) -> None:
@@ -326,14 +113,14 @@ def test_garbage_on_the_mailbox_is_counted_and_does_no_harm(settings: RuntimeSet
             frames = [chance.randbytes(chance.randint(0, 40)) for _ in range(chance.randint(1, 12))]
             peer.dealer.send_multipart(frames)
         for body in (TOKENS, Drain(1), Heartbeat(State.READY)):
-            peer.send(body, incarnation(shell), sender="executor")
-        peer.send(TOKENS, incarnation(shell))
-        peer.send(Drain(1), incarnation(shell))
-        peer.send(progress(7), incarnation(shell))
+            peer.send(body, shell.incarnation, sender="executor")
+        peer.send(TOKENS, shell.incarnation)
+        peer.send(Drain(1), shell.incarnation)
+        peer.send(progress(7), shell.incarnation)
         wait_for(lambda: shell.received)
         assert shell.received == [progress(7)]
         assert shell.drained == []
-        assert counts(shell)["malformed"] == 205
+        assert shell.counts()["malformed"] == 205
         assert inspect(settings, A, 60) is not None
 
 
@@ -347,36 +134,13 @@ def test_a_client_that_calls_itself_a_service_injects_nothing(settings: RuntimeS
             socket.connect(mailbox(settings, A))
             for sender in ("scheduler", "admission", "detokenizer", routing_id.decode("latin1")):
                 for body in (Hello(1, State.READY), progress(1)):
-                    header = Header(type(body).__name__, sender, 5, incarnation(shell))
+                    header = Header(type(body).__name__, sender, 5, shell.incarnation)
                     socket.send_multipart([msgspec.msgpack.encode(header), msgspec.msgpack.encode(body)])
-            expected = counts(shell)["malformed"]
-            wait_for(lambda before=expected: counts(shell)["malformed"] >= before)
-            wait_for(lambda count=routing_id: counts(shell)["malformed"] >= 8)
+            expected = shell.counts()["malformed"]
+            wait_for(lambda before=expected: shell.counts()["malformed"] >= before)
+            wait_for(lambda count=routing_id: shell.counts()["malformed"] >= 8)
             socket.close(0)
         assert shell.joins == shell.received == []
-
-
-@pytest.mark.parametrize("noticed_by", [progress(3), Heartbeat(State.READY)])
-def test_lost_mail_makes_both_sides_tell_everything_again(
-    settings: RuntimeSettings, peer: BarePeer, noticed_by: msgspec.Struct
-) -> None:
-    with running(settings, A, B) as shell:
-        shell.at_join = lambda joined: [TOKENS]
-        peer.bind()
-        peer.hello()
-        wait_for(lambda: shell.joins)
-        peer.send(progress(1), incarnation(shell), sequence=1)
-        peer.send(Heartbeat(State.READY), incarnation(shell), sequence=1)
-        wait_for(lambda: shell.received == [progress(1)])
-        assert peer.read_until(Tokens)[0].sequence == 1
-        peer.send(noticed_by, incarnation(shell), sequence=3)
-        while peer.read_until(Hello)[0].recipient:
-            pass
-        peer.hello(incarnation(shell), answer=True)
-        wait_for(lambda: shell.joins == [B, B])
-        assert peer.read_until(Tokens)[0].sequence == 1
-        assert shell.received == [progress(1)]
-        assert counts(shell)["gaps"] == 1
 
 
 def test_a_supervisor_can_ask_a_service_to_drain(settings: RuntimeSettings) -> None:
@@ -386,19 +150,6 @@ def test_a_supervisor_can_ask_a_service_to_drain(settings: RuntimeSettings) -> N
         assert supervisor.actor is not None
         supervisor.actor.wake()
         wait_for(lambda: shell.drained == [1500])
-
-
-def test_a_change_of_state_is_told_at_once(tmp_path: Path) -> None:
-    settings = runtime(tmp_path, heartbeat_s=30)
-    with running(settings, A, B) as one, running(settings, B, A) as other:
-        one.present = State.STARTING
-        wait_for(lambda: one.joins and other.joins)
-        one.present = State.DRAINING
-        assert one.actor is not None
-        assert other.actor is not None
-        one.actor.wake()
-        link = other.actor.mailbox.links[A]
-        wait_for(lambda: link.state is State.DRAINING)
 
 
 def test_wakes_from_many_threads_are_never_lost(settings: RuntimeSettings) -> None:
@@ -490,4 +241,4 @@ def test_answers_to_inspectors_that_left_do_no_harm(settings: RuntimeSettings) -
         assert snapshot is not None
         content = msgspec.json.decode(snapshot.json)
         assert content["received"] == 0
-        assert content["incarnation"] == f"{incarnation(shell):x}"
+        assert content["incarnation"] == f"{shell.incarnation:x}"

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from noria.proto.base import Header, Service
+from noria.proto.base import Header, Service, Stream
 from noria.proto.lifecycle import Hello, State
+from noria.proto.output import Gap, Progress
 from noria.proto.wire import Codec, every_kind
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings
@@ -47,6 +48,17 @@ class Recorder:
         self.drained: list[int] = []
         self.present = State.READY
         self.closed = threading.Event()
+
+    @property
+    def incarnation(self) -> int:
+        """Of the process that it stands for."""
+        assert self.actor is not None
+        return self.actor.mailbox.incarnation
+
+    def counts(self) -> dict[str, int]:
+        """Of its mail."""
+        assert self.actor is not None
+        return self.actor.mailbox.counts()
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         self.received.append(body)
@@ -161,3 +173,8 @@ class BarePeer:
 def runtime(folder: Path, **fields: Any) -> RuntimeSettings:
     """Settings for a runtime folder of a test's own."""
     return RuntimeSettings(dir=str(folder / "run"), **fields)
+
+
+def progress(number: int) -> Progress:
+    """Mail of a detokenizer that can be told apart by its number."""
+    return Progress((Gap(Stream(1, 0), number),))
