@@ -1,12 +1,10 @@
 """Dashboards, rules and the compose layer: they name only what there is, and a real Prometheus finds it all."""
 
 import contextlib
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 import yaml
 from e2e.harness import Stack, free_port, stack, wait_until
 from e2e.test_console import OPERATOR, load
+from fakes.scripts import script
 from fakes.tiny_model import build_tiny_model
 
 from noria.cli.keys import hash_of
@@ -44,12 +43,7 @@ def exposed() -> set[str]:
 
 
 def generator() -> Any:
-    spec = importlib.util.spec_from_file_location("generate_dashboards", FOLDER / "generate_dashboards.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("deploy/observability/generate_dashboards.py")
 
 
 def panels() -> Iterator[tuple[str, str]]:
