@@ -15,9 +15,9 @@ import msgspec
 from noria.proto.base import Service, Stream
 from noria.proto.scheduling import Doubt
 from noria.services.admission import records
-from noria.services.admission.core.ledger import Request
 from noria.services.admission.core.record import Mark, Page, Part, parts_of
 from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.core.request import Request
 from noria.services.admission.core.traffic import Account, Traffic
 from noria.services.admission.database import Database, Write
 from noria.services.admission.records import Clock

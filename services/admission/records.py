@@ -15,8 +15,8 @@ import msgspec
 
 from noria.proto.base import End, Sampling, Stream
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.ledger import Choice, Key, Request
 from noria.services.admission.core.record import Part
+from noria.services.admission.core.request import Choice, Key, Request
 from noria.services.admission.core.traffic import Account, Distribution, Measure, Series, Traffic, Usage
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Expenses, Reclaimed, Spent
-from noria.services.admission.core.ledger import Choice, Request, Stage
+from noria.services.admission.core.request import Choice, Request, Stage
 from noria.services.admission.core.traffic import Account, Distribution, Measure, Series, Traffic, Usage
 
 _WHOLE: Final = (End.STOP, End.LENGTH)

@@ -14,11 +14,12 @@ from noria.services.admission.core.clients import Client
 from noria.services.admission.core.credit import Credit
 from noria.services.admission.core.delivery import Delivery
 from noria.services.admission.core.events import EndedNote, Note, RefusedNote
-from noria.services.admission.core.ledger import Choice, Ledger, Request, Stage
+from noria.services.admission.core.ledger import Ledger
 from noria.services.admission.core.outgoing import DetokenizerPost, Pair, SchedulerPost
 from noria.services.admission.core.queues import Queues
 from noria.services.admission.core.record import Record
 from noria.services.admission.core.refusal import Refusal
+from noria.services.admission.core.request import Choice, Request, Stage
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.statistics import ReclaimStatistics, Totals
 from noria.services.admission.core.tenancy import ClassRule, Policy

@@ -8,8 +8,8 @@ from typing import Final
 
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.books import Books
-from noria.services.admission.core.ledger import Request
 from noria.services.admission.core.refusal import Refusal
+from noria.services.admission.core.request import Request
 from noria.services.admission.core.tenancy import ClassRule, TenantRule
 from noria.services.admission.core.tenants import Tenant
 from noria.services.admission.core.validation import characters

@@ -6,7 +6,7 @@ from typing import Final
 
 from noria.proto.base import Stream
 from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Standing, Updates
-from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.core.request import Choice, Request
 
 Answer = Rejected | Description | Pong | Forecast | Identified | Standing
 ToClient = Accepted | Answer | Updates

@@ -2,7 +2,7 @@
 
 from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
 from noria.services.admission.core.clients import Cursor
-from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.core.request import Choice, Request
 
 
 def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:

@@ -20,7 +20,7 @@ from noria.services.admission.core.clients import (
     Parcel,
     Sent,
 )
-from noria.services.admission.core.ledger import Choice, Request, Stage
+from noria.services.admission.core.request import Choice, Request, Stage
 from noria.services.admission.core.rules import Rules
 
 _UNACKNOWLEDGED_MAX: Final = 1024

@@ -24,8 +24,8 @@ from noria.services.admission.core import checks, composing, intake
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import Arrival
-from noria.services.admission.core.ledger import Key, Request, Stage
 from noria.services.admission.core.patience import Patience
+from noria.services.admission.core.request import Key, Request, Stage
 
 
 class Desk:

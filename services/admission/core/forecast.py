@@ -6,9 +6,9 @@ A request whose own deadline cannot be kept is refused at once, with the time af
 from noria.proto.frontdoor import Code, Forecast
 from noria.services.admission.core import prediction
 from noria.services.admission.core.books import Books
-from noria.services.admission.core.ledger import Request
 from noria.services.admission.core.prediction import Ahead, Course
 from noria.services.admission.core.refusal import Refusal
+from noria.services.admission.core.request import Request
 
 
 def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int) -> Refusal | None:

@@ -13,8 +13,8 @@ from noria.services.admission.core import checks, forecast
 from noria.services.admission.core.books import NOBODY, PREVIEW, Books
 from noria.services.admission.core.clients import Client
 from noria.services.admission.core.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
-from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.refusal import Refusal
+from noria.services.admission.core.request import Choice, Key, Request, Stage
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.admission.core.tenancy import TenantRule
 from noria.services.admission.core.traffic import Account

@@ -12,7 +12,7 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
 from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
 from noria.services.admission.core.credit import Credit
-from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.core.request import Choice, Request
 from noria.services.admission.core.rules import Rules
 
 ToScheduler = Submit | Withdraw | Ended | Accounted

@@ -6,8 +6,8 @@ from typing import Final
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.books import Books
-from noria.services.admission.core.ledger import Request, Stage
 from noria.services.admission.core.refusal import Refusal
+from noria.services.admission.core.request import Request, Stage
 
 _TIMERS_KEPT: Final = 1024
 

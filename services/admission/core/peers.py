@@ -10,7 +10,7 @@ from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import News
-from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.core.request import Choice, Request
 
 
 class Peers:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from noria.services.admission.core.credit import Pending
-from noria.services.admission.core.ledger import Request
+from noria.services.admission.core.request import Request
 from noria.services.admission.core.tenancy import ClassRule, Policy
 
 

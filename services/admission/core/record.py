@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import Logprobs, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.ledger import Choice, Request
+from noria.services.admission.core.request import Choice, Request
 from noria.services.admission.core.traffic import Account, Traffic
 
 PAGES_PER_FOLD: Final = 512

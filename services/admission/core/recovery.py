@@ -8,7 +8,7 @@ from noria.proto.base import End, Stream
 from noria.proto.scheduling import Doubt
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.events import RecoveredNote
-from noria.services.admission.core.ledger import Request, Stage
+from noria.services.admission.core.request import Request, Stage
 from noria.services.admission.core.traffic import Account, Traffic
 
 

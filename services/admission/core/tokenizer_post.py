@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from noria.services.admission.core.events import Job
-from noria.services.admission.core.ledger import Request
+from noria.services.admission.core.request import Request
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Ping, Updates
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.services.admission.core.events import Lost
-from noria.services.admission.core.ledger import Choice
+from noria.services.admission.core.request import Choice
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

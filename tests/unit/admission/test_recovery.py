@@ -13,8 +13,8 @@ from noria.proto.output import Open, TextRun, Texts
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
 from noria.services.admission import records
 from noria.services.admission.core.events import Joined
-from noria.services.admission.core.ledger import Choice, Key, Request, Stage
 from noria.services.admission.core.record import PAGES_PER_FOLD, Part
+from noria.services.admission.core.request import Choice, Key, Request, Stage
 from noria.services.admission.core.traffic import Measure
 from noria.services.admission.metrics import TrafficMetrics
 from noria.shared import instruments

@@ -10,7 +10,7 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, H
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
 from noria.services.admission.core.events import Joined, Lost
-from noria.services.admission.core.ledger import Key, Text
+from noria.services.admission.core.request import Key, Text
 
 STREAM = Stream(100, 0)
 

@@ -1,8 +1,8 @@
 """A record whose page was not taken."""
 
 from noria.proto.base import Sampling, Stream
-from noria.services.admission.core.ledger import Choice, Key, Request
 from noria.services.admission.core.record import Record
+from noria.services.admission.core.request import Choice, Key, Request
 
 _SECOND = 1_000_000_000
 
