@@ -23,7 +23,7 @@ def bench(folder: Path, *arguments: str) -> dict[str, Any]:
         "--out",
         str(out),
     ]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tok/s" in done.stdout
     found = json.loads(out.read_text())

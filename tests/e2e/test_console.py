@@ -95,27 +95,27 @@ def told(running: Stack, enough: Callable[[Events], bool]) -> tuple[Events, floa
 
 
 def test_every_part_of_the_page_is_served_and_nothing_comes_from_elsewhere(watched: Stack) -> None:
-    page = httpx.get(f"{watched.url}/console")
+    page = httpx.get(f"{watched.url}/console", timeout=60)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert set(FILES) >= {"index.html", "style.css", "main.js", "wheel.js"}
     for name in FILES:
-        part = httpx.get(f"{watched.url}/console/{name}")
+        part = httpx.get(f"{watched.url}/console/{name}", timeout=60)
         assert part.status_code == 200
         foreign = part.text.replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in foreign and "https://" not in foreign, name
     for name in ("nothing.js", "%2e%2e%2fapp.py", "..%2Fapp.py"):
-        assert httpx.get(f"{watched.url}/console/{name}").status_code == 404
+        assert httpx.get(f"{watched.url}/console/{name}", timeout=60).status_code == 404
 
 
 def test_only_operators_are_told_what_happens(watched: Stack) -> None:
     for path in ("/console/feed", "/console/requests/1", "/metrics", "/metrics/scheduler"):
         for key, status in (("", 401), ("nobody", 401), ("acme", 403)):
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            assert httpx.get(f"{watched.url}{path}", headers=headers).status_code == status
-    assert httpx.get(f"{watched.url}/console/requests/1", headers=OPERATOR).status_code == 404
-    assert httpx.get(f"{watched.url}/metrics", headers=OPERATOR).status_code == 200
+            assert httpx.get(f"{watched.url}{path}", headers=headers, timeout=60).status_code == status
+    assert httpx.get(f"{watched.url}/console/requests/1", headers=OPERATOR, timeout=60).status_code == 404
+    assert httpx.get(f"{watched.url}/metrics", headers=OPERATOR, timeout=60).status_code == 200
 
 
 def everything(events: Events) -> bool:
@@ -163,7 +163,7 @@ def test_the_feed_tells_every_step_in_order_and_no_more_than_ten_times_a_second(
 
 def test_nothing_is_recorded_or_asked_once_nobody_watches(watched: Stack) -> None:
     def watchers() -> float:
-        lines = httpx.get(f"{watched.url}/metrics/gateway", headers=OPERATOR).text.splitlines()
+        lines = httpx.get(f"{watched.url}/metrics/gateway", headers=OPERATOR, timeout=60).text.splitlines()
         return float(next(line for line in lines if line.startswith("noria_console_watchers")).split()[1])
 
     told(watched, bool)
@@ -173,16 +173,16 @@ def test_nothing_is_recorded_or_asked_once_nobody_watches(watched: Stack) -> Non
 def test_a_request_is_shown_with_its_stages_and_in_words(watched: Stack) -> None:
     headers = {"authorization": "Bearer acme", "x-request-id": "shown"}
     body = {"prompt": "hi", "max_tokens": 3, "ignore_eos": True}
-    httpx.post(f"{watched.url}/v1/completions", json=body, headers=headers, timeout=30).raise_for_status()
+    httpx.post(f"{watched.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
 
-    def shown() -> dict[str, Any]:
-        """As soon as the scheduler has told the end, which the caller may have before it."""
-        answer = httpx.get(f"{watched.url}/console/requests/shown", headers=OPERATOR, timeout=60)
-        content: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
-        return content if any("ended:" in line for line in content.get("why", ())) else {}
+    answer: dict[str, Any] = {}
 
-    wait_until(lambda: bool(shown()), 60, "its end is told")
-    answer = shown()
+    def ended() -> bool:
+        """Whether its end is told, which the caller may know before the scheduler does."""
+        answer.update(httpx.get(f"{watched.url}/console/requests/shown", headers=OPERATOR, timeout=60).json())
+        return any("ended:" in line for line in answer.get("why", ()))
+
+    wait_until(ended, 60, "its end is told")
     (stream,) = answer["streams"]
     assert [move["stage"] for move in stream["moves"]] == ["queued", "prefilling", "decoding", "ended"]
     assert stream["tenant"] == "acme"

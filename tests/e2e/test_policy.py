@@ -74,15 +74,15 @@ def test_an_unknown_key_is_a_401(governed: Stack, key: str) -> None:
     with pytest.raises(openai.AuthenticationError) as caught:
         client.completions.create(model="", prompt="x")
     assert caught.value.code == "invalid_api_key"
-    assert httpx.post(f"{governed.url}/v1/completions", json={"prompt": "x"}).status_code == 401
+    assert httpx.post(f"{governed.url}/v1/completions", json={"prompt": "x"}, timeout=60).status_code == 401
 
 
 def test_the_insides_are_for_operators_alone(governed: Stack) -> None:
     for key, status in (("", 401), ("nobody", 401), ("acme", 403), ("root", 200)):
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        assert httpx.get(f"{governed.url}/debug/state", headers=headers).status_code == status
+        assert httpx.get(f"{governed.url}/debug/state", headers=headers, timeout=60).status_code == status
     for path in ("/ready", "/health", "/v1/models"):
-        assert httpx.get(f"{governed.url}{path}").status_code == 200
+        assert httpx.get(f"{governed.url}{path}", timeout=60).status_code == 200
 
 
 def test_a_used_up_quota_is_a_429_that_says_when_it_is_there_again(governed: Stack) -> None:
@@ -244,10 +244,10 @@ def test_a_caller_that_hung_up_finds_its_answer_under_its_idempotency_key(govern
 def test_a_preview_tells_the_course_and_the_refusal(governed: Stack) -> None:
     sent = {"authorization": "Bearer acme", "x-noria-class": "batch"}
     body = {"prompt": [5] * 40, "max_tokens": 10}
-    told = httpx.post(f"{governed.url}/v1/preview", json=body, headers=sent).json()
+    told = httpx.post(f"{governed.url}/v1/preview", json=body, headers=sent, timeout=60).json()
     assert (told["admitted"], told["traffic_class"], told["prompt_tokens"]) == (True, "batch", 40)
     assert 0 <= told["start_ms"] <= told["first_token_ms"] <= told["finish_ms"] < 60_000
-    assert httpx.post(f"{governed.url}/v1/preview", json=body).status_code == 401
+    assert httpx.post(f"{governed.url}/v1/preview", json=body, timeout=60).status_code == 401
     with Client(governed.endpoint, credential="small") as client:
         refused = client.preview(token_ids=[5] * 50, max_tokens=30)
         assert (refused.admitted, refused.code) == (False, Code.INVALID)
@@ -314,15 +314,17 @@ def test_what_a_request_waited_for_is_told_by_its_id_to_operators_alone(governed
     assert complete(governed, "acme", [3, 4, 5], headers=sent).status_code == 200
 
     def told() -> list[str]:
-        answer = httpx.get(f"{governed.url}/debug/why/tell-me", headers={"authorization": "Bearer root"}).json()
-        lines: list[str] = answer["why"]
+        answer = httpx.get(
+            f"{governed.url}/debug/why/tell-me", headers={"authorization": "Bearer root"}, timeout=60
+        ).json()
+        lines: list[str] = answer.get("why", [])
         return lines
 
     wait_until(lambda: any("ended: length, after 4 tokens" in line for line in told()), 60, "its end is told")
     assert any("class standard: 3 prompt tokens" in line for line in told())
     for key, status in (("acme", 403), ("nobody", 401)):
         headers = {"authorization": f"Bearer {key}"}
-        assert httpx.get(f"{governed.url}/debug/why/tell-me", headers=headers).status_code == status
+        assert httpx.get(f"{governed.url}/debug/why/tell-me", headers=headers, timeout=60).status_code == status
     shown = governed.noria("why", "tell-me")
     assert shown.returncode == 0 and "ended: length, after 4 tokens" in shown.stdout
     assert governed.noria("why", "nobody-asked").returncode == 1

@@ -189,8 +189,8 @@ def test_a_real_prometheus_finds_data_for_every_panel_and_every_rule_and_nothing
             # Something of everything that is counted: refusals, cancels, deadlines.
             body = {"prompt": "y", "max_tokens": 500, "ignore_eos": True}
             acme = {"authorization": "Bearer acme"}
-            httpx.post(f"{served.url}/v1/completions", json=refused, headers=acme)
-            httpx.post(f"{served.url}/v1/completions", json={**body, "ttl_ms": 400}, headers=acme)
+            httpx.post(f"{served.url}/v1/completions", json=refused, headers=acme, timeout=60)
+            httpx.post(f"{served.url}/v1/completions", json={**body, "ttl_ms": 400}, headers=acme, timeout=60)
             with contextlib.suppress(httpx.TimeoutException):
                 httpx.post(f"{served.url}/v1/completions", json=body, headers=acme, timeout=0.2)
             time.sleep(0.3)
@@ -218,8 +218,8 @@ def test_a_real_prometheus_finds_data_for_every_panel_and_every_rule_and_nothing
             "vllm:time_to_first_token_seconds_bucket",
         ):
             assert query(url, name)
-        targets = httpx.get(f"{url}/api/v1/targets").json()["data"]["activeTargets"]
+        targets = httpx.get(f"{url}/api/v1/targets", timeout=60).json()["data"]["activeTargets"]
         assert [each["lastError"] for each in targets] == [""]
         firing = {each["metric"]["alertname"] for each in query(url, 'ALERTS{alertstate="firing"}')}
         assert not firing & {"NoriaLedgerDoesNotAddUp", "NoriaNoProgress", "NoriaServiceNotReady", "NoriaUnreachable"}
-    assert httpx.get(f"{served.url}/metrics", headers=OPERATOR).status_code == 200
+    assert httpx.get(f"{served.url}/metrics", headers=OPERATOR, timeout=60).status_code == 200
