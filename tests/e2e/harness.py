@@ -192,7 +192,7 @@ class Stack:
             if state[service][key] != 0
         }
 
-    def wait_idle(self, timeout_s: float = 60.0) -> None:
+    def wait_idle(self, timeout_s: float = 120.0) -> None:
         left: dict[str, int] = {}
 
         def idle() -> bool:

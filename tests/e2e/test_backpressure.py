@@ -91,7 +91,7 @@ def test_stalled_readers_hold_bounded_memory_and_nobody_up(narrow: Stack) -> Non
         for each in readers:
             each.close()
         context.destroy(0)
-    narrow.wait_idle(60)
+    narrow.wait_idle()
 
 
 def test_a_full_queue_is_an_answer_at_both_doors_and_what_was_accepted_is_served(narrow: Stack) -> None:
@@ -125,7 +125,7 @@ def test_a_full_queue_is_an_answer_at_both_doors_and_what_was_accepted_is_served
     statuses, ends = asyncio.run(run())
     assert set(statuses) <= {200, 503} and set(ends) <= {"length", "overloaded"}
     assert 16 <= statuses.count(200) + ends.count("length") <= ROOM
-    narrow.wait_idle(60)
+    narrow.wait_idle()
 
 
 @pytest.mark.parametrize("door", ["gateway", "admission"])

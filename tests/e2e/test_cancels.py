@@ -81,9 +81,9 @@ def test_whoever_is_cancelled_gives_back_everything_within_two_steps_and_changes
             assert len(together) >= MATES
 
     asyncio.run(run())
-    tiny.wait_idle(60)
+    tiny.wait_idle()
     while tiny.of("admission")["reclaims"]["count"] == before:  # a fast machine may have been done before anybody left
         asyncio.run(leave_midway(tiny))
-        tiny.wait_idle(60)
+        tiny.wait_idle()
     assert tiny.of("admission")["reclaims"]["steps_max"] <= 2
     assert tiny.pids() == pids, "everybody is alive"

@@ -46,7 +46,7 @@ def unharmed(tiny: Stack) -> Iterator[None]:
     """The same processes as before, all of them empty, and an answer."""
     before = tiny.pids()
     yield
-    tiny.wait_idle(60)
+    tiny.wait_idle()
     assert tiny.pids() == before, tiny.log()[-4000:]
     with Client(tiny.endpoint) as client:
         assert client.complete("hello", max_tokens=3, ignore_eos=True).usage.output_tokens == 3
