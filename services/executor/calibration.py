@@ -32,7 +32,7 @@ FEW_STRETCH_MAX: Final = 4.0
 EFFICIENCY_MIN: Final = 0.95
 ROUNDS_MAX: Final = 5
 AGREEMENT_MAX: Final = 1.15
-_VERSION: Final = 2
+_VERSION: Final = 3
 DECODES: Final = 32
 _CONTEXT: Final = 256
 _PROMPTS: Final = (64, 128, 256)
@@ -60,6 +60,24 @@ class Pace(msgspec.Struct, frozen=True):
         return Advice(alone, stretched(STRETCH_MAX - 1), stretched(FEW_STRETCH_MAX))
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """The two least times that each step took so far, in microseconds: many decodes, then each number of prompt tokens.
+
+    What else runs here makes no step shorter, so the least counts, once two agree on it. A start among other processes may
+    not come to that; what it found is kept for the next.
+    """
+
+    prompts: tuple[int, ...]
+    least_us: tuple[tuple[float, ...], ...]
+
+    def pace(self) -> Pace | None:
+        """None while no two results of a step agree."""
+        if not all(len(each) > 1 and each[1] <= AGREEMENT_MAX * each[0] for each in self.least_us):
+            return None
+        decodes, *prompts = (each[0] for each in self.least_us)
+        return Pace(decodes, tuple(zip(self.prompts, prompts, strict=True)))
+
+
 class Advice(msgspec.Struct, frozen=True):
     """Prompt tokens for a step without decodes, beside `DECODES` decodes, and beside a few.
 
@@ -82,15 +100,17 @@ class Runner(Protocol):
 
 
 def calibrated(runner: Runner, path: Path | None, key: str, clock_s: Callable[[], float] = time.monotonic) -> Advice:
-    """By the pace kept for this key, else by a new measurement, which is kept if there is a path."""
-    if path is not None and (known := _read(path, key)) is not None:
-        return known.advice()
-    pace = measure(runner, clock_s)
+    """By the pace that earlier starts measured for this key, else measured together with them, and kept if there is a path."""
+    known = _read(path, key) if path is not None else None
+    if known is not None and (pace := known.pace()) is not None:
+        return pace.advice()
+    measured = measure(runner, clock_s, known)
+    if path is not None and measured is not None:
+        _write(path, key, measured)
+    pace = measured.pace() if measured is not None else None
     if pace is None:
         most = min(runner.shape.max_batch_tokens, runner.shape.max_model_tokens)
         return Advice(*(min(tokens, most) for tokens in (Advice().alone, Advice().beside, Advice().few)))
-    if path is not None:
-        _write(path, key, pace)
     return pace.advice()
 
 
@@ -103,11 +123,8 @@ def calibration_key(config_json: bytes, shape: Shape, *ways: str) -> str:
     return found.hexdigest()
 
 
-def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
-    """Measure in rounds, as many as there is time for, and take the least: what else runs here makes no step shorter.
-
-    None when no two results of a step agree, or the model has no room for the steps.
-    """
+def measure(runner: Runner, clock_s: Callable[[], float], known: Measured | None = None) -> Measured | None:
+    """Measure in rounds, as many as there is time for, and add what is `known`. None when the model has no room for the steps."""
     shape, slots = runner.shape, Slots(runner.shape)
     context = min(_CONTEXT, shape.max_model_tokens - 1)
     steps = [(min(DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
@@ -115,6 +132,7 @@ def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
     steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _fits(shape, tokens)]
     if len(steps) < 3 or not _fits(shape, context):
         return None
+    prompts = tuple(tokens for _, tokens, _ in steps[1:])
     taken: list[list[float]] = [[] for _ in steps]
     ends_s = clock_s() + SECONDS_MAX
     for epoch in range((ROUNDS_MAX + 1) * len(steps)):
@@ -126,10 +144,9 @@ def measure(runner: Runner, clock_s: Callable[[], float]) -> Pace | None:
         runner.run(batch)
         if epoch >= len(steps):  # the first round touches memory that none after it does
             taken[turn].append(clock_s() - began_s)
-    if not all(len(each) > 1 and sorted(each)[1] <= AGREEMENT_MAX * min(each) for each in taken):
-        return None
-    least = [min(each) * 1e6 for each in taken]
-    return Pace(least[0], tuple((step[1], us) for step, us in zip(steps[1:], least[1:], strict=True)))
+    earlier = known.least_us if known is not None and known.prompts == prompts else ((),) * len(steps)
+    now_us = [[1e6 * each_s for each_s in each] for each in taken]
+    return Measured(prompts, tuple(tuple(sorted((*old, *new))[:2]) for old, new in zip(earlier, now_us, strict=True)))
 
 
 def _fits(shape: Shape, tokens: int) -> bool:
@@ -162,23 +179,24 @@ def _plan(shape: Shape, epoch: int, fills: int, tokens: int, length: int) -> Ste
 
 class _Kept(msgspec.Struct, frozen=True):
     key: str
-    pace: Pace
+    measured: Measured
 
 
-def _read(path: Path, key: str) -> Pace | None:
+def _read(path: Path, key: str) -> Measured | None:
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError):
         return None
-    return kept.pace if kept.key == key else None
+    measured = kept.measured
+    return measured if kept.key == key and len(measured.least_us) == len(measured.prompts) + 1 > 2 else None
 
 
-def _write(path: Path, key: str, pace: Pace) -> None:
+def _write(path: Path, key: str, measured: Measured) -> None:
     """A folder that cannot be written costs the next start its time and nothing else."""
     written = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, pace)), indent=1) + b"\n")
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, measured)), indent=1) + b"\n")
         written.replace(path)
 
 

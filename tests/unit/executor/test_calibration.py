@@ -39,10 +39,17 @@ def linear(tokens: int, slices: int) -> float:
     return 0.040 if slices > 1 else 0.010 + 0.0006 * tokens
 
 
+def paced(runner: FakeRunner) -> Pace:
+    measured = measure(runner, runner.clock)
+    assert measured is not None
+    pace = measured.pace()
+    assert pace is not None
+    return pace
+
+
 def test_a_step_with_decodes_gets_the_prompt_tokens_that_triple_its_length() -> None:
     runner = FakeRunner(linear)
-    pace = measure(runner, runner.clock)
-    assert pace is not None
+    pace = paced(runner)
     assert pace.decodes_us == pytest.approx(40_000)
     assert pace.prompts[0] == (64, pytest.approx(48_400))
     assert pace.advice().beside == 128  # 80 ms of 0.6 ms each are 133 tokens: the multiple of 16 below
@@ -67,28 +74,46 @@ def test_the_least_of_several_rounds_counts() -> None:
     rounds = [9.0, 3.0, 1.0, 2.0, 1.1, 1.5]
     disturbed = iter([factor for factor in rounds for _ in range(4)])
     runner = FakeRunner(lambda tokens, slices: linear(tokens, slices) * next(disturbed) / 10)
-    pace = measure(runner, runner.clock)
-    assert pace is not None
+    pace = paced(runner)
     assert pace.decodes_us == pytest.approx(4_000)
 
 
-def test_a_machine_too_busy_to_be_measured_gets_the_defaults_and_is_measured_again(tmp_path: Path) -> None:
-    slower = 1.0
+def test_a_machine_too_busy_to_be_measured_gets_the_defaults_and_adds_to_it_at_the_next_start(tmp_path: Path) -> None:
+    slower, path = 1.0, tmp_path / "float32.pace"
 
     def seconds(tokens: int, slices: int) -> float:
         nonlocal slower
         slower *= 1.2
         return linear(tokens, slices) * slower
 
-    runner = FakeRunner(seconds)
-    assert calibrated(runner, tmp_path / "float32.pace", "key", runner.clock) == Advice()
-    assert not list(tmp_path.iterdir())
-    assert runner.now_s < 100.0 + 2 * SECONDS_MAX
+    busy, calm, again = FakeRunner(seconds), FakeRunner(linear), FakeRunner(linear)
+    assert calibrated(busy, path, "key", busy.clock) == Advice()
+    assert busy.now_s < 100.0 + 2 * SECONDS_MAX
+    assert (
+        calibrated(calm, path, "key", calm.clock)
+        == calibrated(again, path, "key", again.clock)
+        == Advice(256, 128, 256)
+    )
+    assert calm.steps > again.steps == 0
+
+
+def test_two_starts_that_measured_once_each_agree_with_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "float32.pace"
+
+    def once(tokens: int, slices: int, counted: list[int]) -> float:
+        counted[0] += 1
+        return linear(tokens, slices) * (0.1 if 4 < counted[0] <= 8 else 0.1 * counted[0])
+
+    for expected in (Advice(), Advice(256, 128, 256)):
+        counted = [0]
+        runner = FakeRunner(lambda tokens, slices, counted=counted: once(tokens, slices, counted))
+        assert calibrated(runner, path, "key", runner.clock) == expected
 
 
 def test_measuring_a_slow_model_ends() -> None:
     runner = FakeRunner(lambda tokens, slices: 100 * linear(tokens, slices))
-    assert measure(runner, runner.clock) is None
+    measured = measure(runner, runner.clock)
+    assert measured is not None and measured.pace() is None
     assert runner.steps <= 2
 
 
@@ -129,10 +154,11 @@ def test_a_pace_is_kept_and_read_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_unwritable_file_only_costs_time(tmp_path: Path) -> None:
-    damaged, blocked = tmp_path / "float32.pace", tmp_path / "file" / "float32.pace"
+    damaged, short, blocked = tmp_path / "float32.pace", tmp_path / "short.pace", tmp_path / "file" / "float32.pace"
     damaged.write_bytes(b"{")
+    short.write_bytes(b'{"key": "key", "measured": {"prompts": [64], "least_us": []}}')
     blocked.parent.write_text("")
-    for path in (damaged, blocked):
+    for path in (damaged, short, blocked):
         runner = FakeRunner(linear)
         assert calibrated(runner, path, "key", runner.clock) == Advice(256, 128, 256)
         assert runner.steps > 0
