@@ -123,11 +123,16 @@ def calibration_key(config_json: bytes, shape: Shape, *ways: str) -> str:
     return found.hexdigest()
 
 
+def many(shape: Shape) -> int:
+    """The decodes of a step that has many: what the advice beside them is for."""
+    return min(DECODES, shape.max_slots, shape.max_batch_tokens)
+
+
 def measure(runner: Runner, clock_s: Callable[[], float], known: Measured | None = None) -> Measured | None:
     """Measure in rounds, as many as there is time for, and add what is `known`. None when the model has no room for the steps."""
     shape, slots = runner.shape, Slots(runner.shape)
     context = min(_CONTEXT, shape.max_model_tokens - 1)
-    steps = [(min(DECODES, shape.max_slots, shape.max_batch_tokens), context, 1)]
+    steps = [(many(shape), context, 1)]
     fitting = min(shape.max_batch_tokens, shape.max_model_tokens)
     steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _fits(shape, tokens)]
     if len(steps) < 3 or not _fits(shape, context):

@@ -11,7 +11,7 @@ from noria.proto.execution import Geometry
 from noria.services.executor.ahead import Ahead
 from noria.services.executor.batch import Batch
 from noria.services.executor.cache import Cache
-from noria.services.executor.calibration import DECODES, Advice, calibrated, calibration_key
+from noria.services.executor.calibration import Advice, calibrated, calibration_key, many
 from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.footprint import footprint
@@ -198,5 +198,5 @@ def geometry_of(
         prefill_tokens=advice.alone if advice else 0,
         prefill_tokens_beside=advice.beside if advice else 0,
         prefill_tokens_few=advice.few if advice else 0,
-        prefill_decodes=DECODES if advice else 0,
+        prefill_decodes=many(shape) if advice else 0,
     )

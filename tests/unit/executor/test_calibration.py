@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from noria.proto.execution import Group
 from noria.services.executor.batch import Batch
-from noria.services.executor.calibration import SECONDS_MAX, Advice, Pace, calibrated, calibration_key, measure
+from noria.services.executor.calibration import SECONDS_MAX, Advice, Pace, calibrated, calibration_key, many, measure
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.shape import Shape
 
@@ -68,6 +69,19 @@ def test_a_step_without_decodes_gets_the_fewest_tokens_that_are_nearly_as_cheap_
 ) -> None:
     pace = Pace(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
     assert pace.advice().alone == expected
+
+
+def test_a_model_with_few_slots_is_measured_and_advised_with_as_many_decodes_as_it_has() -> None:
+    decodes: set[int] = set()
+
+    def seconds(tokens: int, slices: int) -> float:
+        decodes.add(slices)
+        return linear(tokens, slices)
+
+    shape = msgspec.structs.replace(SHAPE, max_slots=8)
+    runner = FakeRunner(seconds, shape)
+    assert measure(runner, runner.clock) is not None
+    assert decodes == {1, 8} == {1, many(shape)}
 
 
 def test_the_least_of_several_rounds_counts() -> None:
