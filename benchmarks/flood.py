@@ -37,7 +37,7 @@ from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
 from noria.services.scheduler.simulation.report import quantile
 from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import inspect_async
+from noria.shared.inspect import inspect
 
 POLICIES: Final = ("fifo", "fair")
 PEOPLE, CRAWLER = "people", "crawler"
@@ -166,7 +166,7 @@ class _State(msgspec.Struct, frozen=True):
 
 async def computed(runtime: Path) -> int:
     """Query tokens that the stack has computed for good since its start."""
-    snapshot = await inspect_async(RuntimeSettings(dir=str(runtime)), Service.SCHEDULER, 10.0)
+    snapshot = await asyncio.to_thread(inspect, RuntimeSettings(dir=str(runtime)), Service.SCHEDULER, 10.0)
     assert snapshot is not None, "the scheduler answers"
     counters = msgspec.json.decode(snapshot.json, type=_State).counters
     return counters.tokens - counters.wasted_tokens - counters.recomputed_tokens

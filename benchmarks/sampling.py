@@ -62,8 +62,6 @@ def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> Sam
         bias_ids=np.zeros(0, np.int32),
         bias_values=np.zeros(0, np.float32),
         bias_starts=np.zeros(rows + 1, np.int64),
-        allowed=np.zeros((0, 0), np.uint32),
-        allowed_rows=nothing,
     )
 
 

@@ -85,11 +85,6 @@ class AsyncClient:
         self._curve = curve
         self._closed = False
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that are not over, abandoned ones whose end is not yet confirmed included."""
-        return len(self._exchange.calls)
-
     def generate(
         self,
         prompt: str | None = None,

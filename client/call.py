@@ -65,11 +65,6 @@ class Call:
         """Whether nothing of the answer has arrived."""
         return not any(choice.ids or choice.characters or choice.finish for choice in self._choices)
 
-    @property
-    def readable(self) -> bool:
-        """Whether a reader need not wait: there is news, or there will be none."""
-        return bool(self._fresh) or self.phase in (Phase.ABANDONED, Phase.OVER)
-
     def accept(self, accepted: Accepted) -> None:
         """The server has taken it."""
         self.accepted = accepted

@@ -1,7 +1,8 @@
 """What several edges share: the header, the name of a stream, why it ended, how it samples.
 
 Bodies are arrays on the wire. Fields are only ever appended, with defaults, and never reordered: an older decoder
-ignores surplus trailing fields, a newer one fills in what is missing.
+ignores surplus trailing fields, a newer one fills in what is missing. A field that has gone leaves its position behind, as
+`reserved_1`; the name of a message that has gone is not given to another one.
 """
 
 from enum import IntEnum, StrEnum
@@ -76,7 +77,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once and per occurrence.
     repetition_penalty: divides positive logits of prompt and output tokens, multiplies the others; 1 is off.
     logit_bias: (id, what is added to its logit). logprobs: how many of the likeliest tokens to tell with each sampled
-    one and its own log-probability; None is neither. `grammar` is on the wire for later and refused today.
+    one and its own log-probability; None is neither. reserved_1: a position on
+    the wire that was once `grammar` and is never used again; whoever fills it is refused.
     """
 
     temperature: float = 1.0
@@ -96,7 +98,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
-    grammar: str = ""
+    reserved_1: str = ""
 
 
 class Likelihood(msgspec.Struct, array_like=True, frozen=True, gc=False):

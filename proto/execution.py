@@ -157,13 +157,6 @@ class StepFailed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     detail: str
 
 
-class Copied(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The asynchronous copies of these plans are complete; both ends may be reused."""
-
-    epoch: int
-    number: int
-
-
 class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The layers of one attention type. window: 0 is full attention, else how many tokens a layer looks back.
 
@@ -243,4 +236,4 @@ class Inventory(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 SCHEDULER_TO_EXECUTOR = (StepPlan,)
-EXECUTOR_TO_SCHEDULER = (Geometry, StepDone, StepFailed, Copied, Inventory)
+EXECUTOR_TO_SCHEDULER = (Geometry, StepDone, StepFailed, Inventory)

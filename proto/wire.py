@@ -1,6 +1,6 @@
 """Frames: how a message becomes bytes and back, and who may send what to whom.
 
-A message is a header frame, a body frame and, for bulk arrays only, raw frames after them. `ROUTES` is the one table of
+A message is a header frame and a body frame. `ROUTES` is the one table of
 the stack's edges; a mailbox decodes only what it lists, so a client that calls itself `scheduler` can inject nothing.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from noria.proto import execution, frontdoor, lifecycle, output, scheduling
 from noria.proto.base import Header, Service
 
-FRAMES_MAX: Final = 8
+FRAMES: Final = 2
 
 ROUTES: Final[Mapping[tuple[Service, Service], tuple[type[msgspec.Struct], ...]]] = {
     (Service.ADMISSION, Service.SCHEDULER): scheduling.ADMISSION_TO_SCHEDULER,
@@ -62,14 +62,14 @@ class Codec:
         self._header = msgspec.msgpack.Decoder(Header)
         self._bodies = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
 
-    def encode(self, header: Header, body: msgspec.Struct, buffers: Sequence[bytes] = ()) -> list[bytes]:
+    def encode(self, header: Header, body: msgspec.Struct) -> list[bytes]:
         """Return the frames of one message."""
-        return [self._encoder.encode(header), self._encoder.encode(body), *buffers]
+        return [self._encoder.encode(header), self._encoder.encode(body)]
 
     def header(self, frames: Sequence[bytes]) -> Header:
         """Decode the header frame alone. Raises FrameError when it cannot be read."""
-        if not 2 <= len(frames) <= FRAMES_MAX:
-            raise FrameError(f"a message has 2 to {FRAMES_MAX} frames, this one has {len(frames)}")
+        if len(frames) != FRAMES:
+            raise FrameError(f"a message has {FRAMES} frames, this one has {len(frames)}")
         try:
             return self._header.decode(frames[0])
         except (msgspec.DecodeError, RecursionError) as error:

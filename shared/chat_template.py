@@ -65,13 +65,8 @@ class ChatTemplate:
         """Whether the model has a chat template at all."""
         return self._template is not None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the prompt as text, as people may read it. Raises TemplateError."""
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        return self._render(plain, add_generation_prompt)
-
-    def render_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the prompt as ids; only the template's own control tokens become control tokens.
+    def render_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt as ids, up to where the model's answer begins; only the template's own control tokens become control tokens.
 
         Equal to transformers' `apply_chat_template` where messages hold no special-token text. Raises TemplateError.
         """
@@ -85,12 +80,12 @@ class ChatTemplate:
             {"role": self._escaped.sub(hide, message.role), "content": self._escaped.sub(hide, message.content)}
             for message in messages
         ]
-        rendered = self._render(escaped, add_generation_prompt)
+        rendered = self._render(escaped)
         if not hidden:
             return self._tokenizer.encode(rendered, add_special_tokens=False)
         return self._encode_parts(rendered, hidden)
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
         if self._template is None:
             raise TemplateError("this model has no chat template; send a prompt instead of messages")
         if not messages:
@@ -103,7 +98,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=True,
             ):
                 characters += len(part)
                 if characters > OUTPUT_CHARACTERS_MAX:

@@ -131,11 +131,6 @@ def _tell(settings: RuntimeSettings, service: Service, about: str, timeout_s: fl
     return msgspec.json.decode(answer.json, type=_Told) if answer is not None else _Told()
 
 
-async def inspect_async(settings: RuntimeSettings, service: Service, timeout_s: float = 1.0) -> Snapshot | None:
-    """`inspect` for event loops."""
-    return await asyncio.to_thread(inspect, settings, service, timeout_s)
-
-
 async def inspect_all_async(
     settings: RuntimeSettings, services: Iterable[Service] = tuple(Service), timeout_s: float = 1.0, topic: str = ""
 ) -> dict[Service, Snapshot]:

@@ -72,16 +72,6 @@ class Tokenizer:
             raise UserError(f"{path} is not a tokenizer: {error}; pull the model again") from error
         return cls(backend, read_settings(folder))
 
-    @property
-    def bos_id(self) -> int | None:
-        """The id of the beginning-of-sequence token, if there is one."""
-        return self._ids.get(self.named.get("bos_token", ""))
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id of the end-of-sequence token, if there is one."""
-        return self._ids.get(self.named.get("eos_token", ""))
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text in which special tokens are recognised.
 
@@ -97,19 +87,8 @@ class Tokenizer:
         """Return the text of ids; ids out of vocabulary have none."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, or None."""
-        return self._ids.get(token)
-
-    def token_bytes(self, number: int) -> bytes | None:
-        """The bytes that an id stands for, special or not; empty out of vocabulary; None when the scheme is WINDOW."""
-        if self.scheme is Scheme.WINDOW:
-            return None
-        token = self._backend.id_to_token(number) if 0 <= number < self.vocabulary else None
-        return b"" if token is None else self._bytes_of(token)
-
     def byte_table(self) -> list[bytes | None]:
-        """`token_bytes` of every id, in one pass."""
+        """The bytes that each id stands for, special or not; empty for ids without a token; all None when the scheme is WINDOW."""
         empty = None if self.scheme is Scheme.WINDOW else b""
         table: list[bytes | None] = [empty] * self.vocabulary
         if self.scheme is not Scheme.WINDOW:

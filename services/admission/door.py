@@ -126,8 +126,6 @@ class Door:
         if header.recipient not in (0, self._incarnation):
             # Meant for a predecessor, of which the sender does not know yet that it is gone.
             raise FrameError("this names an earlier life of admission; attach again")
-        if len(frames) != 2:
-            raise FrameError(f"a client's message has 2 frames, this one has {len(frames)}")
         body = self._codec.body(header, frames)
         assert isinstance(body, frontdoor.TO_ADMISSION)
         return body

@@ -51,7 +51,7 @@ class Cache:
         self._host = self._zeros(shape.host_slots * pages)
         self._ranks = [rank for _, rank in places]
         self._layers = [self._store.layer(self._pool[:, rank * shape.num_blocks :]) for rank in self._ranks]
-        self.bytes, self.host_bytes = self._pool.nbytes, self._host.nbytes
+        self.bytes = self._pool.nbytes
         item = torch.empty(0, dtype=compute).element_size()
         self.items_max = items_max(architecture, shape, item)
 

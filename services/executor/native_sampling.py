@@ -19,8 +19,6 @@ _POINTERS: Final = (
     "bias_ids",
     "bias_values",
     "bias_starts",
-    "allowed",
-    "allowed_rows",
 )
 
 
@@ -32,8 +30,6 @@ class _Arguments(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("vocabulary", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _POINTERS),
-        ("masks", ctypes.c_int64),
-        ("words", ctypes.c_int64),
         ("ids", ctypes.c_void_p),
         ("logprobs", ctypes.c_void_p),
         ("top_ids", ctypes.c_void_p),
@@ -67,8 +63,6 @@ class NativeSampling:
             rows,
             vocabulary,
             *(_pointer(getattr(sampler, name)) for name in _POINTERS),
-            len(sampler.allowed_rows),
-            sampler.allowed.shape[1],
             *(_pointer(each) for each in (drawn.ids, drawn.logprobs, drawn.top_ids, drawn.top_logprobs)),
             top,
         )

@@ -33,8 +33,6 @@ def sampled_rows(slots: Slots, slot: Integers, rows: Integers) -> Sampler | None
         bias_ids=bias_ids,
         bias_values=bias_values,
         bias_starts=bias_starts,
-        allowed=np.zeros((0, 0), np.uint32),
-        allowed_rows=np.zeros(0, np.int64),
     )
 
 

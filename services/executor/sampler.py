@@ -56,7 +56,6 @@ class Sampler(msgspec.Struct, frozen=True):
     history_starts[i + 1]] are the ids that its penalties count, the first prompts[i] of them of the prompt; nothing for
     rows without penalties. Those at `pending_at` are still being computed when this is laid out: RecentTokens fills them
     in, by slot and position. bias_ids, bias_values, bias_starts: what is added to logits, likewise; -inf bans.
-    allowed: by row of `allowed_rows`, bits of the ids that may be sampled, 32 ids in a word, the lowest bit first.
     """
 
     rows: Integers
@@ -72,8 +71,6 @@ class Sampler(msgspec.Struct, frozen=True):
     bias_ids: Ids
     bias_values: Floats
     bias_starts: Integers
-    allowed: NDArray[np.uint32]
-    allowed_rows: Integers
 
 
 class Drawn(msgspec.Struct, frozen=True):

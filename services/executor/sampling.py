@@ -4,10 +4,10 @@ This is the definition; native/sampling.cpp computes the same operations on the 
 
 Order, as in vLLM: logit_bias (-inf where a token is banned) is added; of tokens in prompt or output, a positive logit is
 divided by the repetition penalty and another one multiplied; of tokens in the output, frequency penalty times count and
-then the presence penalty are subtracted; tokens that a bit mask does not allow are banned. Temperature 0 takes the first
-of the likeliest tokens. Else temperature, top_k, top_p, min_p, in this order, each a least score: tokens equal to the
-last one kept are kept too, so no result hangs on how a sort orders equals. top_p counts the mass left by top_k; min_p is
-relative to the likeliest token. What is left is drawn by inverting the cumulative distribution in the order of ids.
+then the presence penalty are subtracted. Temperature 0 takes the first of the likeliest tokens. Else temperature, top_k,
+top_p, min_p, in this order, each a least score: tokens equal to the last one kept are kept too, so no result hangs on how
+a sort orders equals. top_p counts the mass left by top_k; min_p is relative to the likeliest token. What is left is drawn
+by inverting the cumulative distribution in the order of ids.
 
 A score is (logit - largest) * scale in float32, in bits, so that a weight is 2 ** score: `weights`, a fixed sequence of
 float32 operations without fused ones, the same bits wherever it is computed. Weights are summed in float64. A logit that is
@@ -99,7 +99,7 @@ def _likeliest(row: Floats, count: int) -> Integers:
 
 
 def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
-    """Bias, penalties and bans of one row, in place."""
+    """Add the bias to one row and subtract its penalties, in place."""
     biased = slice(sampler.bias_starts[index], sampler.bias_starts[index + 1])
     for token, value in zip(sampler.bias_ids[biased], sampler.bias_values[biased], strict=True):
         row[token] += value
@@ -112,8 +112,6 @@ def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
         produced, counts = np.unique(history[sampler.prompts[index] :], return_counts=True)
         row[produced] -= parameters["frequency"] * counts.astype(np.float32)
         row[produced] -= parameters["presence"]
-    for words in sampler.allowed[sampler.allowed_rows == index]:
-        row[np.unpackbits(words.view(np.uint8), bitorder="little")[: len(row)] == 0] = -np.inf
 
 
 def _finite(row: Floats) -> Floats:

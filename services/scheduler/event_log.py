@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 from msgspec.structs import replace
 
 from noria.proto.base import Ended, Stream
-from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
+from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed
 from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.scheduler import records
@@ -129,7 +129,7 @@ class EventLog:
             case _:
                 return self._of_executor(now_ns, body)
 
-    def _of_executor(self, now_ns: int, body: Geometry | StepFailed | Copied | Inventory) -> AnyRecord | None:
+    def _of_executor(self, now_ns: int, body: Geometry | StepFailed | Inventory) -> AnyRecord | None:
         match body:
             case Geometry():
                 self._geometry, self._inventory = body, None
@@ -138,8 +138,6 @@ class EventLog:
                 return records.Failed(now_ns, body)
             case Inventory():
                 self._inventory = body
-                return None
-            case Copied():
                 return None
 
     def _arrival(self, submission: Submission) -> Arrival:

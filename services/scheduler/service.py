@@ -9,7 +9,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from noria.proto.base import Ended, Header, Service, Stream
-from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
+from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Accounted, Reclaimed, Spent, Submit, Withdraw
@@ -39,7 +39,7 @@ from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
 
 _RETRY_NS: Final = 50_000_000
-_MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, StepFailed, Copied, Inventory)
+_MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, StepFailed, Inventory)
 
 
 class SchedulerService:

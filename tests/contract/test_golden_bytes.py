@@ -11,6 +11,7 @@ from noria.proto.base import Header
 from noria.proto.wire import every_kind
 
 Kind = type[msgspec.Struct]
+RETIRED = {"Copied"}
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -33,6 +34,10 @@ def test_no_kind_lacks_its_bytes_and_no_bytes_their_kind() -> None:
 
 def test_no_two_kinds_share_a_name() -> None:
     assert len({kind.__name__ for kind in KINDS}) == len(KINDS)
+
+
+def test_the_name_of_a_deleted_kind_is_never_used_again() -> None:
+    assert not {kind.__name__ for kind in KINDS} & RETIRED
 
 
 @each_kind

@@ -67,6 +67,11 @@ class Desk:
         if join:
             self.tell(self.executor.geometry)
 
+    @property
+    def passed_over(self) -> int:
+        """How many requests wait for a prefix that another one computes."""
+        return len(self.core.board.waiting._passed)
+
     def tell(self, body: Body) -> list[Reply]:
         """Apply an event one millisecond later."""
         self.now_ns += 1_000_000

@@ -22,9 +22,8 @@ def sampler(
     prompts: Sequence[Sequence[int]] = (),
     outputs: Sequence[Sequence[int]] = (),
     banned: Sequence[tuple[int, int]] = (),
-    allowed: Sequence[tuple[int, Sequence[int]]] = (),
 ) -> Sampler:
-    """Rows at positions from `first_position` on. prompts, outputs: what penalties count; allowed: (row, its ids)."""
+    """Rows at positions from `first_position` on. prompts, outputs: what penalties count."""
     rows = len(sampling)
     prompts, outputs = prompts or [()] * rows, outputs or [()] * rows
     histories = [(*prompt, *output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -32,9 +31,6 @@ def sampler(
         [*each.logit_bias, *((token, -np.inf) for at, token in banned if at == row)]
         for row, each in enumerate(sampling)
     ]
-    bits = np.zeros((len(allowed), -(-vocabulary // 32) * 32), np.uint8)
-    for index, (_, ids) in enumerate(allowed):
-        bits[index, list(ids)] = 1
     return Sampler(
         rows=np.arange(rows),
         slots=np.arange(rows),
@@ -49,8 +45,6 @@ def sampler(
         bias_ids=np.array([token for each in biases for token, _ in each], np.int32),
         bias_values=np.array([value for each in biases for _, value in each], np.float32),
         bias_starts=starts([len(each) for each in biases]),
-        allowed=np.packbits(bits, axis=1, bitorder="little").view(np.uint32),
-        allowed_rows=np.array([row for row, _ in allowed], np.int64),
     )
 
 

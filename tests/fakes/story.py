@@ -27,6 +27,11 @@ def run(door: FrontDoor, story: Story, patience: Patience = QUICK) -> None:
     asyncio.run(main())
 
 
+def open_requests(client: AsyncClient) -> int:
+    """Requests that are not over, abandoned ones whose end is not yet confirmed included."""
+    return len(client._exchange.calls)
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait until something is true."""
     while not condition():

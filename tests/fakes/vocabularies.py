@@ -32,6 +32,13 @@ TEXTS = [
 ]
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token as the vocabulary spells it."""
+    found = tokenizer._backend.token_to_id(token)
+    assert found is not None
+    return int(found)
+
+
 @cache
 def byte_level() -> Tokenizer:
     """Byte-level BPE with special tokens and added ones that are not in the byte alphabet."""

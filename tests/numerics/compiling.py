@@ -25,7 +25,7 @@ POINTERS: dict[str, str] = {
     **dict.fromkeys(("repetitions", "frequencies", "presences", "shares", "top_shares"), "*fp32"),
     **dict.fromkeys(("table", "work", "starts", "rows", "lengths", "joins", "singles", "positions"), "*i32"),
     **dict.fromkeys(("token_ids", "carry", "last_tokens", "recent", "ids", "slots", "top_ks", "wanted"), "*i32"),
-    **dict.fromkeys(("top_ids", "counted", "counts", "allowed", "allowed_rows"), "*i32"),
+    **dict.fromkeys(("top_ids", "counted", "counts"), "*i32"),
     **dict.fromkeys(("write_slots", "seeds"), "*i64"),
     **dict.fromkeys(("scale", "cap", "epsilon", "limit"), "fp32"),
     **dict.fromkeys(("pitch", "width"), "i32"),
@@ -62,7 +62,6 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, object]]]:
     yield sampling.choose, {"positions": "*i64"}, {**sizes, "RECENT": 8}
     yield sampling.tell, {}, sizes
     yield adjusting.penalise, {}, sizes
-    yield adjusting.ban, {}, {**sizes, "WORDS": 4008}
 
 
 def compile_all(target: GPUTarget, *, once: bool) -> int:

@@ -132,7 +132,7 @@ def on_device(shape: Shape, batch: Batch, tile_tokens: int, padding: int = 0) ->
 def padded(sizes: Sizes, padding: int) -> Sizes:
     if not padding:
         return sizes
-    counts = ("tokens", "slices", "singles", "tiles", "samples", "counted", "history", "pending", "biases", "masks")
+    counts = ("tokens", "slices", "singles", "tiles", "samples", "counted", "history", "pending", "biases")
     return msgspec.structs.replace(
         sizes,
         **{name: getattr(sizes, name) + padding for name in counts},

@@ -39,7 +39,6 @@ class Case:
         self.prompts = [some_ids(random, vocabulary, 20) if each else () for each in counted]
         self.outputs = [some_ids(random, 9, 15) if each else () for each in counted]
         self.banned = [(0, int(random.integers(vocabulary)))] if random.random() < 0.2 else []
-        self.allowed = [(rows - 1, some_ids(random, vocabulary, vocabulary // 3))] if random.random() < 0.1 else []
         self.first_position = int(random.integers(1 << 20))
 
     def sampler(self) -> Sampler:
@@ -50,7 +49,6 @@ class Case:
             prompts=self.prompts,
             outputs=self.outputs,
             banned=self.banned,
-            allowed=self.allowed,
         )
 
     @staticmethod

@@ -49,11 +49,6 @@ class TenantRule:
     output_tokens_max: int | None = None
     n_max: int | None = None
 
-    @property
-    def administers(self) -> bool:
-        """Whether its credential opens what only operators see."""
-        return ADMIN in self.classes
-
 
 def _built_in() -> Mapping[str, ClassRule]:
     return {name: ClassRule(name) for name in (STANDARD, "interactive", "batch", ADMIN)}

@@ -190,8 +190,8 @@ def _logits(body: Generate, rules: Rules) -> Refusal | None:
         return _invalid("logit_bias", f"a bias must be between -{LOGIT_BIAS_MAX:g} and {LOGIT_BIAS_MAX:g}")
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= LOGPROBS_MAX:
         return _invalid("logprobs", f"logprobs must be between 0 and {LOGPROBS_MAX}, not {sampling.logprobs}")
-    if sampling.grammar:
-        return Refusal(Code.UNSUPPORTED, "grammar is not supported yet; leave it out", "grammar")
+    if sampling.reserved_1:  # older clients can still fill in what was called grammar
+        return Refusal(Code.UNSUPPORTED, "grammar is not supported; leave it out", "grammar")
     return (
         _between("presence_penalty", sampling.presence_penalty, -2.0, 2.0, "0 turns it off")
         or _between("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0, "0 turns it off")

@@ -41,11 +41,6 @@ class Moves:
         return self._host.data
 
     @property
-    def staged_in(self) -> torch.Tensor:
-        """What is on its way in, as bytes."""
-        return self._in.data
-
-    @property
     def staging_bytes(self) -> int:
         """Bytes on the device of what is on its way."""
         return len(self._out.data) + len(self._in.data)

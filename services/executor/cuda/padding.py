@@ -52,7 +52,7 @@ class Padding(msgspec.Struct, frozen=True):
 
 
 def largest_sizes(shape: Shape, padding: Padding, tile_tokens: int) -> Sizes:
-    """At least what any step has of everything but what penalties count, logits are biased by and ids are masked by."""
+    """At least what any step has of everything but what penalties count and logits are biased by."""
     tokens = padding.whole(shape.max_batch_tokens)
     slices = min(shape.max_slots, tokens)
     groups = tuple(
@@ -70,7 +70,7 @@ def decodes(sizes: Sizes) -> bool:
 
 def plain(sizes: Sizes) -> bool:
     """Whether sampling needs nothing but logits and each row's parameters."""
-    return not (sizes.counted or sizes.history or sizes.pending or sizes.biases or sizes.masks) and sizes.logprobs < 0
+    return not (sizes.counted or sizes.history or sizes.pending or sizes.biases) and sizes.logprobs < 0
 
 
 def beyond(padded: Sizes, needed: Sizes) -> Sizes:
@@ -81,7 +81,6 @@ def beyond(padded: Sizes, needed: Sizes) -> Sizes:
         history=needed.history,
         pending=needed.pending,
         biases=needed.biases,
-        masks=needed.masks,
         logprobs=needed.logprobs,
     )
 

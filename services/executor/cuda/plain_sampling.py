@@ -62,7 +62,7 @@ def weights(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _adjusted(logits: torch.Tensor, sampled: SampledInputs, history: torch.Tensor) -> torch.Tensor:
-    """Bias, penalties and bans."""
+    """Logits with the bias added and penalties subtracted."""
     rows, vocabulary = logits.shape
     if len(sampled.bias_rows):
         logits = logits.index_put(
@@ -85,12 +85,6 @@ def _adjusted(logits: torch.Tensor, sampled: SampledInputs, history: torch.Tenso
         taken = torch.where(seen, repeated, taken) - frequency * counts
         taken = torch.where(counts > 0, taken - presence, taken)
         logits = torch.cat((logits, logits[:1])).index_copy(0, of, taken)[:rows]
-    if len(sampled.allowed_rows):
-        bits = torch.arange(32, device=logits.device, dtype=torch.int32)
-        allowed = (sampled.allowed[:, :, None] >> bits & 1).flatten(1)[:, :vocabulary] > 0
-        of = torch.where(sampled.allowed_rows == NOBODY, rows, sampled.allowed_rows).long()
-        banned = logits.new_zeros(rows + 1, vocabulary).index_copy(0, of, torch.where(allowed, 0.0, -math.inf))
-        logits = logits + banned[:rows]
     return logits
 
 

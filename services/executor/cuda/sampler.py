@@ -9,7 +9,7 @@ from noria.services.executor.device.inputs import Inputs, SampledInputs
 from noria.services.executor.device.layout import OUTPUT, PROMPT
 from noria.services.executor.device.outputs import Outputs
 from noria.services.executor.sampler import RECENT_TOKENS
-from noria.services.executor.triton.adjusting import ban, penalise
+from noria.services.executor.triton.adjusting import penalise
 from noria.services.executor.triton.sampling import choose, tell
 
 _BLOCK: Final = 4096
@@ -30,7 +30,7 @@ class TritonSampler:
         if not sizes.samples:
             return
         adjusted = logits
-        if sizes.counted or sizes.biases or sizes.masks:
+        if sizes.counted or sizes.biases:
             adjusted = logits.clone() if sizes.logprobs >= 0 else logits
             self._adjust(adjusted, step)
         choose[(sizes.samples,)](
@@ -84,16 +84,6 @@ class TritonSampler:
                 sampled.frequency,
                 sampled.presence,
                 VOCABULARY=self._vocabulary,
-                BLOCK=self._block,
-                enable_fp_fusion=False,
-            )
-        if sizes.masks:
-            ban[(sizes.masks, parts)](
-                logits,
-                sampled.allowed,
-                sampled.allowed_rows,
-                VOCABULARY=self._vocabulary,
-                WORDS=sampled.allowed.shape[1],
                 BLOCK=self._block,
                 enable_fp_fusion=False,
             )

@@ -39,7 +39,7 @@ class SampledInputs:
 
     counted: rows with penalties. history, by token that they count: its rank among `counted`, what it is of, its id; of
     those at pending_at the id is what slot pending_slots sampled at place pending_places.
-    biases: what is added to which row's logit of which id. allowed: by row of allowed_rows, as in `Sampler`.
+    biases: what is added to which row's logit of which id.
     """
 
     rows: torch.Tensor
@@ -64,8 +64,6 @@ class SampledInputs:
     bias_rows: torch.Tensor
     bias_ids: torch.Tensor
     bias_values: torch.Tensor
-    allowed_rows: torch.Tensor
-    allowed: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)

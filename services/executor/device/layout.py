@@ -51,7 +51,7 @@ class Layout:
         self.shape, self.sizes, self.tile_tokens = shape, sizes, tile_tokens
         self.places: dict[str, Place] = {}
         end = 0
-        for name, dtype, dimensions in _arrays(sizes, shape.vocabulary):
+        for name, dtype, dimensions in _arrays(sizes):
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             self.places[name] = Place(name, start, dtype, dimensions)
             end = self.places[name].end
@@ -74,7 +74,7 @@ class Layout:
         _fill_sampling(arrays, batch.sampler, self.shape.max_slots)
 
 
-def _arrays(sizes: Sizes, vocabulary: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _arrays(sizes: Sizes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     for name in ("token_ids", "positions", "carry"):
         yield name, "int32", (sizes.tokens,)
     for name in ("starts", "rows", "lengths"):
@@ -99,8 +99,6 @@ def _arrays(sizes: Sizes, vocabulary: int) -> Iterator[tuple[str, str, tuple[int
     yield "bias_rows", "int32", (sizes.biases,)
     yield "bias_ids", "int32", (sizes.biases,)
     yield "bias_values", "float32", (sizes.biases,)
-    yield "allowed_rows", "int32", (sizes.masks,)
-    yield "allowed", "int32", (sizes.masks, -(-vocabulary // 32))
 
 
 def _put(array: Array, values: Array, padding: int | float = 0) -> None:
@@ -162,12 +160,8 @@ def _fill_sampling(arrays: dict[str, Array], sampler: Sampler | None, max_slots:
         _put(arrays["bias_rows"], owners)
         _put(arrays["bias_ids"], sampler.bias_ids)
         _put(arrays["bias_values"], sampler.bias_values)
-        _put(arrays["allowed_rows"], sampler.allowed_rows, NOBODY)
-        if len(sampler.allowed):
-            arrays["allowed"][: len(sampler.allowed)] = sampler.allowed.view(np.int32)
         return
-    for name, padding in (("counted", NOBODY), ("allowed_rows", NOBODY)):
-        arrays[name][:] = padding
+    arrays["counted"][:] = NOBODY
     for name in ("history", "history_rows", "history_kinds", "pending_slots", "pending_places"):
         arrays[name][:] = 0
     for name in ("bias_rows", "bias_ids", "bias_values"):

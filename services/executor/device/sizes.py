@@ -31,7 +31,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
     tokens: query tokens. slices; singles: those of one token. tiles: of all others. samples: sampled rows. counted: of
     these, rows with penalties. history: tokens that penalties count; pending: of these, still being computed. biases:
-    numbers added to logits. masks: rows with a bit mask. logprobs: how many of the likeliest tokens are told, -1 for none.
+    numbers added to logits. logprobs: how many of the likeliest tokens are told, -1 for none.
     """
 
     tokens: int
@@ -44,7 +44,6 @@ class Sizes(msgspec.Struct, frozen=True):
     history: int = 0
     pending: int = 0
     biases: int = 0
-    masks: int = 0
     logprobs: int = -1
 
 
@@ -76,6 +75,5 @@ def _sampling(sizes: Sizes, sampler: Sampler) -> Sizes:
         history=len(sampler.history),
         pending=len(sampler.pending_at),
         biases=len(sampler.bias_ids),
-        masks=len(sampler.allowed_rows),
         logprobs=LOGPROBS_MAX if (most := wanted_logprobs(sampler)) > 0 else most,
     )

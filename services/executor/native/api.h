@@ -81,9 +81,6 @@ struct NoriaSampler {
   const int32_t* bias_ids;
   const float* bias_values;
   const int64_t* bias_starts;
-  const uint32_t* allowed;      // [masks, words], bits of the ids that may be sampled
-  const int64_t* allowed_rows;  // [masks], ascending
-  int64_t masks, words;
   int64_t* ids;                 // out: [rows]
   float* logprobs;              // out, where asked for: [rows]
   int32_t* top_ids;             // out, where asked for: [rows, top]

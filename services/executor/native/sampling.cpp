@@ -39,9 +39,7 @@ INLINE bool draws(const Work& w) { return parameters(w).scale > 0; }
 INLINE bool adjusts(const Work& w) {
   const NoriaSampler& s = *w.sampler;
   const int64_t i = w.index;
-  bool masked = false;
-  for (int64_t mask = 0; mask < s.masks; ++mask) masked |= s.allowed_rows[mask] == i;
-  return masked || s.bias_starts[i] < s.bias_starts[i + 1] || s.history_starts[i] < s.history_starts[i + 1];
+  return s.bias_starts[i] < s.bias_starts[i + 1] || s.history_starts[i] < s.history_starts[i + 1];
 }
 
 // Philox4x32-10 by (seed, position), as philox.py: a number in [0, 1) of 53 bits.
@@ -122,15 +120,6 @@ void penalise(Work& w) {
   for (int64_t i = 0; i < count; ++i) w.counts[ids[i]] = 0;
 }
 
-void ban_all_but(Work& w, const uint32_t* allowed) {
-  for (int64_t word = 0; word * 32 < w.row.vocabulary; ++word) {
-    const int64_t end = smaller(32, w.row.vocabulary - word * 32);
-    if (~allowed[word])
-      for (int64_t bit = 0; bit < end; ++bit)
-        if (!(allowed[word] >> bit & 1)) w.row.logits[word * 32 + bit] = -INFINITY;
-  }
-}
-
 void adjust(Work& w) {
   const NoriaSampler& s = *w.sampler;
   if (tells(w)) {
@@ -143,8 +132,6 @@ void adjust(Work& w) {
   for (int64_t i = s.bias_starts[w.index]; i < s.bias_starts[w.index + 1]; ++i)
     tamed(w.row.logits[s.bias_ids[i]]) += s.bias_values[i];
   penalise(w);
-  for (int64_t mask = 0; mask < s.masks; ++mask)
-    if (s.allowed_rows[mask] == w.index) ban_all_but(w, s.allowed + mask * s.words);
 }
 
 void maxima(Work& w, int64_t first, int64_t end) {

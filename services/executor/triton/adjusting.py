@@ -1,4 +1,4 @@
-"""What is taken from logits before one is chosen: penalties and bit masks, in the order of sampling.py."""
+"""What is taken from logits before one is chosen: penalties, in the order of sampling.py."""
 
 import triton
 import triton.language as tl
@@ -36,24 +36,3 @@ def penalise(
         found = tl.where(produced, found - tl.load(frequencies + row) * times.to(tl.float32), found)
         found = tl.where(produced, found - tl.load(presences + row), found)
         tl.store(logits + place, found, mask=inside)
-
-
-@triton.jit
-def ban(
-    logits: tl.tensor,
-    allowed: tl.tensor,
-    allowed_rows: tl.tensor,
-    VOCABULARY: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Ban what a row's bits [WORDS] do not allow, in a part of the row. Row -1 is padding."""
-    rank = tl.program_id(0)
-    row = tl.load(allowed_rows + rank)
-    if row >= 0:
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < VOCABULARY
-        words = tl.load(allowed + rank * WORDS + column // 32, mask=inside, other=0)
-        banned = ((words >> (column % 32)) & 1) == 0
-        place = row.to(tl.int64) * VOCABULARY + column
-        tl.store(logits + place, tl.full((BLOCK,), float("-inf"), tl.float32), mask=inside & banned)

@@ -28,14 +28,13 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Census:
-    """All classes. shared: slots that are in no isolated pool. target_ms: the least that a decoding request asks for."""
+    """All classes. shared: slots that are in no isolated pool."""
 
     uses: dict[ClassShare, Use] = field(default_factory=dict)
     shared: int = 0
     shared_used: int = 0
     decodes: int = 0
     cache_tokens: int = 0
-    target_ms: float | None = None
 
     def has_slot(self, share: ClassShare) -> bool:
         """Whether a slot is free for a class, as far as isolated pools go."""
@@ -117,8 +116,6 @@ def take_census(board: Board, fair: Fair) -> Census:
     census = Census()
     _reserve(census, board, fair)
     census.count(board.decoding, fair)
-    targets = [share.terms.itl_target_ms for share, use in census.uses.items() if use.slots]
-    census.target_ms = min((each for each in targets if each is not None), default=None)
     census.count(board.prefilling, fair)
     for share, use in census.uses.items():
         if not share.terms.preemptible:

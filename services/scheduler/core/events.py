@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from noria.proto.base import Ended, Stream
-from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
+from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed
 from noria.proto.output import Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Spent, Submit, Withdraw
 from noria.services.scheduler.core.rules import Rules
@@ -54,7 +54,6 @@ Body = (
     | Geometry
     | StepDone
     | StepFailed
-    | Copied
     | Inventory
     | AdmissionJoined
     | TimePassed

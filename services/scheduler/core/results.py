@@ -7,7 +7,7 @@ even fit alone with a single one is ended with an error.
 
 from typing import Final, assert_never
 
-from noria.proto.execution import Copied, Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
+from noria.proto.execution import Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.board import Board
@@ -41,7 +41,7 @@ class Results:
         # Who was in flight when the executor fell silent, and whether anybody else was.
         self._doubted: list[Request] = []
 
-    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | Copied | Inventory) -> None:
+    def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | Inventory) -> None:
         """Take one message from the executor, or what is known of it."""
         match body:
             case StepDone():
@@ -52,8 +52,6 @@ class Results:
                 self.executor_joined(now_ns, body)
             case Inventory():
                 self._adoption.told(body)
-            case Copied():
-                pass  # copies run on the in-order lane: nothing waits for them
             case _:
                 assert_never(body)
 

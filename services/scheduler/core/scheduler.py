@@ -7,7 +7,7 @@ give the same plans. An illegal event raises IllegalEventError and changes nothi
 from typing import assert_never
 
 from noria.proto.base import Ended
-from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
+from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed, StepPlan
 from noria.proto.output import Gap, Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Suspected, Withdraw
 from noria.services.scheduler.core.adoption import Adoption
@@ -66,7 +66,7 @@ class Scheduler:
                 self._intake.ended(now_ns, body)
             case Resend():
                 self._intake.resend(body)
-            case StepDone() | StepFailed() | Geometry() | Copied() | Inventory():
+            case StepDone() | StepFailed() | Geometry() | Inventory():
                 self._results.apply(now_ns, body)
             case ExecutorLost() | ExecutorSilent() | ExecutorReturned():
                 self._results.executor_lost(now_ns, body)

@@ -76,11 +76,6 @@ class WaitingQueue:
         """The classes of which some wait, and "" for all, when anybody waits."""
         return [name for name, queue in self._queues.items() if queue.requests]
 
-    @property
-    def passed_over(self) -> int:
-        """How many wait for another's prefix."""
-        return len(self._passed)
-
     def learned(self) -> None:
         """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
         self.tokens += 1

@@ -112,7 +112,7 @@ def test_a_value_out_of_range_is_invalid_and_named(body: Generate, parameter: st
 
 
 def test_a_reserved_feature_is_refused_by_name() -> None:
-    found = problem(sampled(grammar="root"), rules())
+    found = problem(sampled(reserved_1="root"), rules())
     assert found is not None
     assert (found.code, found.parameter) == (Code.UNSUPPORTED, "grammar")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.front_door import FrontDoor, Mail, words
-from fakes.story import accepted, came, run, until
+from fakes.story import accepted, came, open_requests, run, until
 
 from noria.client import (
     AsyncClient,
@@ -83,7 +83,7 @@ def test_leaving_a_generation_cancels_it(
         await leave(client)
         await came(door, Cancel)
         await came(door, Acknowledge)
-        await until(lambda: client.open_requests == 0)
+        await until(lambda: open_requests(client) == 0)
 
     run(door, story)
     assert door.of(Cancel) == [Cancel("r")]
@@ -177,7 +177,7 @@ def test_who_leaves_an_idempotent_request_says_so_and_forgets_it_at_once(door: F
         await came(door, Generate)
         await generation.aclose()
         assert (await came(door, Cancel)).body == Cancel("once", credential="key", left=True)
-        assert client.open_requests == 0
+        assert open_requests(client) == 0
         assert generation.finished
 
     run(door, story)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from fakes.front_door import FrontDoor
-from fakes.story import came, run
+from fakes.story import came, open_requests, run
 
 from noria.client import (
     AsyncClient,
@@ -41,7 +41,7 @@ def test_a_preview_is_a_question_of_its_own_and_carries_the_clients_key_and_clas
         with pytest.raises(Refused) as caught:
             await client.identify("nobody")
         assert caught.value.code is Code.UNAUTHORIZED
-        assert not door.of(Generate) and client.open_requests == 0
+        assert not door.of(Generate) and open_requests(client) == 0
 
     run(door, story)
 

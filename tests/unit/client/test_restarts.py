@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from fakes.front_door import FrontDoor, words
-from fakes.story import QUICK, accepted, came, restart, run
+from fakes.story import QUICK, accepted, came, open_requests, restart, run
 
 from noria.client import AsyncClient, Code, Interrupted
 from noria.client.call import Phase
@@ -93,7 +93,7 @@ def test_the_end_of_a_request_that_was_left_is_asked_for_in_the_next_life(door: 
             await came(door, Acknowledge)
         else:
             door.send(name, Rejected("r", Code.NOT_FOUND, "unknown"))
-        while client.open_requests:
+        while open_requests(client):
             await asyncio.sleep(0.005)
 
     run(door, story)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from fakes.vocabularies import TEXTS, byte_fallback, byte_level, metaspace, real, word_piece
+from fakes.vocabularies import TEXTS, byte_fallback, byte_level, id_of, metaspace, real, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,9 +124,8 @@ def test_a_genuine_replacement_character_is_not_held_back() -> None:
 def test_a_run_of_bytes_waits_for_its_end_because_one_broken_byte_changes_all_of_it() -> None:
     tokenizer = byte_fallback()
     stream = decoder(vocabulary_of(tokenizer), (), True)
-    letter = tokenizer.token_id("a")
-    assert letter is not None
-    run = [tokenizer.token_id(f"<0x{byte:02X}>") or -1 for byte in b"hi\xff"]
+    letter = id_of(tokenizer, "a")
+    run = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in b"hi\xff"]
     assert [*map(stream.push, run), stream.push(letter)] == ["", "", "", "\ufffd\ufffd\ufffda"]
 
 
@@ -144,8 +143,7 @@ def test_an_output_that_continues_a_text_keeps_its_leading_space(make: Callable[
 def test_a_prompt_of_special_tokens_alone_shows_no_text_to_continue() -> None:
     tokenizer = byte_fallback()
     ids = tokenizer.encode("hello", add_special_tokens=False)
-    start = tokenizer.bos_id
-    assert start is not None
+    start = id_of(tokenizer, "<s>")
     vocabulary = vocabulary_of(tokenizer)
     assert decode(vocabulary, ids, tail=[start]) == tokenizer.decode([start, *ids]) == "hello"
     assert "<s>" + decode(vocabulary, ids, skip=False, tail=[start]) == tokenizer.decode([start, *ids], False)

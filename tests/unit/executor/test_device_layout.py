@@ -73,7 +73,7 @@ def test_arrays_are_a_batch_and_padding() -> None:
     more = msgspec.structs.replace(
         exact,
         **{name: getattr(exact, name) + 5 for name in ("tokens", "slices", "singles", "tiles", "samples", "counted")},
-        **{name: getattr(exact, name) + 3 for name in ("history", "pending", "biases", "masks")},
+        **{name: getattr(exact, name) + 3 for name in ("history", "pending", "biases")},
         groups=tuple(GroupSizes(each.entries + 2, each.splits + 2) for each in exact.groups),
     )
     for sizes, padded in ((exact, 0), (more, 5)):
@@ -99,7 +99,7 @@ def test_arrays_are_a_batch_and_padding() -> None:
 def test_what_is_sampled_keeps_its_numbers_and_padding_samples_nobody() -> None:
     batch = _batch()
     exact = needed(batch, 4)
-    sizes = msgspec.structs.replace(exact, samples=5, counted=4, history=40, pending=3, biases=2, masks=1)
+    sizes = msgspec.structs.replace(exact, samples=5, counted=4, history=40, pending=3, biases=2)
     found = _laid_out(sizes, batch).sampled
     assert found.rows.tolist() == [0, 7, 8, 0, 0]
     assert found.slots.tolist() == [0, 1, 2, 4, 4]
@@ -112,7 +112,6 @@ def test_what_is_sampled_keeps_its_numbers_and_padding_samples_nobody() -> None:
     assert found.pending_at.tolist() == [17, 40, 40]
     assert found.pending_slots[0] == 2
     assert found.bias_rows.tolist() == [1, 0] and found.bias_values.tolist() == [1.5, 0]
-    assert found.allowed_rows.tolist() == [NOBODY]
 
 
 def test_a_step_that_samples_nothing_has_only_padding() -> None:

@@ -49,7 +49,7 @@ def test_no_step_is_larger_than_the_largest() -> None:
 
 def test_what_is_sampled_beyond_the_plain_moves_no_array_that_the_forward_pass_reads() -> None:
     padded = PADDING.padded(SHAPE, decoding(3, 3, 3))
-    rich = beyond(padded, Sizes(3, 3, 3, 0, 3, padded.groups, 2, 500, 1, 7, 1, 5))
+    rich = beyond(padded, Sizes(3, 3, 3, 0, 3, padded.groups, 2, 500, 1, 7, 5))
     assert plain(padded) and not plain(rich)
     some, more = Layout(SHAPE, padded, 16).places, Layout(SHAPE, rich, 16).places
     same = [name for name in some if some[name].shape == more[name].shape]

@@ -147,7 +147,7 @@ def test_what_comes_in_is_on_the_device_before_the_step_before_is_over(model: Pa
     flight = made.launch(back)
     while device.turn():
         pass
-    assert made.moves.staged_in[: 2 * pool.block_bytes(0)].equal(pool.pages[before].flatten())
+    assert made.moves._in.data[: 2 * pool.block_bytes(0)].equal(pool.pages[before].flatten())
     assert not pool.pages[after].any()
     device.stalled = frozenset()
     made.finish(flight)

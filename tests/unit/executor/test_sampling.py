@@ -74,11 +74,6 @@ def test_banned_ids_are_not_sampled() -> None:
     assert ids(rows, [Sampling(temperature=0.0)] * 2, banned=((0, 0), (0, 2))) == [1, 0]
 
 
-def test_only_ids_of_the_mask_are_sampled() -> None:
-    rows = torch.arange(70.0).repeat(2, 1)
-    assert ids(rows, [Sampling(temperature=0.0)] * 2, allowed=((1, (0, 33, 40)),)) == [69, 40]
-
-
 def test_penalties_are_taken_in_the_order_of_bias_repetition_frequency_presence() -> None:
     rows = torch.tensor([[2.0, -2.0, 6.0, 4.0, 0.0]])
     sampling = Sampling(

@@ -61,7 +61,7 @@ def on_the_way_back(desk: Desk) -> bool:
 
 
 def waits_for_a_twin(desk: Desk) -> bool:
-    return victim(desk) is not None and desk.core.board.waiting.passed_over > 0
+    return victim(desk) is not None and desk.passed_over > 0
 
 
 def finished_with_a_step_in_flight(desk: Desk) -> bool:

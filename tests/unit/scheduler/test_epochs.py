@@ -5,7 +5,7 @@ from fakes.desk import Desk, generated, stream, submission
 from fakes.executor import FakeExecutor, geometry
 
 from noria.proto.base import End
-from noria.proto.execution import Copied, Failure, Inventory, Sampled, StepDone, StepFailed
+from noria.proto.execution import Failure, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.events import Body, Event, ExecutorLost, IllegalEventError
 from noria.services.scheduler.core.settings import Settings
@@ -176,7 +176,6 @@ def test_a_plan_refused_while_an_earlier_step_computes_voids_both_and_no_token_c
     assert all(desk.output(number) == generated(submission(number, 5, 6)) for number in (1, 2, 3))
 
 
-def test_copies_that_are_done_and_an_inventory_that_nobody_waits_for_change_nothing() -> None:
+def test_an_inventory_that_nobody_waits_for_changes_nothing() -> None:
     desk = running()
-    assert desk.tell(Copied(1, 1)) == []
     assert desk.tell(Inventory(1, ())) == []

@@ -453,7 +453,7 @@ def test_nobody_waits_for_a_twin_of_a_lower_class_that_is_still_computing(first:
     desk.submit(of("standard", prefixed(2)))
     plan = desk.planned()
     assert (2 in desk.lengths(plan)) is not waits
-    assert desk.core.board.waiting.passed_over == waits
+    assert desk.passed_over == waits
     desk.done()
     desk.run()
     assert desk.output(2) == generated(prefixed(2))
@@ -484,9 +484,9 @@ def test_who_waits_for_a_twin_that_a_new_policy_puts_into_a_lower_class_waits_no
     desk = Desk(Settings(policy="fifo", max_batch_tokens=64, steps_in_flight=1))
     desk.submit(of("batch", prefixed(1)), of("standard", prefixed(2)))
     desk.planned()
-    assert desk.core.board.waiting.passed_over == 1
+    assert desk.passed_over == 1
     desk.tell(PolicyChanged("fair", Rules(classes=CLASSES)))
-    assert desk.core.board.waiting.passed_over == 0
+    assert desk.passed_over == 0
     desk.done()
     desk.run()
     assert desk.output(2) == generated(prefixed(2))

@@ -95,7 +95,7 @@ def test_a_twin_that_waits_holds_neither_slot_nor_blocks() -> None:
     desk.submit(asking(1), asking(2))
     desk.planned()
     board = desk.core.board
-    assert (board.running, board.waiting.passed_over, board.slots.free) == (1, 1, 7)
+    assert (board.running, desk.passed_over, board.slots.free) == (1, 1, 7)
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "failed step", "lost executor"])
@@ -103,7 +103,7 @@ def test_who_waits_for_a_twin_that_is_gone_computes_for_itself(how: str) -> None
     desk = Desk(Settings(max_batch_tokens=64, steps_in_flight=1))
     desk.submit(asking(1), asking(2))
     desk.planned()
-    assert desk.core.board.waiting.passed_over == 1
+    assert desk.passed_over == 1
     match how:
         case "withdrawn":
             desk.tell(Withdraw((stream(1),)))
@@ -132,7 +132,7 @@ def test_a_twin_that_is_preempted_is_waited_for_no_longer() -> None:
         if desk.plan() is None:
             break
         desk.done()
-        passed_over.add((desk.core.board.waiting.passed_over, desk.core.board.counters.resets))
+        passed_over.add((desk.passed_over, desk.core.board.counters.resets))
     assert {(1, 0), (0, 1)} <= passed_over
     for each in (older, asking(1), longer):
         assert desk.output(each.stream.request) == generated(each)
