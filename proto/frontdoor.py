@@ -5,10 +5,14 @@ one `Updates` message.
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from noria.proto.base import End, Logprobs, Sampling
+
+REQUEST_ID_CHARACTERS_MAX: Final = 128
+"""The longest name that a request may have."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -13,7 +13,18 @@ import msgspec
 
 from noria.shared.config import Config
 from noria.shared.errors import UserError
-from noria.shared.options import KEYED, VARIABLE_PREFIX, Option, check_names, nearest, options, parse
+from noria.shared.options import (
+    KEYED,
+    REMOVED,
+    VARIABLE_PREFIX,
+    Option,
+    check_names,
+    nearest,
+    options,
+    parse,
+    refuse_removed,
+    variable_of,
+)
 from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
@@ -103,6 +114,11 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold sections")
+    if isinstance(runtime := content.get("runtime"), dict) and runtime.get("supervised"):
+        # Written by a supervisor, which may be of an earlier version and starts a service again all the same.
+        for section, _, key in (each.partition(".") for each in REMOVED):
+            if isinstance(values := content.get(section), dict):
+                values.pop(key, None)
     check_names(content, str(path))
     return content
 
@@ -110,6 +126,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Option, Any]]:
     """Variables with their options and values; those that are not ours first, so that ours win."""
     declared = {option.variable: option for option in options()}
+    removed = {variable_of(path): path for path in REMOVED}
     for each in declared.values():
         if each.common and (text := environment.get(each.common)):
             yield each.common, each, parse(each, text, f"environment variable {each.common}")
@@ -117,6 +134,7 @@ def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Opt
         if not name.startswith(VARIABLE_PREFIX) or name in _OTHER_VARIABLES:
             continue
         option = declared.get(name)
+        refuse_removed(removed.get(name, ""), f"environment variable {name}")
         if option is None:
             raise UserError(f"unknown environment variable {name}{nearest(name, declared)}")
         yield name, option, parse(option, text, f"environment variable {name}")

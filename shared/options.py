@@ -22,6 +22,16 @@ KEYED: Final[Mapping[str, tuple[type[ClassSettings] | type[TenantSettings], str]
     "tenants": (TenantSettings, TENANT_NAME),
 }
 
+REMOVED: Final[Mapping[str, str]] = {
+    "limits.request_id_characters_max": "a request id has at most 128 characters",
+    "limits.stop_string_characters_max": "a stop string has at most 256 characters; limits.stop_strings_max bounds their number",
+    "limits.stop_token_ids_max": "a request has at most 64 stop token ids",
+    "runtime.restart_pause_max_s": "the longest pause before a start is 10 s; runtime.restart_pause_s is the first one",
+    "scheduler.adoption_timeout_s": "a new scheduler waits 10 s for what the executor holds",
+    "scheduler.stop_lookahead": "requests with stop strings are planned 4 tokens ahead of the detokenizer",
+}
+"""Options of earlier versions, by dotted path: what holds instead of them."""
+
 
 class Option(msgspec.Struct, frozen=True):
     """One option as declared: where it lives, its type, flags, help and default.
@@ -45,7 +55,12 @@ class Option(msgspec.Struct, frozen=True):
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""
-        return f"{VARIABLE_PREFIX}{self.section}_{self.key}".upper()
+        return variable_of(self.path)
+
+
+def variable_of(path: str) -> str:
+    """The environment variable of an option, from its dotted path."""
+    return f"{VARIABLE_PREFIX}{path.replace('.', '_')}".upper()
 
 
 def options() -> Iterator[Option]:
@@ -99,8 +114,15 @@ def check_names(content: Mapping[str, Any], source: str) -> None:
                 _check_table(section, name, table, source)
             continue
         for key in values:
+            refuse_removed(f"{section}.{key}", f"{source}: {section}.{key}")
             if key not in known[section]:
                 raise UserError(f"{source}: unknown key {section}.{key}{nearest(key, known[section])}")
+
+
+def refuse_removed(path: str, shown: str) -> None:
+    """Raise UserError where an option is one of an earlier version. shown: where it was given, and by which name."""
+    if path in REMOVED:
+        raise UserError(f"{shown} is no option any more: {REMOVED[path]}; leave it out")
 
 
 def _check_table(section: str, name: str, table: Any, source: str) -> None:

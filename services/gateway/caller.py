@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from starlette.datastructures import Headers
 
+from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX
 from noria.services.gateway import positions
 from noria.services.gateway.errors import invalid
 
@@ -69,13 +70,12 @@ def caller(
     service_tier: str | None,
     ttl_first_ms: int | None,
     ttl_ms: int | None,
-    id_characters_max: int,
     *,
     background: bool = False,
 ) -> Caller:
     """Read the headers, which win over the body's fields. Raises HttpError 400."""
     credential = bearer(headers)
-    room = id_characters_max - (_DIGEST_CHARACTERS + 1 if credential else 0)
+    room = REQUEST_ID_CHARACTERS_MAX - (_DIGEST_CHARACTERS + 1 if credential else 0)
     key = _name(headers, KEY_HEADER, "Idempotency-Key", room)
     tier = service_tier or ""
     return Caller(

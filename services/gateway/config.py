@@ -17,7 +17,6 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     body_timeout_s: float
     connections_max: int
     message_bytes_max: int
-    request_id_characters_max: int
     drain_timeout_s: float
     grace_ms: int
     admission: str
@@ -41,7 +40,6 @@ def gateway_config(config: Config) -> GatewayConfig:
         body_timeout_s=config.http.body_timeout_s,
         connections_max=config.http.connections_max,
         message_bytes_max=config.limits.message_bytes_max,
-        request_id_characters_max=config.limits.request_id_characters_max,
         drain_timeout_s=config.http.drain_timeout_s,
         grace_ms=round(config.http.gateway_grace_s * 1000),
         admission=public_mailbox(config.runtime),

@@ -21,7 +21,7 @@ from noria.services.gateway.work import Work, chat_work, completion_work
 from noria.shared.telemetry import Span, Telemetry
 
 GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
-Understand = Callable[[bytes, Headers, int], Work]
+Understand = Callable[[bytes, Headers], Work]
 
 
 class Traffic(msgspec.Struct):
@@ -79,7 +79,7 @@ class Generations:
 
     async def _answer(self, request: Request, receive: Receive, send: Send, span: Span, outcome: Outcome) -> None:
         data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
-        work = self._understand(data, request.headers, self._config.request_id_characters_max)
+        work = self._understand(data, request.headers)
         observing.understood(span, work)
         try:
             generations = work.start(self._client, span.traceparent, self._config.grace_ms)
@@ -118,11 +118,11 @@ class Generations:
         return response.status_code
 
 
-def understand_chat(data: bytes, headers: Headers, id_characters_max: int) -> Work:
+def understand_chat(data: bytes, headers: Headers) -> Work:
     """The work that a chat's body asks for. Raises HttpError."""
-    return chat_work(chat_body(data), headers, id_characters_max)
+    return chat_work(chat_body(data), headers)
 
 
-def understand_completion(data: bytes, headers: Headers, id_characters_max: int) -> Work:
+def understand_completion(data: bytes, headers: Headers) -> Work:
     """The work that a completion's body asks for. Raises HttpError."""
-    return completion_work(completion_body(data), headers, id_characters_max)
+    return completion_work(completion_body(data), headers)

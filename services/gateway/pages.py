@@ -96,7 +96,7 @@ class Pages:
         """What would become of a chat or completion request now."""
         data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
         understand = understand_chat if _is_chat(data) else understand_completion
-        work = understand(data, request.headers, self._config.request_id_characters_max)
+        work = understand(data, request.headers)
         try:
             forecast = await work.preview(self._client)
         except ClientError as error:

@@ -145,7 +145,7 @@ class Work(msgspec.Struct, frozen=True):
         )
 
 
-def chat_work(body: ChatBody, headers: Headers, id_characters_max: int) -> Work:
+def chat_work(body: ChatBody, headers: Headers) -> Work:
     """Understand a chat request. Raises HttpError 400."""
     if not body.messages:
         raise invalid("messages is empty", "messages")
@@ -153,10 +153,10 @@ def chat_work(body: ChatBody, headers: Headers, id_characters_max: int) -> Work:
         raise invalid("max_tokens and max_completion_tokens contradict each other", "max_completion_tokens")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     prompt = Prompt(messages=chat_messages(body))
-    return _work(ChatShape(), body, (prompt,), limit, headers, id_characters_max)
+    return _work(ChatShape(), body, (prompt,), limit, headers)
 
 
-def completion_work(body: CompletionBody, headers: Headers, id_characters_max: int) -> Work:
+def completion_work(body: CompletionBody, headers: Headers) -> Work:
     """Understand a plain completion request. Raises HttpError 400."""
     found: list[Prompt] = []
     for given in prompts(body):
@@ -167,7 +167,7 @@ def completion_work(body: CompletionBody, headers: Headers, id_characters_max: i
         else:
             found.append(Prompt(token_ids=tuple(given)))
     limit = 16 if body.max_tokens is None else body.max_tokens
-    return _work(TextShape(), body, tuple(found), limit, headers, id_characters_max)
+    return _work(TextShape(), body, tuple(found), limit, headers)
 
 
 def _work(
@@ -176,14 +176,12 @@ def _work(
     found: tuple[Prompt, ...],
     max_tokens: int | None,
     headers: Headers,
-    id_characters_max: int,
 ) -> Work:
     asked = caller(
         headers,
         body.service_tier,
         body.ttl_first_ms,
         body.ttl_ms,
-        id_characters_max,
         background=bool(body.background),
     )
     _check(asked, body, found)

@@ -68,7 +68,5 @@ def scheduler_settings(config: Config) -> Settings:
         safety_margin=chosen.safety_margin,
         queue_requests_max=chosen.queue_requests_max,
         queue_tokens_max=chosen.queue_tokens_max,
-        stop_lookahead=chosen.stop_lookahead,
         allow_block_sharing=config.cache.allow_block_sharing,
-        adoption_wait_ns=int(chosen.adoption_timeout_s * 1e9),
     )

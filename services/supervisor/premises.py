@@ -31,7 +31,6 @@ _MAY_DIFFER: Final = frozenset(
         "stop_timeout_s",
         "hang_timeout_s",
         "restart_pause_s",
-        "restart_pause_max_s",
         "crash_loop_deaths",
     )
 )

@@ -15,9 +15,6 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_max: Annotated[int, Meta(description="Accepted, unfinished requests.", ge=1)] = 8192
     n_max: Annotated[int, Meta(description="Choices of one request.", ge=1)] = 16
     stop_strings_max: Annotated[int, Meta(description="Stop strings of one request.", ge=0)] = 16
-    stop_string_characters_max: Annotated[int, Meta(description="Characters in one stop string.", ge=1)] = 256
-    stop_token_ids_max: Annotated[int, Meta(description="Stop token ids of one request.", ge=0)] = 64
-    request_id_characters_max: Annotated[int, Meta(description="Characters in a request id.", ge=8)] = 128
     messages_max: Annotated[int, Meta(description="Messages of one chat.", ge=1)] = 1024
     tokenizing_characters_max: Annotated[
         int, Meta(description="Text that may wait for the tokenizer, of all clients together.", ge=4096)

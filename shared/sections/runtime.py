@@ -88,9 +88,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 15.0
     restart_pause_s: Annotated[
-        float, Meta(description="Pause before the second start in a row of a dead service; then doubled.", ge=0)
+        float,
+        Meta(description="Pause before the second start in a row of a dead service; then doubled, up to 10 s.", ge=0),
     ] = 0.5
-    restart_pause_max_s: Annotated[float, Meta(description="Longest pause before a start.", ge=0)] = 10.0
     crash_loop_deaths: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -76,9 +76,6 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         int, Meta(description="Waiting requests accepted.", extra=flags("--max-queue-size"), ge=1)
     ] = 4096
     queue_tokens_max: Annotated[int, Meta(description="Prompt tokens of waiting requests accepted.", ge=1)] = 4_000_000
-    stop_lookahead: Annotated[
-        int, Meta(description="Tokens a request with stop strings may be planned ahead of the detokenizer.", ge=1)
-    ] = 4
     tokens_interval_ms: Annotated[
         float,
         Meta(
@@ -87,13 +84,6 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             le=1000,
         ),
     ] = 30.0
-    adoption_timeout_s: Annotated[
-        float,
-        Meta(
-            description="How long a new scheduler waits for what the executor holds, and for admission, before it plans.",
-            ge=0,
-        ),
-    ] = 10.0
     event_log: Annotated[
         str,
         Meta(

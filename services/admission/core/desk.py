@@ -7,6 +7,7 @@ from typing import assert_never
 
 from noria.proto.base import End, Service
 from noria.proto.frontdoor import (
+    REQUEST_ID_CHARACTERS_MAX,
     Acknowledge,
     Attach,
     Cancel,
@@ -75,7 +76,7 @@ class Desk:
 
     def _identify(self, client: Client, body: Identify) -> None:
         rule = self._books.policy.identify(body.credential)
-        shown = body.id[: self._books.rules.request_id_characters_max]
+        shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
         if rule is None:
             refusal = checks.unauthorized(body.credential)
             self._books.delivery.answer(client, refusal.rejected(shown))
@@ -83,7 +84,7 @@ class Desk:
             self._books.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
 
     def _inquire(self, client: Client, body: Inquire, now_ns: int) -> None:
-        shown = body.id[: self._books.rules.request_id_characters_max]
+        shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
         rule = self._books.policy.identify(body.credential)
         request = None if rule is None else self._books.ledger.keys.get(Key(rule.name, body.request))
         if rule is None:
@@ -96,7 +97,7 @@ class Desk:
         self._books.delivery.answer(client, refusal.rejected(shown))
 
     def _attach(self, client: Client, body: Attach) -> None:
-        shown = body.id[: self._books.rules.request_id_characters_max]
+        shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
         rule = self._books.policy.identify(body.credential)
         if rule is None:
             self._books.refuse(client, client.id, shown, checks.unauthorized(body.credential))

@@ -8,7 +8,7 @@ before the end, having taken nothing.
 from typing import Final
 
 from noria.proto.base import End, Stream
-from noria.proto.frontdoor import Code, Generate, Have, Preview
+from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate, Have, Preview
 from noria.services.admission.core import checks, forecast
 from noria.services.admission.core.books import NOBODY, PREVIEW, Books
 from noria.services.admission.core.clients import Client
@@ -25,9 +25,9 @@ _WHOLE: Final = (End.STOP, End.LENGTH)
 
 def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request | None:
     """Take a `Generate`; returns the request that it reserved, if it did."""
-    unnameable = id_problem(body.id, books.rules)
+    unnameable = id_problem(body.id)
     if unnameable is not None:
-        books.refuse(client, client.id, body.id[: books.rules.request_id_characters_max], unnameable)
+        books.refuse(client, client.id, body.id[:REQUEST_ID_CHARACTERS_MAX], unnameable)
         return None
     rule = books.policy.identify(body.credential)
     if rule is None:
@@ -57,7 +57,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
     """Take a `Preview`; returns what keeps its place while it is tokenized."""
     asked = body.request
     rule = books.policy.identify(asked.credential)
-    refusal = id_problem(asked.id, books.rules)
+    refusal = id_problem(asked.id)
     if refusal is None and rule is None:
         refusal = checks.unauthorized(asked.credential)
     if refusal is None and rule is not None:
@@ -70,7 +70,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
             traffic_class = asked.traffic_class or rule.default_class
             return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
     assert refusal is not None
-    shown = asked.id[: books.rules.request_id_characters_max]
+    shown = asked.id[:REQUEST_ID_CHARACTERS_MAX]
     books.foretell(client, refusal.forecast(shown, asked.traffic_class))
     return None
 

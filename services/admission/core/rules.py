@@ -30,9 +30,6 @@ class Rules:
     requests_max: int
     n_max: int
     stop_strings_max: int
-    stop_string_characters_max: int
-    stop_token_ids_max: int
-    request_id_characters_max: int
     messages_max: int
     tokenizing_characters_max: int
     retention_ns: int

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from noria.proto.frontdoor import Code, Generate
+from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate
 from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.rules import Rules
 
@@ -20,17 +20,18 @@ LOGIT_BIAS_IDS_MAX: Final = 300
 LOGIT_BIAS_MAX: Final = 100.0
 LOGPROBS_MAX: Final = 20
 CHARACTERS_PER_TOKEN_MAX: Final = 64
+STOP_STRING_CHARACTERS_MAX: Final = 256
+STOP_TOKEN_IDS_MAX: Final = 64
 _ID: Final = re.compile(r"[\x21-\x7e]+")
 _ROLE: Final = re.compile(r"[a-z_]{1,32}")
 
 
-def id_problem(request_id: str, rules: Rules) -> Refusal | None:
+def id_problem(request_id: str) -> Refusal | None:
     """Check a request id, by which everything else is answered."""
-    if not 1 <= len(request_id) <= rules.request_id_characters_max or _ID.fullmatch(request_id) is None:
+    if not 1 <= len(request_id) <= REQUEST_ID_CHARACTERS_MAX or _ID.fullmatch(request_id) is None:
         return _invalid(
             "id",
-            f"a request id has 1 to {rules.request_id_characters_max} printable ASCII characters and no spaces; "
-            "use a UUID",
+            f"a request id has 1 to {REQUEST_ID_CHARACTERS_MAX} printable ASCII characters and no spaces; use a UUID",
         )
     return None
 
@@ -164,11 +165,11 @@ def _ends(body: Generate, rules: Rules) -> Refusal | None:
         return _invalid("min_tokens", f"min_tokens must be between 0 and max_tokens, not {sampling.min_tokens}")
     if len(sampling.stop) > rules.stop_strings_max:
         return _invalid("stop", f"at most {rules.stop_strings_max} stop strings, not {len(sampling.stop)}")
-    if not all(1 <= len(each) <= rules.stop_string_characters_max for each in sampling.stop):
-        return _invalid("stop", f"a stop string has 1 to {rules.stop_string_characters_max} characters")
-    if len(sampling.stop_token_ids) > rules.stop_token_ids_max:
+    if not all(1 <= len(each) <= STOP_STRING_CHARACTERS_MAX for each in sampling.stop):
+        return _invalid("stop", f"a stop string has 1 to {STOP_STRING_CHARACTERS_MAX} characters")
+    if len(sampling.stop_token_ids) > STOP_TOKEN_IDS_MAX:
         return _invalid(
-            "stop_token_ids", f"at most {rules.stop_token_ids_max} stop token ids, not {len(sampling.stop_token_ids)}"
+            "stop_token_ids", f"at most {STOP_TOKEN_IDS_MAX} stop token ids, not {len(sampling.stop_token_ids)}"
         )
     return _vocabulary("stop_token_ids", sampling.stop_token_ids, rules)
 

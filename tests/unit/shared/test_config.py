@@ -8,7 +8,7 @@ import pytest
 from noria.shared.config import Config
 from noria.shared.config_sources import dump, load, origins, write
 from noria.shared.errors import UserError
-from noria.shared.options import KEYED, options
+from noria.shared.options import KEYED, REMOVED, options
 from noria.shared.traffic import BUILT_IN, default_class_of
 
 
@@ -116,6 +116,30 @@ def test_every_option_has_help_and_no_flag_is_declared_twice() -> None:
     assert {f"{option.section}.{option.key}" for option in options()} == {
         f"{section}.{key}" for section, values in dump(Config()).items() if section not in KEYED for key in values
     }
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_an_option_of_an_earlier_version_is_refused_with_what_holds_instead(tmp_path: Path, path: str) -> None:
+    section, _, key = path.partition(".")
+    file = tmp_path / "noria.toml"
+    file.write_text(f"[{section}]\n{key} = 1\n")
+    with pytest.raises(UserError) as of_file:
+        load(file, {}, {})
+    assert str(of_file.value) == f"{file}: {path} is no option any more: {REMOVED[path]}; leave it out"
+    name = f"NORIA_{section}_{key}".upper()
+    with pytest.raises(UserError) as of_variable:
+        load(None, {}, {name: "1"})
+    assert str(of_variable.value) == f"environment variable {name} is no option any more: {REMOVED[path]}; leave it out"
+
+
+def test_a_service_starts_again_by_the_file_of_a_supervisor_of_an_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "effective.json"
+    config = load(None, {"runtime.supervised": True}, {})
+    older = dump(config)
+    for section, _, key in (each.partition(".") for each in REMOVED):
+        older[section][key] = 7
+    path.write_bytes(msgspec.json.encode(older))
+    assert load(path, {}, {}) == config
 
 
 def test_flags_of_other_engines_are_aliases() -> None:
