@@ -48,7 +48,6 @@ class Fault(msgspec.Struct, frozen=True):
     """An error's message."""
 
     message: str = ""
-    code: str | int | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -35,11 +35,6 @@ class GraphBook(Generic[K, G]):
     def __len__(self) -> int:
         return len(self._graphs)
 
-    @property
-    def refused(self) -> int:
-        """Shapes that could not be recorded."""
-        return len(self._refused)
-
     def choose(self, shape: K) -> Way:
         """How to compute a step of this shape now."""
         if shape in self._graphs:

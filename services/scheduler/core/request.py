@@ -120,11 +120,6 @@ class Request:
         return tuple(self.likelihoods[start - first :]) if self.likelihoods and start >= first else ()
 
     @property
-    def active(self) -> bool:
-        """Whether it holds a slot or is drained, so that it must be computed again when the cache is lost."""
-        return self.state in (State.PREFILLING, State.DECODING, State.DRAINING)
-
-    @property
     def immune(self) -> bool:
         """Whether it has been preempted and not made a token since."""
         return self.preempted_at >= 0 and len(self.output) <= self.preempted_at

@@ -33,11 +33,6 @@ class HostPool:
         self._emptied: list[Stored] = []
 
     @property
-    def pending(self) -> bool:
-        """Whether the next plan has copies to order."""
-        return bool(self._out)
-
-    @property
     def used(self) -> tuple[int, ...]:
         """Host blocks in use, by group."""
         return tuple(each.used for each in self._blocks)

@@ -49,7 +49,7 @@ def on_the_host(desk: Desk) -> bool:
 
 def on_the_way_to_the_host(desk: Desk) -> bool:
     memory = desk.core.board.memory
-    return on_the_host(desk) and memory is not None and memory.host.pending
+    return on_the_host(desk) and memory is not None and bool(memory.host._out)
 
 
 def being_copied_to_the_host(desk: Desk) -> bool:
