@@ -8,7 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
-from noria.proto.base import End, Logprobs, Sampling
+from noria.proto.base import End, Logprobs
+from noria.proto.sampling import Sampling
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
