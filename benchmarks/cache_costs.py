@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from cache_dtypes import PAGE, PROMPT, RUNS, SEQUENCE, fill, shape_of
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare, results
 from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig

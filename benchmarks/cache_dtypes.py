@@ -14,8 +14,9 @@ import msgspec
 import torch
 from tokenizers import Tokenizer
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare, results
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.decoder import Decoder

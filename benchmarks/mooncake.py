@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.scheduler.core.counters import Counters
 from noria.services.scheduler.core.events import Event

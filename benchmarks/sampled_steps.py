@@ -11,8 +11,9 @@ import time
 from sampling import KINDS
 from steps import Bench
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare
 from noria.services.executor.engine import CACHE_DTYPES
 from noria.services.executor.machine import cores

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.machine import cores
 from noria.services.executor.native.library import levels, open_kernels
 from noria.services.executor.native_sampling import NativeSampling

@@ -11,9 +11,10 @@ import statistics
 import sys
 import time
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.scheduler.core.events import Body, Event
 from noria.services.scheduler.core.rules import Rules, TrafficClass

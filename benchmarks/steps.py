@@ -16,8 +16,9 @@ import msgspec
 import torch
 from products import bandwidth
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.computing import choose

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from noria.proto.sampling import Bounds, Parameter, parameters
 from noria.shared.config import RuntimeSettings
 from noria.shared.endpoints import public_mailbox
 from noria.shared.errors import UserError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _WANTED: Final = "noria.sampling"
 _Command = TypeVar("_Command", bound=Callable[..., object])
+
+_SHOWN_MAX: Final = 2**32
 
 API_KEY_VARIABLE: Final = "NORIA_API_KEY"
 # Flag, name of the option, type, help; where a flag is absent the server's default holds.
@@ -37,21 +40,7 @@ _ASKING: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = (
     ),
     ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Time to the first token, at most."),
     ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Time to the end of the answer, at most."),
-)
-# Name of the option, type, help.
-_FLAGS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
-    ("model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
-    ("max_tokens", click.IntRange(min=1), "Longest answer in tokens; the rest of the context where absent."),
-    ("min_tokens", click.IntRange(min=0), "Shortest answer in tokens."),
-    ("temperature", click.FloatRange(min=0), "0 takes the likeliest token each time."),
-    ("top_p", click.FloatRange(min=0, max=1), "Sample among the likeliest tokens with this much probability."),
-    ("top_k", click.IntRange(min=0), "Sample among this many likeliest tokens; 0 is off."),
-    ("min_p", click.FloatRange(min=0, max=1), "Drop tokens less likely than this share of the likeliest; 0 is off."),
-    ("presence_penalty", click.FloatRange(min=-2, max=2), "Make tokens that are in the answer less likely; 0 is off."),
-    ("frequency_penalty", click.FloatRange(min=-2, max=2), "The same for each time that they are in it; 0 is off."),
-    ("repetition_penalty", click.FloatRange(min=0, min_open=True), "Divide the logits of what was said; 1 is off."),
-    ("logprobs", click.IntRange(min=0, max=20), "Likeliest tokens to tell with each token, with --json."),
-    ("seed", click.INT, "Makes a sampled answer repeatable."),
+    ("--model", "model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
 )
 
 
@@ -87,10 +76,26 @@ def sampling_flags(command: _Command) -> _Command:
     command = click.option(
         "--stop", multiple=True, expose_value=False, callback=keep, help="End before this text; may be repeated."
     )(command)
-    sampling = tuple((f"--{name.replace('_', '-')}", name, kind, text) for name, kind, text in _FLAGS)
-    for flag, name, kind, text in reversed((*sampling, *_ASKING)):
+    numbers = [(_flag(each), each.name, _kind(each), each.description) for each in parameters().values() if each.scalar]
+    for flag, name, kind, text in reversed((*_ASKING, *numbers)):
         command = click.option(flag, name, type=kind, expose_value=False, callback=keep, help=text)(command)
     return command
+
+
+def _flag(parameter: Parameter) -> str:
+    return f"--{parameter.name.replace('_', '-')}"
+
+
+def _kind(parameter: Parameter) -> click.ParamType[Any]:
+    """The type of a number's flag, with the range that the parameter's definition gives it."""
+    bounds = parameter.bounds or Bounds(0)
+    low, exclusive = (bounds.low, False) if bounds.above is None else (bounds.above, True)
+    if bounds.high is not None and bounds.high > _SHOWN_MAX:
+        return click.INT  # the range of 64-bit integers says nothing to a reader
+    if parameter.integer:
+        whole = [None if each is None else int(each) for each in (low, bounds.high)]
+        return click.IntRange(whole[0], whole[1])
+    return click.FloatRange(low, bounds.high, min_open=exclusive)
 
 
 def wanted() -> "Options":

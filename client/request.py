@@ -7,8 +7,8 @@ from typing import Final, TypedDict
 import msgspec
 
 from noria.client.errors import Refused
-from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
+from noria.proto.sampling import Sampling
 
 CHOICES_MAX: Final = 1024
 _ENVELOPE: Final = (
@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
     background: it goes on to its end though nobody reads it, and is kept for a reader until the retention time is over.
     grace_ms: how long it goes on once the server has not heard from this client for a while.
     logit_bias: by token id, or as pairs. logprobs: how many of the likeliest tokens to tell with each sampled one.
-    All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.base.Sampling`.
+    All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.sampling.Sampling`.
     """
 
     request_id: str | None

@@ -66,41 +66,6 @@ class End(IntEnum):
         return self.name.lower()
 
 
-class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one stream turns logits into tokens and when it ends. Also what the executor samples by.
-
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
-    seed: None until admission fixes one; randomness is a function of (seed, position) alone.
-    max_tokens: None until admission fills in the rest of the context.
-    min_tokens: end-of-sequence and stop token ids are masked, and stop strings not looked for, before so many tokens.
-    stop_token_ids: end the stream; the id is returned, its text is not unless `include_stop`.
-    presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once and per occurrence.
-    repetition_penalty: divides positive logits of prompt and output tokens, multiplies the others; 1 is off.
-    logit_bias: (id, what is added to its logit). logprobs: how many of the likeliest tokens to tell with each sampled
-    one and its own log-probability; None is neither. reserved_1: a position on
-    the wire that was once `grammar` and is never used again; whoever fills it is refused.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    reserved_1: str = ""
-
-
 class Likelihood(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How likely a sampled token was to the model, before temperature, filters, penalties and bias.
 

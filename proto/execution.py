@@ -13,7 +13,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from noria.proto.base import Likelihood, Sampling, Stream
+from noria.proto.base import Likelihood, Stream
+from noria.proto.sampling import Sampling
 
 
 class Fill(msgspec.Struct, array_like=True, frozen=True, gc=False):

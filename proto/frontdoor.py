@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from noria.proto.base import End, Logprobs, Sampling
+from noria.proto.base import End, Logprobs
+from noria.proto.sampling import Sampling
 
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 """The longest name that a request may have."""

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from noria.proto.base import End, Ended, Sampling, Stream
+from noria.proto.base import End, Ended, Stream
+from noria.proto.sampling import Sampling
 
 
 class Doubt(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -12,8 +12,9 @@ from gpu.bench import Bench
 from gpu.driving import driven
 from gpu.models import SMALL
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.cuda.choosing import choose_operations

@@ -11,8 +11,8 @@ from gpu.bench import Bench
 from gpu.driving import driven
 from gpu.peer import OUTPUT_TOKENS, PROMPT_TOKENS, peer_speeds
 
-from noria.proto.base import Sampling
 from noria.proto.execution import Geometry
+from noria.proto.sampling import Sampling
 from noria.services.executor.cuda.choosing import choose_operations
 from noria.services.executor.cuda.loading import Made, set_up
 from noria.services.executor.cuda.products import DeviceProducts

@@ -18,9 +18,10 @@ from noria.cli.bench.drive import Driven
 from noria.cli.bench.jobs import Job
 from noria.cli.bench.load import Closed, Load, moments
 from noria.cli.bench.observed import Observed
-from noria.proto.base import Ended, Header, Sampling, Service, Stream
+from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Geometry, StepDone, StepFailed
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig, executor_config
 from noria.services.executor.machine import cores

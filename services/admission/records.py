@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from noria.proto.base import End, Sampling, Stream
+from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
+from noria.proto.sampling import Sampling
 from noria.services.admission.core.record import Part
 from noria.services.admission.core.request import Choice, Key, Request
 from noria.services.admission.core.traffic import Account, Distribution, Measure, Series, Traffic, Usage

@@ -18,8 +18,9 @@ from typing import Final, Protocol
 import msgspec
 import numpy as np
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape

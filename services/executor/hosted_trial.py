@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare
 from noria.services.executor.engine import Engine
 from noria.services.executor.groups import cache_groups

@@ -10,14 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.proto.base import Likelihood, Sampling
+from noria.proto.base import Likelihood
+from noria.proto.sampling import LOGPROBS_MAX, TEMPERATURE_MIN, Sampling
 from noria.services.executor.shape import Integers
-
-TEMPERATURE_MIN: Final = 0.01
-"""Lower temperatures above 0 are raised to this, as elsewhere in the field, so that logits do not overflow."""
-
-LOGPROBS_MAX: Final = 20
-"""Likeliest tokens that may be asked for with each sampled one."""
 
 RECENT_TOKENS: Final = 8
 """Sampled tokens that a lane remembers of each slot: more than steps may be in flight."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from noria.proto.base import Likelihood, Sampling, Stream
+from noria.proto.base import Likelihood, Stream
 from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.departures import Departure, Departures
 from noria.services.executor.sampler import PARAMETERS, Floats, Ids, record
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape

@@ -6,15 +6,20 @@ exist here, are refused by name. Ranges are admission's business.
 
 import asyncio
 import contextlib
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
 
 from noria.client import Message
+from noria.proto.sampling import parameters
 from noria.services.gateway.errors import HttpError, invalid
 
 PROMPTS_MAX: Final = 128
+SAMPLED: Final = {
+    name: parameter for name, parameter in parameters().items() if name not in ("max_tokens", "stop", "logprobs")
+}
+"""The sampling parameters that bodies carry as they are; OpenAI's API gives the others a form of their own."""
 _ABSENT: Final = msgspec.Raw(b"")
 _PLAIN: Final = (b"", b"null", b"false", b"[]", b"{}", b"0", b"0.0", b"-0.0")
 
@@ -25,34 +30,43 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class Common(msgspec.Struct, frozen=True, kw_only=True):
+def _sampling_fields() -> list[tuple[str, Any, None]]:
+    """A field for each sampling parameter, by its name in HTTP and with a type that JSON has."""
+    return [(each.http_name, _json_type(each.type) | None, None) for each in SAMPLED.values()]
+
+
+def _json_type(kind: Any) -> Any:
+    match get_args(kind):
+        case (inner, last) if get_origin(kind) is tuple and last is ...:
+            pair = get_args(inner)
+            return dict[pair[0], pair[1]] if pair else list[inner]  # type: ignore[valid-type]  # made at run time
+        case _:
+            return kind
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+        """The sampling parameters that have the same form in HTTP as on the wire, made from `Sampling`."""
+
+else:
+    SamplingFields = msgspec.defstruct("SamplingFields", _sampling_fields(), frozen=True, kw_only=True)
+
+
+class Common(SamplingFields, frozen=True, kw_only=True):
     """What both endpoints take. `None` is absent throughout."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = None
     user: str | None = None
     service_tier: str | None = None
     ttl_first_ms: int | None = None
     ttl_ms: int | None = None
     background: bool | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
     guided_json: msgspec.Raw = _ABSENT
     guided_regex: msgspec.Raw = _ABSENT
     guided_choice: msgspec.Raw = _ABSENT
@@ -169,6 +183,12 @@ def completion_body(data: bytes) -> CompletionBody:
     if body.best_of is not None and body.best_of != (body.n if body.n is not None else 1):
         raise invalid("best_of is supported only where it equals n", "best_of", "unsupported")
     return body
+
+
+def sampling(body: Common) -> dict[str, Any]:
+    """The sampling parameters that a body gives, by their names on the wire; those of `SAMPLED`."""
+    given = {name: getattr(body, parameter.http_name) for name, parameter in SAMPLED.items()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def wanted_logprobs(body: Common) -> int | None:

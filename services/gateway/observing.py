@@ -1,5 +1,6 @@
 """The span of one generation request over HTTP, in the words of OpenTelemetry's conventions."""
 
+from noria.services.gateway.bodies import sampling
 from noria.services.gateway.serving import Outcome
 from noria.services.gateway.work import Work
 from noria.shared import spans
@@ -21,12 +22,12 @@ def begin(telemetry: Telemetry, operation: str, method: str, route: str, tracepa
 
 def understood(span: Span, work: Work) -> None:
     """The body was read: note what is asked for, but no text."""
-    body = work.body
+    body, given = work.body, sampling(work.body)
     asked: dict[str, Attribute | None] = {
         spans.ATTRIBUTE_REQUEST_MODEL: body.model,
         spans.ATTRIBUTE_MAX_TOKENS: work.max_tokens,
-        spans.ATTRIBUTE_TEMPERATURE: body.temperature,
-        spans.ATTRIBUTE_TOP_P: body.top_p,
+        spans.ATTRIBUTE_TEMPERATURE: given.get("temperature"),
+        spans.ATTRIBUTE_TOP_P: given.get("top_p"),
         spans.ATTRIBUTE_CHOICES: work.choices if work.choices != 1 else None,
         spans.ATTRIBUTE_RESPONSE_ID: work.response_id,
     }

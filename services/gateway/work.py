@@ -10,7 +10,15 @@ from starlette.datastructures import Headers
 from noria.client import AsyncClient, Forecast, Generation, Message
 from noria.client.request import Options
 from noria.services.gateway.answers import ChatShape, Form, Shape, TextShape
-from noria.services.gateway.bodies import ChatBody, Common, CompletionBody, chat_messages, prompts, wanted_logprobs
+from noria.services.gateway.bodies import (
+    ChatBody,
+    Common,
+    CompletionBody,
+    chat_messages,
+    prompts,
+    sampling,
+    wanted_logprobs,
+)
 from noria.services.gateway.caller import Caller, caller, response_id
 from noria.services.gateway.errors import invalid
 
@@ -114,7 +122,7 @@ class Work(msgspec.Struct, frozen=True):
 
     def _options(self, name: str, traceparent: str) -> Options:
         body, caller = self.body, self.caller
-        return Options(
+        options: Options = Options(
             request_id=name,
             traceparent=traceparent,
             model=body.model or "",
@@ -125,24 +133,12 @@ class Work(msgspec.Struct, frozen=True):
             ttl_ms=caller.ttl_ms,
             keep=caller.keep,
             background=caller.background,
-            temperature=_or(body.temperature, 1.0),
-            top_p=_or(body.top_p, 1.0),
-            top_k=0 if body.top_k == -1 else _or(body.top_k, 0),  # both mean off to vLLM's clients
-            min_p=_or(body.min_p, 0.0),
-            seed=body.seed,
             max_tokens=self.max_tokens,
-            min_tokens=_or(body.min_tokens, 0),
             stop=self.stop,
-            stop_token_ids=body.stop_token_ids or (),
-            ignore_eos=bool(body.ignore_eos),
-            include_stop=bool(body.include_stop_str_in_output),
-            skip_special_tokens=_or(body.skip_special_tokens, True),
-            presence_penalty=_or(body.presence_penalty, 0.0),
-            frequency_penalty=_or(body.frequency_penalty, 0.0),
-            repetition_penalty=_or(body.repetition_penalty, 1.0),
-            logit_bias=body.logit_bias or {},
             logprobs=wanted_logprobs(body),
+            **sampling(body),  # type: ignore[typeddict-item]  # its names are those of Options, as a test compares
         )
+        return options
 
 
 def chat_work(body: ChatBody, headers: Headers) -> Work:

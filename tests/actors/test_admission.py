@@ -16,7 +16,7 @@ from fakes.admission_bench import deltas, finishes, rules, token_request
 from fakes.vocabularies import byte_level
 
 from noria.proto import frontdoor
-from noria.proto.base import End, Ended, Header, Sampling, Service, Stream
+from noria.proto.base import End, Ended, Header, Service, Stream
 from noria.proto.frontdoor import (
     Accepted,
     Acknowledge,
@@ -35,6 +35,7 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.lifecycle import State
 from noria.proto.output import Open, TextRun, Texts
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submit, Withdraw
 from noria.proto.wire import Codec
 from noria.services.admission.core.rules import Rules

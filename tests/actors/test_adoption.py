@@ -18,8 +18,9 @@ from fakes.peers import wait_for
 from fakes.tiny_model import build_tiny_model
 from msgspec.structs import replace
 
-from noria.proto.base import Ended, Sampling, Service, Stream
+from noria.proto.base import Ended, Service, Stream
 from noria.proto.output import Tokens
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch
 from noria.services.executor.config import ExecutorConfig

@@ -14,8 +14,9 @@ from fakes.neighbours import PATIENCE_S, Peer, running_scheduler, scheduler_stat
 from fakes.peers import wait_for
 from fakes.tiny_model import build_tiny_model
 
-from noria.proto.base import Ended, Sampling, Service, Stream
+from noria.proto.base import Ended, Service, Stream
 from noria.proto.output import Tokens
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, Submission, Submit
 from noria.services.executor.batch import Batch
 from noria.services.executor.config import ExecutorConfig

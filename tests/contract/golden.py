@@ -31,8 +31,13 @@ def example(kind: type[msgspec.Struct], *, full: bool) -> msgspec.Struct:
     return value
 
 
+def _bare(of: inspect.Type) -> inspect.Type:
+    """A type without its annotations."""
+    return of.type if isinstance(of, inspect.Metadata) else of
+
+
 def _value(of: inspect.Type, name: str, numbers: Iterator[int], full: bool) -> Any:
-    match of:
+    match _bare(of):
         case inspect.StructType(cls=cls, fields=fields):
             return cls(*(_value(field.type, field.name, numbers, full) for field in fields if full or field.required))
         case inspect.NamedTupleType(cls=cls, fields=fields):
@@ -68,7 +73,7 @@ def lines(kind: type[msgspec.Struct]) -> list[str]:
 
 def names(of: inspect.Type) -> str:
     """The fields of a type in their order, those inside them in brackets; empty for plain values."""
-    match of:
+    match _bare(of):
         case inspect.StructType(fields=fields) | inspect.NamedTupleType(fields=fields):
             return f"({','.join(field.name + names(field.type) for field in fields)})"
         case inspect.UnionType(types=types):

@@ -11,8 +11,9 @@ import pytest
 from e2e.harness import Stack, wait_until
 
 from noria.client import AsyncClient, Refused
-from noria.proto.base import Header, Sampling
+from noria.proto.base import Header
 from noria.proto.frontdoor import Generate
+from noria.proto.sampling import Sampling
 from noria.proto.wire import Codec, every_kind
 
 READERS, CHOICES, TOKENS = 12, 3, 1200

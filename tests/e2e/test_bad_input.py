@@ -11,7 +11,8 @@ import zmq
 from e2e.harness import Stack
 
 from noria.proto import frontdoor
-from noria.proto.base import Header, Sampling
+from noria.proto.base import Header
+from noria.proto.sampling import Sampling
 from noria.proto.wire import Codec
 
 CHAT = "/v1/chat/completions"

@@ -17,7 +17,8 @@ from e2e.harness import Stack, wait_until
 
 from noria.client import AsyncClient, Generation
 from noria.proto import frontdoor
-from noria.proto.base import Header, Sampling
+from noria.proto.base import Header
+from noria.proto.sampling import Sampling
 from noria.proto.wire import Codec
 
 VANISHING = 20

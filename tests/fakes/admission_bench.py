@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from fakes.memory_database import MemoryDatabase
 
-from noria.proto.base import Sampling, Service, Stream
+from noria.proto.base import Service, Stream
 from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected, Updates
 from noria.proto.output import Open, TextRun, Texts
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
 from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.admission import Admission

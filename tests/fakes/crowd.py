@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from fakes.executor import FakeExecutor, geometry
 from msgspec.structs import replace
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event
 from noria.services.scheduler.core.scheduler import Scheduler

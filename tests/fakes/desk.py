@@ -2,9 +2,10 @@
 
 from fakes.executor import FakeExecutor, alone, geometry
 
-from noria.proto.base import End, Sampling, Stream
+from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Submission, Submit
 from noria.services.scheduler.core.events import Body, Event, Moved, Reply
 from noria.services.scheduler.core.scheduler import Scheduler

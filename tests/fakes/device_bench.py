@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from fakes.device import FakeDevice
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import StepDone
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
 
-from noria.proto.base import Likelihood, Sampling, Stream
+from noria.proto.base import Likelihood, Stream
 from noria.proto.execution import (
     Copy,
     Failure,
@@ -31,6 +31,7 @@ from noria.proto.execution import (
     StepPlan,
     cache_digest,
 )
+from noria.proto.sampling import Sampling
 
 __all__ = [
     "EOS",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.sampler import PARAMETERS, Drawn, Sampler, record
 
 

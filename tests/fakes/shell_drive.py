@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from noria.proto.base import Ended, Header, Sampling, Service, Stream
+from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Geometry, StepDone, StepFailed
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.lane import Lane
 from noria.services.executor.service import ExecutorShell

@@ -7,9 +7,10 @@ from collections import Counter
 from fakes.executor import EOS, FakeExecutor, alone, geometry, hybrid, likelihoods
 from msgspec.structs import replace
 
-from noria.proto.base import End, Ended, Sampling, Stream
+from noria.proto.base import End, Ended, Stream
 from noria.proto.execution import Failure, Geometry, Group, StepPlan
 from noria.proto.output import Gap, Progress, Resend, TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
 from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, Reply
 from noria.services.scheduler.core.rules import Rules, TrafficClass

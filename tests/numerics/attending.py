@@ -7,8 +7,9 @@ import msgspec
 import torch
 from numerics.comparison import LEVELS
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare
 from noria.services.executor.cache import Cache
 from noria.services.executor.families import Architecture

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from noria.proto.base import Ended, Likelihood, Sampling, Stream
+from noria.proto.base import Ended, Likelihood, Stream
 from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.engine import CACHE_DTYPES, Engine, geometry_of

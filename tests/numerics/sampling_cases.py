@@ -7,7 +7,7 @@ import numpy as np
 from fakes.sampling import sampler
 from numpy.typing import NDArray
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.sampler import Drawn, Sampler
 
 KINDS: Final[tuple[dict[str, Any], ...]] = (

@@ -10,7 +10,7 @@ from fakes.scripts import script
 from numerics.comparison import LENGTHS, NEW_TOKENS
 from numerics.driving import Answer, Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.decoder import Decoder
 from noria.services.executor.engine import Engine
 

@@ -9,9 +9,10 @@ from fakes.tiny_model import build_tiny_model
 from numerics.comparison import LEVELS, decoder_of
 from numerics.driving import Asked, Driver, Way
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import StepDone
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.decoder import Decoder

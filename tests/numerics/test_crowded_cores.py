@@ -11,7 +11,7 @@ import pytest
 from numerics.comparison import LEVELS, decoder_of
 from numerics.driving import Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch
 from noria.services.executor.engine import Drawn, Engine
 

@@ -8,7 +8,7 @@ import torch
 from numerics.driving import Answer, Asked, Driver, Way
 from numerics.test_families import CAPS, EXPERTS, TYPES, build
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.cuda.products import DeviceProducts
 from noria.services.executor.decoder import Decoder

@@ -10,7 +10,7 @@ from numerics.driving import Asked, Driver, Way
 from numerics.test_families import EXPERTS, build
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.cuda.products import DeviceProducts
 from noria.services.executor.decoder import Decoder

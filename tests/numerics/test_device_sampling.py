@@ -7,8 +7,8 @@ import torch
 from fakes.sampling import sampler
 from numerics.sampling_cases import KINDS, Case, same, some_ids
 
-from noria.proto.base import Sampling
 from noria.proto.execution import Group
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch
 from noria.services.executor.cuda.state import SlotState
 from noria.services.executor.pages import Pages, Slices

@@ -9,7 +9,7 @@ import torch
 from numerics.comparison import LEVELS, decoder_of, expect
 from numerics.driving import Answer, Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.layer import in_turn
 from noria.services.executor.native_operations import NativeOperations
 

@@ -8,7 +8,7 @@ import torch
 from numerics.comparison import TEXT, decoder_of, expect
 from numerics.driving import Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.shared.config_sources import load
 from noria.shared.errors import UserError
 from noria.shared.models import resolve

@@ -8,7 +8,7 @@ import torch
 from numerics.comparison import expect
 from numerics.driving import Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import load

@@ -8,7 +8,7 @@ import torch
 from fakes.sampling import sampler
 from numerics.sampling_cases import KINDS, Case, same, some_ids
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.native.library import levels, open_kernels
 from noria.services.executor.native_sampling import NativeSampling
 from noria.services.executor.sampling import sample

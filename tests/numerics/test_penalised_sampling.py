@@ -14,7 +14,7 @@ from fakes.tiny_model import build_tiny_model
 from numerics.comparison import decoder_of
 from numerics.driving import Answer, Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.native.library import levels
 from noria.services.executor.sampling import sample
 

@@ -7,7 +7,7 @@ import torch
 from numerics.comparison import LENGTHS, LEVELS, NEW_TOKENS, Reference, decoder_of
 from numerics.driving import Answer, Asked, Driver, Way
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.decoder import Decoder
 
 pytestmark = pytest.mark.model

@@ -12,8 +12,8 @@ from fakes.tiny_model import build_tiny_model
 from numerics.comparison import LEVELS, decoder_of
 from numerics.driving import Answer, Asked, Driver, Way
 
-from noria.proto.base import Sampling
 from noria.proto.execution import StepDone, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import IllegalPlanError

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from fakes.world import World
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Group, StepPlan
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import StepTime, Submission, Submit
 from noria.services.scheduler import records
 from noria.services.scheduler.core.events import Event

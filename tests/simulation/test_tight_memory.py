@@ -6,8 +6,9 @@ from collections import deque
 import pytest
 from fakes.executor import EOS, FakeExecutor, alone, geometry
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.scheduler.core.census import take_census
 from noria.services.scheduler.core.counters import Counters

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from noria.proto.base import End, Logprobs, Sampling, Stream
+from noria.proto.base import End, Logprobs, Stream
+from noria.proto.sampling import Sampling
 
 
 class Key(NamedTuple):

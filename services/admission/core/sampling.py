@@ -1,11 +1,10 @@
 """What a request's sampling parameters become once accepted: one seed per choice, a length, no spelling variants."""
 
 import hashlib
-from typing import Final
 
-from noria.proto.base import Sampling
+from msgspec import structs
 
-_TEMPERATURE_MIN: Final = 0.01  # between 0 and this, logits divided by the temperature overflow bfloat16's precision
+from noria.proto.sampling import TEMPERATURE_MIN, Sampling
 
 
 def effective_seed(seed: int) -> int:
@@ -20,24 +19,12 @@ def choice_seed(seed: int, choice: int) -> int:
 
 def settle(given: Sampling, seed: int, max_tokens: int, vocabulary: int) -> Sampling:
     """Fix seed and length; clamp a tiny temperature to 0.01; write `top_k` as 0 where it excludes nothing."""
-    return Sampling(
-        temperature=max(given.temperature, _TEMPERATURE_MIN) if given.temperature > 0.0 else 0.0,
-        top_p=given.top_p,
+    return structs.replace(
+        given,
+        temperature=max(given.temperature, TEMPERATURE_MIN) if given.temperature > 0.0 else 0.0,
         top_k=given.top_k if 0 < given.top_k < vocabulary else 0,
-        min_p=given.min_p,
         seed=seed,
         max_tokens=max_tokens,
-        min_tokens=given.min_tokens,
-        stop=given.stop,
-        stop_token_ids=given.stop_token_ids,
-        ignore_eos=given.ignore_eos,
-        include_stop=given.include_stop,
-        skip_special_tokens=given.skip_special_tokens,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        repetition_penalty=given.repetition_penalty,
-        logit_bias=given.logit_bias,
-        logprobs=given.logprobs,
     )
 
 

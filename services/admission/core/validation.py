@@ -9,16 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate
+from noria.proto.sampling import parameters
 from noria.services.admission.core.refusal import Refusal
 from noria.services.admission.core.rules import Rules
 
-TEMPERATURE_MAX: Final = 100.0
 TTL_MS_MAX: Final = 2**31
 GRACE_MS_MAX: Final = 86_400_000
-REPETITION_PENALTY_MAX: Final = 100.0
 LOGIT_BIAS_IDS_MAX: Final = 300
-LOGIT_BIAS_MAX: Final = 100.0
-LOGPROBS_MAX: Final = 20
 CHARACTERS_PER_TOKEN_MAX: Final = 64
 STOP_STRING_CHARACTERS_MAX: Final = 256
 STOP_TOKEN_IDS_MAX: Final = 64
@@ -142,24 +139,20 @@ def _choices(body: Generate, rules: Rules) -> Refusal | None:
     return _between("n", body.n, 1, rules.n_max, "send several requests for more choices")
 
 
-def _randomness(body: Generate, rules: Rules) -> Refusal | None:
+def _ranges(body: Generate, rules: Rules) -> Refusal | None:
+    """Every number within the range that the parameter's definition gives it."""
     del rules
-    sampling = body.sampling
-    if not 0.0 < sampling.top_p <= 1.0:
-        return _invalid("top_p", f"top_p must be above 0 and at most 1, not {sampling.top_p:g}; 1 turns it off")
-    if sampling.top_k < -1:
-        return _invalid("top_k", f"top_k must be 0 or more, not {sampling.top_k}; 0 or -1 turns it off")
-    if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**64:
-        return _invalid("seed", "seed must be a 64-bit integer")
-    return _between("temperature", sampling.temperature, 0.0, TEMPERATURE_MAX, "0 is greedy") or _between(
-        "min_p", sampling.min_p, 0.0, 1.0, "0 turns it off"
-    )
+    for name, parameter in parameters().items():
+        value = getattr(body.sampling, name)
+        if parameter.bounds is None or value is None or not parameter.scalar:
+            continue
+        if reason := parameter.bounds.problem(name, value):
+            return _invalid(name, reason)
+    return None
 
 
 def _ends(body: Generate, rules: Rules) -> Refusal | None:
     sampling = body.sampling
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        return _invalid("max_tokens", f"max_tokens must be at least 1, not {sampling.max_tokens}; leave it out for all")
     highest = rules.context_tokens if sampling.max_tokens is None else sampling.max_tokens
     if not 0 <= sampling.min_tokens <= highest:
         return _invalid("min_tokens", f"min_tokens must be between 0 and max_tokens, not {sampling.min_tokens}")
@@ -174,30 +167,24 @@ def _ends(body: Generate, rules: Rules) -> Refusal | None:
     return _vocabulary("stop_token_ids", sampling.stop_token_ids, rules)
 
 
-def _logits(body: Generate, rules: Rules) -> Refusal | None:
-    """What changes logits, and what is told of them: in the ranges of OpenAI's API and vLLM."""
-    sampling = body.sampling
-    if not 0.0 < sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
-        return _invalid(
-            "repetition_penalty",
-            f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}, not "
-            f"{sampling.repetition_penalty:g}; 1 turns it off",
-        )
-    if len(sampling.logit_bias) > LOGIT_BIAS_IDS_MAX:
-        return _invalid("logit_bias", f"at most {LOGIT_BIAS_IDS_MAX} ids, not {len(sampling.logit_bias)}")
-    if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
+def _logit_bias(body: Generate, rules: Rules) -> Refusal | None:
+    bias, bounds = body.sampling.logit_bias, parameters()["logit_bias"].bounds
+    assert bounds is not None
+    if len(bias) > LOGIT_BIAS_IDS_MAX:
+        return _invalid("logit_bias", f"at most {LOGIT_BIAS_IDS_MAX} ids, not {len(bias)}")
+    if len({token for token, _ in bias}) < len(bias):
         return _invalid("logit_bias", "a token id has two biases; give one")
-    if not all(-LOGIT_BIAS_MAX <= value <= LOGIT_BIAS_MAX for _, value in sampling.logit_bias):
-        return _invalid("logit_bias", f"a bias must be between -{LOGIT_BIAS_MAX:g} and {LOGIT_BIAS_MAX:g}")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= LOGPROBS_MAX:
-        return _invalid("logprobs", f"logprobs must be between 0 and {LOGPROBS_MAX}, not {sampling.logprobs}")
-    if sampling.reserved_1:  # older clients can still fill in what was called grammar
-        return Refusal(Code.UNSUPPORTED, "grammar is not supported; leave it out", "grammar")
-    return (
-        _between("presence_penalty", sampling.presence_penalty, -2.0, 2.0, "0 turns it off")
-        or _between("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0, "0 turns it off")
-        or _vocabulary("logit_bias", tuple(token for token, _ in sampling.logit_bias), rules)
-    )
+    for _, value in bias:
+        if reason := bounds.problem("a bias", value):
+            return _invalid("logit_bias", reason)
+    return _vocabulary("logit_bias", tuple(token for token, _ in bias), rules)
+
+
+def _reserved(body: Generate, rules: Rules) -> Refusal | None:
+    del rules
+    if not body.sampling.reserved_1:
+        return None
+    return Refusal(Code.UNSUPPORTED, "grammar is not supported yet; leave it out", "grammar")
 
 
 def _time(body: Generate, rules: Rules) -> Refusal | None:
@@ -215,8 +202,9 @@ _CHECKS: Final[tuple[Callable[[Generate, Rules], Refusal | None], ...]] = (
     _input,
     _length,
     _choices,
-    _randomness,
+    _ranges,
     _ends,
-    _logits,
+    _logit_bias,
+    _reserved,
     _time,
 )

@@ -6,8 +6,8 @@ Pure. A step of decodes alone is padded to a power of two. Others are padded in 
 
 import msgspec
 
+from noria.proto.sampling import LOGPROBS_MAX
 from noria.services.executor.device.sizes import SPLIT_TOKENS, GroupSizes, Sizes
-from noria.services.executor.sampler import LOGPROBS_MAX
 from noria.services.executor.shape import Shape
 
 

@@ -10,9 +10,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from noria.proto.sampling import LOGPROBS_MAX
 from noria.services.executor.batch import Batch
 from noria.services.executor.device.work import split_counts, tile_counts
-from noria.services.executor.sampler import LOGPROBS_MAX, Sampler, wanted_logprobs
+from noria.services.executor.sampler import Sampler, wanted_logprobs
 from noria.services.executor.shape import CHUNK_TOKENS
 
 SPLIT_TOKENS: Final = CHUNK_TOKENS

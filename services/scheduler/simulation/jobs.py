@@ -6,8 +6,9 @@ from typing import assert_never
 
 import msgspec
 
-from noria.proto.base import End, Sampling, Stream
+from noria.proto.base import End, Stream
 from noria.proto.output import TokenRun
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Spent, Submission
 from noria.services.scheduler.core.events import Moved, Reply, Stage
 

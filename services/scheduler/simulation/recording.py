@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, assert_never
 
-from noria.proto.base import Ended, Sampling, Stream
+from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Held, Inventory, Sampled, StepDone, StepPlan, cache_digest
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
 from noria.services.scheduler import records
 from noria.services.scheduler.core.events import (

@@ -6,8 +6,9 @@ from typing import Final
 
 from fakes.executor import EOS, VOCABULARY, alone
 
-from noria.proto.base import Alternative, End, Logprobs, Sampling
+from noria.proto.base import Alternative, End, Logprobs
 from noria.proto.frontdoor import Generate
+from noria.proto.sampling import Sampling
 from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
 

@@ -11,8 +11,8 @@ from fakes.simulated.traffic import Traffic
 from noria.client.call import Call
 from noria.client.errors import Refused
 from noria.client.results import Logprobs
-from noria.proto.base import Sampling
 from noria.proto.frontdoor import Generate
+from noria.proto.sampling import Sampling
 
 
 @dataclass(slots=True, eq=False)

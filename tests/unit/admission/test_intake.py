@@ -3,7 +3,7 @@
 import pytest
 from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, Bench, deltas, finishes, token_request
 
-from noria.proto.base import End, Sampling, Service, Stream
+from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import (
     Accepted,
     Acknowledge,
@@ -18,6 +18,7 @@ from noria.proto.frontdoor import (
     Ping,
     Pong,
 )
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Withdraw
 from noria.services.admission.core.events import Draining, Lost
 from noria.services.admission.core.sampling import choice_seed, effective_seed

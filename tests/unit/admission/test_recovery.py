@@ -7,9 +7,10 @@ from array import array
 import pytest
 from fakes.admission_bench import ALICE, BOB, CLOCK, SECOND, Bench, deltas, finishes, policy, tenant, token_request
 
-from noria.proto.base import End, Logprobs, Sampling, Service, Stream
+from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Generate, Have, Rejected
 from noria.proto.output import Open, TextRun, Texts
+from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
 from noria.services.admission import records
 from noria.services.admission.core.events import Joined

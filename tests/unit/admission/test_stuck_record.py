@@ -1,6 +1,7 @@
 """A record whose page was not taken."""
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
+from noria.proto.sampling import Sampling
 from noria.services.admission.core.record import Record
 from noria.services.admission.core.request import Choice, Key, Request
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from fakes.admission_bench import rules
 
-from noria.proto.base import Sampling
 from noria.proto.frontdoor import Code, Generate, Message
+from noria.proto.sampling import Sampling
 from noria.services.admission.core.validation import id_problem, problem
 
 NAN, INF = float("nan"), float("inf")

@@ -13,8 +13,8 @@ from fakes.shell_drive import ShellDrive
 from fakes.tiny_weights import write_tiny_weights
 from structlog.testing import capture_logs
 
-from noria.proto.base import Sampling
 from noria.proto.execution import Failure, Geometry
+from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda.choosing import choose_operations
 from noria.services.executor.cuda.lane import CudaLane

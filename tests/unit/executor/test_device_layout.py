@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import torch
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Group, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.device.inputs import Inputs, host_buffer, inputs
 from noria.services.executor.device.layout import NOBODY, OUTPUT, PROMPT, Layout

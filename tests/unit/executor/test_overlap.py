@@ -10,8 +10,8 @@ from fakes.shell_drive import ShellDrive
 from fakes.timed_lane import SimulatedLane
 
 from noria.cli.app import noria
-from noria.proto.base import Sampling
 from noria.proto.execution import Geometry, Group
+from noria.proto.sampling import Sampling
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share

@@ -10,8 +10,9 @@ from fakes.device import FakeDevice, RaceError
 from fakes.device_bench import Asked, Drive, pipeline, reference, shape_of
 from fakes.tiny_weights import write_tiny_weights
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare
 from noria.services.executor.cuda.pipeline import Flight, Pipeline
 from noria.services.executor.shape import Shape

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import prepare
 from noria.services.executor.cuda.plain_sampling import sample, uniform
 from noria.services.executor.device.inputs import host_buffer, inputs

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from fakes.sampling import drawn
 
-from noria.proto.base import Sampling, Stream
+from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Group, Grow, Replace, Sampled, Slice, StepPlan
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.reads import Reads, reads
 from noria.services.executor.sampler import RecentTokens

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fakes.sampling import sampler
 
-from noria.proto.base import Sampling
+from noria.proto.sampling import Sampling
 from noria.services.executor.sampling import sample, weights
 
 Rows = list[list[float]]

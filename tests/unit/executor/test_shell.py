@@ -7,7 +7,7 @@ import msgspec
 from fakes.sampling import drawn
 from msgspec.structs import replace
 
-from noria.proto.base import Header, Sampling, Service, Stream
+from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import (
     Copy,
     Failure,
@@ -24,6 +24,7 @@ from noria.proto.execution import (
     cache_digest,
 )
 from noria.proto.lifecycle import State
+from noria.proto.sampling import Sampling
 from noria.services.executor.batch import Batch
 from noria.services.executor.departures import PLANS_KEPT
 from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
