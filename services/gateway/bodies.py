@@ -149,14 +149,12 @@ async def _read_body(request: Request, bytes_max: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > bytes_max:
         raise error
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > bytes_max:
+    body = bytearray()  # not a list of pieces, which may be of one byte each
+    async for piece in request.stream():
+        if len(body) + len(piece) > bytes_max:
             raise error
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body += piece
+    return bytes(body)
 
 
 def chat_body(data: bytes) -> ChatBody:

@@ -67,6 +67,8 @@ class HttpError(Exception):
             headers["retry-after-ms"] = str(self.retry_after_ms)  # which OpenAI's clients prefer
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.status in (408, 413):  # the rest of the body is not wanted
+            headers["connection"] = "close"
         return Response(self.encode(), self.status, headers, "application/json")
 
 
