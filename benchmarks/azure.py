@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
-from noria.services.scheduler.core.rules import Rules, TrafficClass
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import Job, Outcome, job
 from noria.services.scheduler.simulation.report import Objective, attained

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from noria.proto.execution import Geometry, Group
-from noria.services.scheduler.core.cache import Cache
-from noria.services.scheduler.core.holding import Holding
-from noria.services.scheduler.core.pages import Prefix
+from noria.services.scheduler.core.cache.cache_allocator import Cache
+from noria.services.scheduler.core.cache.pages import Prefix
+from noria.services.scheduler.core.cache.request_blocks import Holding
 
 PAGE, STREAM_PAGES = 4, 50
 RESERVED = 2

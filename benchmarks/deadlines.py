@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import Capacity, StepTime
 from noria.services.admission.core.prediction import Ahead, course, judge
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import Job, Outcome, job
 from noria.services.scheduler.simulation.runner import Gate, Simulation

@@ -21,10 +21,10 @@ from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.counters import Counters
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.state.counters import Counters
 
 TRACE_BLOCK: Final = 512
 _OUTPUT_IDS: Final = 1 << 48

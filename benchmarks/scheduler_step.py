@@ -15,10 +15,10 @@ from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.events import Body, Event
-from noria.services.scheduler.core.rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.events import Body, Event
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 STEPS = 300
 RULES = Rules(

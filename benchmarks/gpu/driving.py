@@ -5,7 +5,7 @@ from fakes.shell_drive import ShellDrive
 from noria.services.executor.cuda.lane import CudaLane
 from noria.services.executor.cuda.pipeline import Pipeline
 from noria.services.executor.loaded import Loaded
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 
 
 def driven(pipeline: Pipeline, loaded: Loaded, in_flight: int = 2) -> ShellDrive:

@@ -25,9 +25,9 @@ from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig, executor_config
 from noria.services.executor.machine import cores
 from noria.services.scheduler.config import scheduler_settings
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 from noria.shared.config import Config, TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.models import resolve, served_names

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.traffic_rules import Prices, Rules, TrafficClass
+from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.shared.config import BATCH_TOKENS, Config
 from noria.shared.traffic import ClassSettings
 

@@ -13,9 +13,8 @@ from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFai
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Accounted, Reclaimed, Spent, Submit, Withdraw
-from noria.services.scheduler.bundle import Bundle
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.admission_reports import Reports
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
     Body,
     Event,
@@ -26,14 +25,15 @@ from noria.services.scheduler.core.events import (
     PolicyChanged,
     TimePassed,
 )
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.core.stories import Stories
-from noria.services.scheduler.event_log import EventLog
-from noria.services.scheduler.live import Live
-from noria.services.scheduler.metrics import BoardMetrics
-from noria.services.scheduler.reports import Reports
-from noria.services.scheduler.spans import StageSpans
+from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.observe.event_log import EventLog
+from noria.services.scheduler.observe.live_view import Live
+from noria.services.scheduler.observe.request_history import Stories
+from noria.services.scheduler.observe.scheduler_metrics import BoardMetrics
+from noria.services.scheduler.observe.stage_spans import StageSpans
+from noria.services.scheduler.token_batches import Bundle
 from noria.shared.actor import Actor
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry

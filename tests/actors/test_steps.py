@@ -24,7 +24,7 @@ from noria.services.executor.engine import Engine, load
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.shared.actor import Actor
 from noria.shared.config import ModelSettings, RuntimeSettings, TelemetrySettings
 from noria.shared.endpoints import mailbox

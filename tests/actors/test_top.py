@@ -10,7 +10,7 @@ from fakes.neighbours import PEERS, running_scheduler
 from noria.cli.app import run
 from noria.proto.execution import StepPlan
 from noria.proto.scheduling import Capacity, Submit
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 
 
 def test_top_prints_once_what_a_scheduler_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

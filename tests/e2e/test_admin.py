@@ -10,7 +10,7 @@ from noria.cli.keys import hash_of
 from noria.client import AsyncClient
 from noria.proto.base import Stream
 from noria.proto.scheduling import Submit
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
 from noria.services.scheduler.simulation.recording import Recording
 
 SLOTS = 6

@@ -15,9 +15,9 @@ from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event
+from noria.services.scheduler.core.interface.events import AdmissionJoined, Body, Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 Party = tuple[str, str]  # class, tenant
 

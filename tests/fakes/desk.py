@@ -6,9 +6,9 @@ from noria.proto.base import End, Sampling, Stream
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit
-from noria.services.scheduler.core.events import Body, Event, Moved, Reply
+from noria.services.scheduler.core.interface.events import Body, Event, Moved, Reply
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 
 def stream(number: int) -> Stream:

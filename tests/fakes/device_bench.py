@@ -28,9 +28,9 @@ from noria.services.executor.groups import cache_groups, layer_groups
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 Asked = tuple[tuple[int, ...], Sampling]
 

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.allocators import SlidingAttentionAllocator
-from noria.services.scheduler.core.events import Event, Reply
-from noria.services.scheduler.core.holding import Holding
-from noria.services.scheduler.core.memory import Memory
-from noria.services.scheduler.core.pages import Page, Prefix
-from noria.services.scheduler.core.request import Request
+from noria.services.scheduler.core.cache.block_allocators import SlidingAttentionAllocator
+from noria.services.scheduler.core.cache.pages import Page, Prefix
+from noria.services.scheduler.core.cache.request_blocks import Holding
+from noria.services.scheduler.core.interface.events import Event, Reply
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.state.cache_memory import Memory
+from noria.services.scheduler.core.state.request import Request
 
 
 class EarlyFree(Scheduler):

@@ -12,9 +12,9 @@ import zmq
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import Hello, Inspect, Snapshot, State
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings, TelemetrySettings

@@ -14,9 +14,9 @@ from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.lane import Lane
 from noria.services.executor.service import ExecutorShell
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 from noria.shared.config import TelemetrySettings
 from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry

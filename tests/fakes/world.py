@@ -11,10 +11,17 @@ from noria.proto.base import End, Ended, Sampling, Stream
 from noria.proto.execution import Failure, Geometry, Group, StepPlan
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, Reply
-from noria.services.scheduler.core.rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.events import (
+    AdmissionJoined,
+    Body,
+    Event,
+    ExecutorLost,
+    PolicyChanged,
+    Reply,
+)
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 Log = list[Event | int]
 TURNS_MAX = 6000

@@ -16,9 +16,9 @@ from noria.services.executor.groups import cache_groups
 from noria.services.executor.model import Model
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 STEPS_MAX = 5000
 

@@ -15,7 +15,7 @@ from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.decoder import Decoder
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
 
 REQUESTS, AT_A_TIME, PAGE, MOST = 2000, 16, 4, 48
 

@@ -2,10 +2,10 @@
 
 from itertools import chain
 
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.fair import Fair
-from noria.services.scheduler.core.policy import Policy
-from noria.services.scheduler.core.request import Request, State
+from noria.services.scheduler.core.policy.fair_policy import Fair
+from noria.services.scheduler.core.policy.policy import Policy
+from noria.services.scheduler.core.state.request import Request, State
+from noria.services.scheduler.core.state.scheduler_state import Board
 
 
 def check(board: Board) -> None:

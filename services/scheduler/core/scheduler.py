@@ -10,10 +10,11 @@ from noria.proto.base import Ended
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed, StepPlan
 from noria.proto.output import Gap, Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Suspected, Withdraw
-from noria.services.scheduler.core.adoption import Adoption
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.core.handlers.cache_adoption import Adoption
+from noria.services.scheduler.core.handlers.capacity_report import Credit
+from noria.services.scheduler.core.handlers.executor_handler import Results
+from noria.services.scheduler.core.handlers.stream_handler import Intake
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
     Event,
     ExecutorLost,
@@ -23,13 +24,12 @@ from noria.services.scheduler.core.events import (
     Reply,
     TimePassed,
 )
-from noria.services.scheduler.core.fair import Fair
-from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.invariants import check
-from noria.services.scheduler.core.planner import Planner
-from noria.services.scheduler.core.policies import policy_named
-from noria.services.scheduler.core.results import Results
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.policy.fair_policy import Fair
+from noria.services.scheduler.core.policy.policies import policy_named
+from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.step.step_planner import Planner
 
 
 class Scheduler:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from noria.services.scheduler.core.events import Event, Moved
-from noria.services.scheduler.core.policies import policy_named
-from noria.services.scheduler.core.rules import Rules
-from noria.services.scheduler.core.stories import Stories
+from noria.services.scheduler.core.interface.events import Event, Moved
+from noria.services.scheduler.core.interface.traffic_rules import Rules
+from noria.services.scheduler.core.policy.policies import policy_named
+from noria.services.scheduler.observe.request_history import Stories
 from noria.services.scheduler.simulation.recording import Recording
 from noria.services.scheduler.simulation.replay import replay, table
 from noria.services.scheduler.simulation.report import Objective

@@ -9,7 +9,7 @@ import msgspec
 from noria.proto.base import End, Sampling, Stream
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Reclaimed, Spent, Submission
-from noria.services.scheduler.core.events import Moved, Reply, Stage
+from noria.services.scheduler.core.interface.events import Moved, Reply, Stage
 
 # Simulated ids are made of stream and position, so that no two prompts share a page by accident.
 _IDS_PER_STREAM = 1 << 22

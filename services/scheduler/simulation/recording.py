@@ -11,8 +11,7 @@ from typing import Final, assert_never
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Held, Inventory, Sampled, StepDone, StepPlan, cache_digest
 from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
-from noria.services.scheduler import records
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
     Body,
     Event,
@@ -22,9 +21,10 @@ from noria.services.scheduler.core.events import (
     PolicyChanged,
     TimePassed,
 )
+from noria.services.scheduler.core.predict.step_time_model import StepTimeModel
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.step_time import StepTimeModel
-from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
+from noria.services.scheduler.observe import log_records
+from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyRecord, Arrival
 from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
 from noria.shared.errors import UserError
 
@@ -43,14 +43,14 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.records = list(records.read(path))
+            self.records = list(log_records.read(path))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read the event log {path}: {error}") from error
         began = self.records[0] if self.records else None
-        geometries = [each.geometry for each in self.records if isinstance(each, records.Joined)]
-        if not isinstance(began, records.Began) or not geometries:
+        geometries = [each.geometry for each in self.records if isinstance(each, log_records.Joined)]
+        if not isinstance(began, log_records.Began) or not geometries:
             raise UserError(f"{path} holds no run: no executor ever joined")
-        self.began: records.Began = began
+        self.began: log_records.Began = began
         self.geometry: Geometry = geometries[-1]
         self._pages: dict[Stream, bytes] = {}
         self.arrivals: dict[Stream, tuple[int, Arrival]] = {}
@@ -69,7 +69,7 @@ class Recording:
         """The step-time model of the recorded steps."""
         model = StepTimeModel()
         for each in self.records:
-            if isinstance(each, records.Completed):
+            if isinstance(each, log_records.Completed):
                 model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us, each.pairs)
         return model.coefficients()
 
@@ -119,10 +119,10 @@ class Recording:
         """Tell a new core everything; yields it with each time, event (None for planning) and the plans made."""
         core = Scheduler(self.began.settings)
         for each in self.records:
-            if isinstance(each, records.Began):
+            if isinstance(each, log_records.Began):
                 continue
             plans: list[StepPlan] = []
-            if isinstance(each, records.Planned):
+            if isinstance(each, log_records.Planned):
                 while (plan := core.plan(each.at_ns)) is not None:
                     plans.append(plan)
                 yield core, each.at_ns, None, plans
@@ -148,20 +148,20 @@ class Recording:
 
     def _scan(self, record: AnyRecord) -> None:
         match record:
-            case records.Submitted():
+            case log_records.Submitted():
                 for arrival in record.arrivals:
                     self.arrivals.setdefault(arrival.stream, (record.at_ns, arrival))
                     if len(arrival.pages) > len(self._pages.get(arrival.stream, b"")):
                         self._pages[arrival.stream] = arrival.pages
-            case records.Completed() | records.Listed():
+            case log_records.Completed() | log_records.Listed():
                 self._stopped.update(record.stops)
                 for stream, page in record.pages:
                     self._pages[stream] = self._pages.get(stream, b"") + page
-            case records.Forgotten():
+            case log_records.Forgotten():
                 for stream, outputs in zip(record.streams, record.outputs, strict=True):
                     if outputs >= 0:
                         self._outputs[stream] = outputs
-            case records.Withdrawn():
+            case log_records.Withdrawn():
                 for stream in record.streams:
                     self._withdrawn[stream] = record.at_ns
             case _:
@@ -169,37 +169,37 @@ class Recording:
 
     def _body(self, record: AnyRecord, core: Scheduler) -> Body:
         match record:
-            case records.Submitted():
+            case log_records.Submitted():
                 return Submit(tuple(map(self.submission, record.arrivals)), record.complete)
-            case records.Completed():
+            case log_records.Completed():
                 return self._done(record, core)
-            case records.Withdrawn():
+            case log_records.Withdrawn():
                 return Withdraw(record.streams, record.end)
-            case records.Forgotten():
+            case log_records.Forgotten():
                 return Ended(record.streams)
-            case records.Looked() | records.Asked() | records.Failed():
+            case log_records.Looked() | log_records.Asked() | log_records.Failed():
                 return record.body
-            case records.Listed():
+            case log_records.Listed():
                 return Inventory(record.epoch, tuple(map(self._held, record.entries)))
-            case records.Joined():
+            case log_records.Joined():
                 return record.geometry
-            case records.Happened():
+            case log_records.Happened():
                 return _FACTS[record.name]
-            case records.Changed():
+            case log_records.Changed():
                 return PolicyChanged(record.policy, record.rules)
-            case records.Began() | records.Planned():
+            case log_records.Began() | log_records.Planned():
                 raise AssertionError("no event")
             case _:
                 assert_never(record)
 
-    def _held(self, kept: records.Kept) -> Held:
+    def _held(self, kept: log_records.Kept) -> Held:
         """What was held, with made-up ids."""
         prompt = self.arrivals[kept.stream][1].prompt_tokens
         ids = [self.token(kept.stream, position) for position in range(prompt + kept.output_tokens)]
         digest = cache_digest(ids[: kept.length])
         return Held(kept.slot, kept.stream, kept.attempt, digest, kept.length, kept.blocks, tuple(ids[prompt:]))
 
-    def _done(self, record: records.Completed, core: Scheduler) -> StepDone:
+    def _done(self, record: log_records.Completed, core: Scheduler) -> StepDone:
         sampled = []
         steps = core.board.lane.steps
         for entry in steps[0].entries if steps and record.epoch == core.board.lane.epoch else ():

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from noria.proto.base import End, Ended, Stream
 from noria.proto.execution import Geometry
 from noria.proto.scheduling import Capacity, Submit, Withdraw
-from noria.services.scheduler.core.events import Body, Event, TimePassed
-from noria.services.scheduler.core.lane import Lane
+from noria.services.scheduler.core.interface.events import Body, Event, TimePassed
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.state.in_flight_steps import Lane
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.simulation.device import SimulatedDevice, Token
 from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
 

@@ -7,8 +7,8 @@ from fakes import world
 from fakes.simulated.chance import Chance
 
 from noria.proto.execution import Geometry
-from noria.services.scheduler.core.rules import Rules
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.traffic_rules import Rules
 
 
 def draw_settings(draw: random.Random, chance: Chance, rules: Rules | None) -> Settings:

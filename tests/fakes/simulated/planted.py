@@ -28,13 +28,13 @@ from noria.services.admission.service import AdmissionService
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
-from noria.services.scheduler import bundle as bundle_module
 from noria.services.scheduler import service as scheduler_module
-from noria.services.scheduler.core.costs import Costs
-from noria.services.scheduler.core.intake import Intake
-from noria.services.scheduler.core.request import Request
+from noria.services.scheduler import token_batches as bundle_module
+from noria.services.scheduler.core.handlers.stream_handler import Intake
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.suspects import Suspects
+from noria.services.scheduler.core.state.request import Request
+from noria.services.scheduler.core.state.suspects import Suspects
+from noria.services.scheduler.stream_costs import Costs
 from noria.shared.mailbox import Mailbox
 
 

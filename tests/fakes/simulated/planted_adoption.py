@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
 from noria.services.executor.slots import Slots
-from noria.services.scheduler.core.adoption import Adoption
-from noria.services.scheduler.core.cache import Cache
-from noria.services.scheduler.core.request import Request
-from noria.services.scheduler.core.swaps import HostPool
+from noria.services.scheduler.core.cache.cache_allocator import Cache
+from noria.services.scheduler.core.cache.host_pool import HostPool
+from noria.services.scheduler.core.handlers.cache_adoption import Adoption
+from noria.services.scheduler.core.state.request import Request
 
 Fault = Callable[[], AbstractContextManager[None]]
 

@@ -25,7 +25,7 @@ from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import Result
 from noria.services.admission.usage import UsageBook
 from noria.services.detokenizer.service import DetokenizerService
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry

@@ -18,7 +18,7 @@ from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
 from noria.services.admission.core.request import Choice, Request
 from noria.services.admission.service import AdmissionService
-from noria.services.scheduler.core.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
+from noria.services.scheduler.core.interface.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.shell import Shell
 

@@ -8,7 +8,7 @@ from fakes.world import draw_rules
 
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
-from noria.services.scheduler.core.rules import Rules
+from noria.services.scheduler.core.interface.traffic_rules import Rules
 
 # What every request of these runs fits into, whatever limits are drawn: three choices of 14 tokens after 21 each.
 _STREAMS_MIN = 3

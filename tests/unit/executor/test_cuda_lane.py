@@ -22,7 +22,7 @@ from noria.services.executor.cuda.loading import load
 from noria.services.executor.cuda.streams import Device, DeviceLostError
 from noria.services.executor.cuda.torch_device import open_device
 from noria.services.executor.shape import Shape
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.instruments import DEVICE_STEPS, DEVICE_UNRECORDED

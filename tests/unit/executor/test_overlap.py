@@ -15,7 +15,7 @@ from noria.proto.execution import Geometry, Group
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import Settings
 from noria.shared.step_times import StepTime, chrome, overlap
 
 SHAPE = Shape(max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=120, vocabulary=50)
