@@ -5,21 +5,21 @@ from collections.abc import Callable
 import msgspec
 
 from noria.proto.scheduling import Accounted, Reclaimed, Reclaims, Spent, Suspected
-from noria.services.scheduler.capacity_updates import Publishing
+from noria.services.scheduler.capacity_updates import CapacityUpdates
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.stream_costs import Costs
+from noria.services.scheduler.stream_costs import StreamCosts
 
 
-class Reports:
+class AdmissionReports:
     """Gathers what a core has to tell. send: a message to admission; False when it was not taken. life: this process's."""
 
     def __init__(self, core: Scheduler, life: int, send: Callable[[msgspec.Struct], bool]) -> None:
-        self.costs = Costs()
+        self.costs = StreamCosts()
         self._core = core
         self._life = life
         self._send = send
         self._reclaimed: list[Reclaimed] = []
-        self._publishing = Publishing()
+        self._publishing = CapacityUpdates()
         self._suspected: Suspected | None = None
 
     def joined(self) -> None:

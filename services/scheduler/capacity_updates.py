@@ -11,7 +11,7 @@ from noria.proto.scheduling import Capacity
 PREDICTIONS_NS: Final = 100_000_000
 
 
-class Publishing:
+class CapacityUpdates:
     """Remembers what was told last, and when. due_ns: when predictions are to be told that have changed since."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ KEPT_MAX: Final = 65_536
 BATCH_MAX: Final = 4_096
 
 
-class Costs:
+class StreamCosts:
     """Numbered from 1. lost: how many were given up because nobody took them."""
 
     def __init__(self) -> None:

@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from noria.proto.base import Stream
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.interface.events import Moved, Stage
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
-class Bundle:
+class TokenBatches:
     """Runs of tokens that have not been told yet. interval_ns: how long they are held back, 0 for not at all.
 
     Never held back is what somebody waits for: a stream's first token, also after it waited or was computed again, its end,
     answers to who asked, and all of streams with stop strings, which go on only as far as their text was looked at.
     """
 
-    def __init__(self, board: Board, interval_ns: int) -> None:
+    def __init__(self, board: SchedulerState, interval_ns: int) -> None:
         self._board = board
         self._interval_ns = interval_ns
         self._runs: list[TokenRun] = []
@@ -47,9 +47,9 @@ class Bundle:
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
             self._awaited = not plain or request is None or request.has_stop
 
-    def moved(self, move: Moved) -> None:
+    def moved(self, move: PhaseChanged) -> None:
         """A stream entered another stage; if that is decoding, its tokens have been waited for."""
-        self._awaited = self._awaited or move.stage is Stage.DECODING
+        self._awaited = self._awaited or move.stage is RequestPhase.DECODING
 
     def due(self, now_ns: int) -> bool:
         """Whether they are to be told now; else the end of the step under way comes soon enough."""
@@ -61,7 +61,7 @@ class Bundle:
     def take(self, now_ns: int) -> tuple[TokenRun, ...]:
         """All of them, consecutive ones of a stream as one; they are told now."""
         runs, self._runs, self._awaited, self._told_ns = self._runs, [], False, now_ns
-        return tuple(map(_one, _chains(runs)))
+        return tuple(map(_joined, _chains(runs)))
 
     def drop(self, streams: Container[Stream]) -> list[TokenRun]:
         """Take back those of some streams, which are to be told otherwise."""
@@ -94,7 +94,7 @@ def _continues(before: TokenRun, run: TokenRun) -> bool:
     return run.start == before.start + len(before.ids) and run.attempt == before.attempt and not before.end and alike
 
 
-def _one(runs: list[TokenRun]) -> TokenRun:
+def _joined(runs: list[TokenRun]) -> TokenRun:
     if len(runs) == 1:
         return runs[0]
     ids = tuple(chain.from_iterable(run.ids for run in runs))

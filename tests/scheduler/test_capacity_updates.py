@@ -4,14 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from noria.proto.scheduling import Capacity, ClassCapacity, StepTime
-from noria.services.scheduler.capacity_updates import PREDICTIONS_NS, Publishing
+from noria.services.scheduler.capacity_updates import PREDICTIONS_NS, CapacityUpdates
 
 FIRST = Capacity(1, (ClassCapacity("", 10, 100),), ready=True)
 
 
-def published() -> Publishing:
+def published() -> CapacityUpdates:
     """The first capacity was told at 0."""
-    publishing = Publishing()
+    publishing = CapacityUpdates()
     assert publishing.wanted(FIRST, 0)
     publishing.told(FIRST, 0)
     return publishing
@@ -52,7 +52,7 @@ def test_changed_predictions_are_told_when_the_last_ones_are_old(changed: Capaci
 
 
 def test_what_was_not_sent_is_wanted_again() -> None:
-    publishing = Publishing()
+    publishing = CapacityUpdates()
     assert publishing.wanted(FIRST, 0)
     assert publishing.wanted(FIRST, 1)
 

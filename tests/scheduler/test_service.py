@@ -14,7 +14,7 @@ from noria.proto.output import Gap, Resend, Tokens
 from noria.proto.scheduling import Capacity, Reclaims, Submission, Submit, Withdraw
 from noria.proto.wire import Codec, every_kind
 from noria.services.scheduler.capacity_updates import PREDICTIONS_NS
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings, TelemetrySettings
@@ -36,7 +36,7 @@ def held_back(settings: RuntimeSettings, steps: int) -> object:
 
 
 def test_streams_run_from_submission_to_their_end_and_nothing_is_left(tmp_path: Path) -> None:
-    with running_scheduler(tmp_path, Settings()) as (settings, peers):
+    with running_scheduler(tmp_path, CoreSettings()) as (settings, peers):
         admission, executor, detokenizer = (peers[each] for each in PEERS)
         for peer in peers.values():
             peer.join()
@@ -67,7 +67,7 @@ def test_streams_run_from_submission_to_their_end_and_nothing_is_left(tmp_path: 
 
 
 def test_one_message_carries_the_news_of_all_streams_in_a_step(tmp_path: Path) -> None:
-    with running_scheduler(tmp_path, Settings(steps_in_flight=1)) as (_, peers):
+    with running_scheduler(tmp_path, CoreSettings(steps_in_flight=1)) as (_, peers):
         admission, executor, detokenizer = (peers[each] for each in PEERS)
         for peer in peers.values():
             peer.join()
@@ -94,7 +94,7 @@ def after_steps(steps: int, asked: Submission, peers: dict[Service, Peer]) -> Fa
 
 def test_tokens_that_nobody_waits_for_come_with_the_end_of_a_stream(tmp_path: Path) -> None:
     asked = submission(1, output=8)
-    with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
+    with running_scheduler(tmp_path, CoreSettings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
         fake = after_steps(7, asked, peers)
         executor, detokenizer = peers[Service.EXECUTOR], peers[Service.DETOKENIZER]
         # The first is told at once, the second if it was planned before anybody knew how long a step takes.
@@ -112,7 +112,7 @@ def test_tokens_that_nobody_waits_for_come_with_the_end_of_a_stream(tmp_path: Pa
 
 def test_a_detokenizer_that_joins_while_tokens_are_held_back_asks_for_them(tmp_path: Path) -> None:
     asked = submission(1, output=50)
-    with running_scheduler(tmp_path, Settings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
+    with running_scheduler(tmp_path, CoreSettings(), tokens_interval_ns=60_000_000_000) as (settings, peers):
         after_steps(4, asked, peers)
         assert held_back(settings, 4) in (2, 3)
         peers[Service.DETOKENIZER].mailbox.close()
@@ -127,7 +127,7 @@ def test_a_detokenizer_that_joins_while_tokens_are_held_back_asks_for_them(tmp_p
 
 
 def test_a_detokenizer_that_joins_late_is_told_where_streams_stand_and_asks_for_what_it_missed(tmp_path: Path) -> None:
-    with running_scheduler(tmp_path, Settings()) as (settings, peers):
+    with running_scheduler(tmp_path, CoreSettings()) as (settings, peers):
         admission, executor, detokenizer = (peers[each] for each in PEERS)
         admission.join()
         executor.join()
@@ -153,7 +153,7 @@ def test_a_detokenizer_that_joins_late_is_told_where_streams_stand_and_asks_for_
 
 
 def test_a_withdrawn_stream_is_reclaimed_and_admission_is_told(tmp_path: Path) -> None:
-    with running_scheduler(tmp_path, Settings()) as (_, peers):
+    with running_scheduler(tmp_path, CoreSettings()) as (_, peers):
         admission, executor, _ = (peers[each] for each in PEERS)
         for peer in peers.values():
             peer.join()
@@ -183,7 +183,7 @@ def test_tokens_that_an_outbox_did_not_take_are_sent_later_without_a_gap(tmp_pat
     )
     telemetry = Telemetry(Service.SCHEDULER, post.incarnation, TelemetrySettings())
     actor = Actor(post, settings)
-    service = SchedulerService(actor, telemetry, Settings(steps_in_flight=1))
+    service = SchedulerService(actor, telemetry, CoreSettings(steps_in_flight=1))
     header = Header("Hello", "", 7, post.incarnation)
     codec = Codec(every_kind())
 

@@ -5,14 +5,14 @@ import pytest
 from noria.proto.base import Stream
 from noria.proto.scheduling import Accounted, Expenses, Spent
 from noria.services.scheduler import stream_costs as module
-from noria.services.scheduler.stream_costs import Costs
+from noria.services.scheduler.stream_costs import StreamCosts
 
 
 def spent(number: int) -> Spent:
     return Spent(Stream(number, 0), 10 * number, 0, 0, "acme", "batch")
 
 
-def tell(costs: Costs) -> list[tuple[int, int]]:
+def tell(costs: StreamCosts) -> list[tuple[int, int]]:
     """Everything that is due, as (number, request)."""
     told = []
     while (expenses := costs.due()) is not None:
@@ -22,7 +22,7 @@ def tell(costs: Costs) -> list[tuple[int, int]]:
 
 
 def test_what_was_told_is_kept_until_it_is_on_record_and_told_again_to_whoever_joins() -> None:
-    costs = Costs()
+    costs = StreamCosts()
     for number in (1, 2, 3):
         costs.add(spent(number))
     assert tell(costs) == [(1, 1), (2, 2), (3, 3)]
@@ -37,7 +37,7 @@ def test_what_was_told_is_kept_until_it_is_on_record_and_told_again_to_whoever_j
 
 
 def test_an_answer_that_comes_late_or_twice_takes_nothing_that_is_not_on_record() -> None:
-    costs = Costs()
+    costs = StreamCosts()
     for number in (1, 2, 3):
         costs.add(spent(number))
     costs.accounted(2)
@@ -47,7 +47,7 @@ def test_an_answer_that_comes_late_or_twice_takes_nothing_that_is_not_on_record(
 
 
 def test_an_answer_to_what_was_never_told_takes_what_there_is_and_numbers_go_on() -> None:
-    costs = Costs()
+    costs = StreamCosts()
     costs.add(spent(1))
     costs.accounted(99)
     costs.add(spent(2))
@@ -56,7 +56,7 @@ def test_an_answer_to_what_was_never_told_takes_what_there_is_and_numbers_go_on(
 
 def test_they_go_in_messages_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_MAX", 2)
-    costs = Costs()
+    costs = StreamCosts()
     for number in range(1, 6):
         costs.add(spent(number))
     lengths = []
@@ -68,7 +68,7 @@ def test_they_go_in_messages_of_bounded_length(monkeypatch: pytest.MonkeyPatch) 
 
 def test_nobody_who_never_answers_makes_it_keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_MAX", 3)
-    costs = Costs()
+    costs = StreamCosts()
     for number in range(1, 6):
         costs.add(spent(number))
         tell(costs)

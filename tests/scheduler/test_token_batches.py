@@ -8,8 +8,8 @@ from noria.proto.base import End, Likelihood
 from noria.proto.execution import StepDone
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Withdraw
-from noria.services.scheduler.core.interface.events import Body, ExecutorLost, Moved
-from noria.services.scheduler.token_batches import Bundle
+from noria.services.scheduler.core.interface.events import EventBody, ExecutorLost, PhaseChanged
+from noria.services.scheduler.token_batches import TokenBatches
 
 _MS = 1_000_000
 
@@ -19,16 +19,16 @@ class Telling:
 
     def __init__(self, interval_ms: int) -> None:
         self.desk = Desk()
-        self.bundle = Bundle(self.desk.core.board, interval_ms * _MS)
+        self.bundle = TokenBatches(self.desk.core.board, interval_ms * _MS)
         self.told: list[tuple[int, tuple[TokenRun, ...]]] = []
 
-    def tell(self, body: Body, ms: int = 1) -> None:
+    def tell(self, body: EventBody, ms: int = 1) -> None:
         """Something happens so many milliseconds later; plans are sent and what is due is told."""
         self.desk.now_ns += (ms - 1) * _MS
         for reply in self.desk.tell(body):
             if isinstance(reply, TokenRun):
                 self.bundle.add(reply, asked=not isinstance(body, StepDone))
-            elif isinstance(reply, Moved):
+            elif isinstance(reply, PhaseChanged):
                 self.bundle.moved(reply)
         while self.desk.plan() is not None:
             pass
@@ -207,7 +207,7 @@ def test_a_stream_that_goes_on_after_it_lost_its_cache_is_told_at_once() -> None
     ],
 )
 def test_only_what_continues_a_run_is_joined_to_it(before: TokenRun, after: TokenRun, runs: int) -> None:
-    bundle = Bundle(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.board, 0)
     bundle.add(before, asked=True)
     bundle.add(after, asked=True)
     told = bundle.take(0)
@@ -219,7 +219,7 @@ def test_only_what_continues_a_run_is_joined_to_it(before: TokenRun, after: Toke
 
 
 def test_likelihoods_of_joined_runs_follow_their_ids() -> None:
-    bundle = Bundle(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.board, 0)
     for position in range(3):
         likelihoods = (Likelihood(-float(position)),)
         bundle.add(TokenRun(stream(1), 0, position, (position,), likelihoods=likelihoods), asked=True)
@@ -229,7 +229,7 @@ def test_likelihoods_of_joined_runs_follow_their_ids() -> None:
 
 
 def test_what_is_to_be_told_otherwise_is_taken_back() -> None:
-    bundle = Bundle(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.board, 0)
     for number in (1, 2, 1):
         bundle.add(TokenRun(stream(number), 0, number, (number,)), asked=True)
     assert [run.stream for run in bundle.drop({stream(1)})] == [stream(1), stream(1)]

@@ -13,7 +13,7 @@ from noria.proto.base import End
 from noria.proto.execution import StepPlan
 from noria.proto.output import Tokens
 from noria.proto.scheduling import Capacity, Submit
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.shared.config import RuntimeSettings
 from noria.shared.inspect import explain
@@ -29,7 +29,7 @@ def asked(settings: RuntimeSettings, admission: Peer, request: str) -> list[str]
 
 
 def test_a_request_that_is_out_of_time_ends_though_nothing_else_happens(tmp_path: Path) -> None:
-    with running_scheduler(tmp_path, Settings()) as (_, peers):
+    with running_scheduler(tmp_path, CoreSettings()) as (_, peers):
         admission, _, detokenizer = (peers[each] for each in PEERS)
         for peer in peers.values():
             peer.join()
@@ -39,7 +39,7 @@ def test_a_request_that_is_out_of_time_ends_though_nothing_else_happens(tmp_path
 
 
 def test_a_live_scheduler_and_its_log_tell_what_a_request_waited_for(tmp_path: Path) -> None:
-    path, options = tmp_path / "events.log", Settings(max_requests_per_batch=1, steps_in_flight=1)
+    path, options = tmp_path / "events.log", CoreSettings(max_requests_per_batch=1, steps_in_flight=1)
     with running_scheduler(tmp_path, options, lambda board: EventLog(path, 1 << 20, options, 4, board.lane)) as (
         settings,
         peers,

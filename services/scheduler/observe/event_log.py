@@ -20,17 +20,17 @@ from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
-    Body,
+    EventBody,
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
     PolicyChanged,
     TimePassed,
 )
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.state.in_flight_steps import Lane
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
 from noria.services.scheduler.observe import log_records
-from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyRecord, Arrival
+from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
 from noria.shared.log import logger
 
 _SECRET_BYTES: Final = 32
@@ -38,10 +38,10 @@ _FLUSH_NS: Final = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Trail:
+class _LoggedStream:
     """A stream's pages so far, and the ids since the last full one."""
 
-    arrival: Arrival
+    arrival: LoggedSubmission
     end_ids: frozenset[int]
     chain: bytes
     tail: list[int] = field(default_factory=list)
@@ -56,14 +56,16 @@ class EventLog:
     page_tokens: the cache's page. lane: the core's, to read step sizes.
     """
 
-    def __init__(self, path: Path, bytes_max: int, settings: Settings, page_tokens: int, lane: Lane) -> None:
+    def __init__(
+        self, path: Path, bytes_max: int, settings: CoreSettings, page_tokens: int, lane: InFlightSteps
+    ) -> None:
         self._path = path
         self._half = bytes_max // 2
         self._settings = settings
         self._page_tokens = page_tokens
         self._lane = lane
         self._secret = os.urandom(_SECRET_BYTES)
-        self._trails: dict[Stream, _Trail] = {}
+        self._trails: dict[Stream, _LoggedStream] = {}
         self._geometry: Geometry | None = None
         # Of an executor, until admission has named the streams. recited: it has.
         self._inventory: Inventory | None = None
@@ -72,7 +74,7 @@ class EventLog:
         self._flush_ns = 0
         self._file: BinaryIO | None = self._open()
         self._write(
-            log_records.Began(time.monotonic_ns(), log_records.VERSION, int(time.time()), settings, page_tokens)
+            log_records.LogBegan(time.monotonic_ns(), log_records.VERSION, int(time.time()), settings, page_tokens)
         )
 
     @property
@@ -80,7 +82,7 @@ class EventLog:
         """How many streams it follows."""
         return len(self._trails)
 
-    def told(self, now_ns: int, body: Body) -> None:
+    def told(self, now_ns: int, body: EventBody) -> None:
         """The core is told of an event."""
         if self._file is not None:
             record = self._record(now_ns, body)
@@ -94,7 +96,7 @@ class EventLog:
     def planned(self, now_ns: int) -> None:
         """Plans were asked for until there was none."""
         if self._file is not None:
-            self._write(log_records.Planned(now_ns))
+            self._write(log_records.LoggedPlanning(now_ns))
             if now_ns >= self._flush_ns and self._file is not None:
                 self._flush_ns = now_ns + _FLUSH_NS
                 self._flush(self._file)
@@ -107,49 +109,49 @@ class EventLog:
             self._file.close()
             self._file = None
 
-    def _record(self, now_ns: int, body: Body) -> AnyRecord | None:
+    def _record(self, now_ns: int, body: EventBody) -> AnyLogRecord | None:
         match body:
             case Submit():
                 self._recited = self._recited or body.complete
-                return log_records.Submitted(now_ns, tuple(map(self._arrival, body.submissions)), body.complete)
+                return log_records.LoggedSubmit(now_ns, tuple(map(self._arrival, body.submissions)), body.complete)
             case StepDone():
                 return self._completed(now_ns, body)
             case Withdraw():
-                return log_records.Withdrawn(now_ns, body.streams, body.end)
+                return log_records.LoggedWithdraw(now_ns, body.streams, body.end)
             case Ended():
                 trails = [self._trails.pop(stream, None) for stream in body.streams]
-                return log_records.Forgotten(
+                return log_records.LoggedEnded(
                     now_ns, body.streams, tuple(each.outputs if each else -1 for each in trails)
                 )
             case Progress():
-                return log_records.Looked(now_ns, body)
+                return log_records.LoggedProgress(now_ns, body)
             case Resend():
-                return log_records.Asked(now_ns, body)
+                return log_records.LoggedResend(now_ns, body)
             case PolicyChanged():
-                return log_records.Changed(now_ns, body.policy, body.rules)
+                return log_records.LoggedPolicyChange(now_ns, body.policy, body.rules)
             case AdmissionJoined() | ExecutorLost() | ExecutorSilent() | ExecutorReturned() | TimePassed():
                 self._recited = self._recited and not isinstance(body, AdmissionJoined)
-                return log_records.Happened(now_ns, type(body).__name__)
+                return log_records.LoggedFact(now_ns, type(body).__name__)
             case _:
                 return self._of_executor(now_ns, body)
 
-    def _of_executor(self, now_ns: int, body: Geometry | StepFailed | Copied | Inventory) -> AnyRecord | None:
+    def _of_executor(self, now_ns: int, body: Geometry | StepFailed | Copied | Inventory) -> AnyLogRecord | None:
         match body:
             case Geometry():
                 self._geometry, self._inventory = body, None
-                return log_records.Joined(now_ns, body)
+                return log_records.LoggedGeometry(now_ns, body)
             case StepFailed():
-                return log_records.Failed(now_ns, body)
+                return log_records.LoggedStepFailed(now_ns, body)
             case Inventory():
                 self._inventory = body
                 return None
             case Copied():
                 return None
 
-    def _arrival(self, submission: Submission) -> Arrival:
+    def _arrival(self, submission: Submission) -> LoggedSubmission:
         sampling = submission.sampling
         salt = blake2b(submission.salt, key=self._secret, digest_size=HASH_BYTES).digest()
-        arrival = Arrival(
+        arrival = LoggedSubmission(
             stream=submission.stream,
             attempt=submission.attempt,
             prompt_tokens=len(submission.prompt_ids),
@@ -167,14 +169,14 @@ class EventLog:
             service=submission.service,
             doubt=submission.doubt,
         )
-        trail = _Trail(arrival, frozenset(submission.end_ids), salt)
+        trail = _LoggedStream(arrival, frozenset(submission.end_ids), salt)
         for token in (*submission.prompt_ids, *submission.output_ids):
             self._follow(trail, token)
         trail.outputs = len(submission.output_ids)
         self._trails.setdefault(submission.stream, trail)
         return _with_pages(arrival, trail)
 
-    def _listed(self, now_ns: int, body: Inventory) -> AnyRecord:
+    def _listed(self, now_ns: int, body: Inventory) -> AnyLogRecord:
         stops: list[tuple[Stream, int]] = []
         pages: list[tuple[Stream, bytes]] = []
         for held in body.entries:
@@ -182,13 +184,13 @@ class EventLog:
             for token in held.output_ids[trail.outputs :] if trail is not None else ():
                 self._sampled(held.stream, token, stops, pages)
         kept = tuple(
-            log_records.Kept(each.stream, each.attempt, each.slot, each.length, each.blocks, len(each.output_ids))
+            log_records.LoggedHeld(each.stream, each.attempt, each.slot, each.length, each.blocks, len(each.output_ids))
             for each in body.entries
             if each.stream in self._trails
         )
-        return log_records.Listed(now_ns, body.epoch, kept, tuple(stops), tuple(pages))
+        return log_records.LoggedInventory(now_ns, body.epoch, kept, tuple(stops), tuple(pages))
 
-    def _completed(self, now_ns: int, body: StepDone) -> AnyRecord:
+    def _completed(self, now_ns: int, body: StepDone) -> AnyLogRecord:
         stops: list[tuple[Stream, int]] = []
         pages: list[tuple[Stream, bytes]] = []
         for sampled in body.sampled:
@@ -199,7 +201,7 @@ class EventLog:
         step = next(iter(self._lane.steps), None)
         if step is not None and (self._lane.epoch, step.number) == (body.epoch, body.number):
             size, pairs = (step.tokens, step.cache_tokens, len(step.entries)), step.pairs
-        return log_records.Completed(
+        return log_records.LoggedStepDone(
             now_ns, body.epoch, body.number, body.compute_us, *size, stops=tuple(stops), pages=tuple(pages), pairs=pairs
         )
 
@@ -218,7 +220,7 @@ class EventLog:
         if page:
             pages.append((stream, page))
 
-    def _follow(self, trail: _Trail, token: int) -> bytes:
+    def _follow(self, trail: _LoggedStream, token: int) -> bytes:
         """Add an id; returns the hash of the page that it completes, else nothing."""
         trail.tail.append(token)
         if len(trail.tail) < self._page_tokens:
@@ -237,7 +239,7 @@ class EventLog:
             self._give_up(error)
             return None
 
-    def _write(self, record: AnyRecord) -> None:
+    def _write(self, record: AnyLogRecord) -> None:
         if self._file is not None:
             try:
                 self._written += log_records.write(self._file, record)
@@ -262,17 +264,17 @@ class EventLog:
         self._written = 0
         unix_s = int(time.time())
         self._write(
-            log_records.Began(now_ns, log_records.VERSION, unix_s, self._settings, self._page_tokens, continued=True)
+            log_records.LogBegan(now_ns, log_records.VERSION, unix_s, self._settings, self._page_tokens, continued=True)
         )
         if self._geometry is not None:
-            self._write(log_records.Joined(now_ns, self._geometry))
+            self._write(log_records.LoggedGeometry(now_ns, self._geometry))
         living = tuple(_with_pages(each.arrival, each) for each in self._trails.values())
-        self._write(log_records.Submitted(now_ns, living))
+        self._write(log_records.LoggedSubmit(now_ns, living))
 
     def _give_up(self, error: OSError) -> None:
         self._file = None
         logger("scheduler").warning("event log ended", path=str(self._path), error=str(error))
 
 
-def _with_pages(arrival: Arrival, trail: _Trail) -> Arrival:
+def _with_pages(arrival: LoggedSubmission, trail: _LoggedStream) -> LoggedSubmission:
     return replace(arrival, pages=bytes(trail.pages), output_tokens=trail.outputs)

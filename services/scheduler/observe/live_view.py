@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 from noria.proto.execution import Slice, StepPlan
-from noria.services.scheduler.core.interface.events import Moved, Stage
-from noria.services.scheduler.core.policy.fair_policy import Fair
-from noria.services.scheduler.core.state.in_flight_steps import Entry
-from noria.services.scheduler.core.state.request import Request, State
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.observe.request_history import Stories
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
+from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.observe.request_history import RequestHistory
 
 _WATCHED_NS: Final = 3_000_000_000
 _SURVEY_NS: Final = 500_000_000
@@ -23,49 +23,49 @@ _STEPS_KEPT: Final = 256
 _MOVES_KEPT: Final = 1024
 _REQUESTS_TOLD: Final = 256
 _STATES: Final = {
-    State.WAITING: "waiting",
-    State.PREFILLING: "prefill",
-    State.DECODING: "decode",
-    State.DRAINING: "decode",
+    RequestState.WAITING: "waiting",
+    RequestState.PREFILLING: "prefill",
+    RequestState.DECODING: "decode",
+    RequestState.DRAINING: "decode",
 }
 _STAGES: Final = {
-    Stage.QUEUED: "waiting",
-    Stage.PREFILLING: "prefill",
-    Stage.DECODING: "decode",
-    Stage.ENDED: "ended",
+    RequestPhase.QUEUED: "waiting",
+    RequestPhase.PREFILLING: "prefill",
+    RequestPhase.DECODING: "decode",
+    RequestPhase.ENDED: "ended",
 }
 
 
-class _Step(NamedTuple):
+class _WatchedStep(NamedTuple):
     """A step that was sent: its place among all that were recorded, when, its slices and whose they are."""
 
     serial: int
     number: int
     at_ns: int
     slices: tuple[Slice, ...]
-    entries: list[Entry]
+    entries: list[InFlightSlice]
 
 
-class _Move(NamedTuple):
+class _WatchedChange(NamedTuple):
     """A stream entered another stage while somebody watched."""
 
     serial: int
-    move: Moved
+    move: PhaseChanged
     traffic_class: str
     tenant: str
     prompt_tokens: int
 
 
-class Live:
+class LiveView:
     """Watches a board. Times that are told are milliseconds on the scheduler's own clock."""
 
-    def __init__(self, board: Board, stories: Stories) -> None:
+    def __init__(self, board: SchedulerState, stories: RequestHistory) -> None:
         self._board = board
         self._stories = stories
         self._watched_until_ns = 0
         self._serial = 0
-        self._steps: deque[_Step] = deque(maxlen=_STEPS_KEPT)
-        self._moves: deque[_Move] = deque(maxlen=_MOVES_KEPT)
+        self._steps: deque[_WatchedStep] = deque(maxlen=_STEPS_KEPT)
+        self._moves: deque[_WatchedChange] = deque(maxlen=_MOVES_KEPT)
         self._served: dict[tuple[str, str], int] = {}
         self._told_serial = 0
         self._surveyed_ns = 0
@@ -76,19 +76,19 @@ class Live:
         if now_ns < self._watched_until_ns:
             self._serial += 1
             entries = self._board.lane.steps[-1].entries
-            self._steps.append(_Step(self._serial, plan.number, now_ns, plan.slices, entries))
+            self._steps.append(_WatchedStep(self._serial, plan.number, now_ns, plan.slices, entries))
         elif self._steps:
             self._steps.clear()
             self._moves.clear()
 
-    def moved(self, move: Moved) -> None:
+    def moved(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
         if move.at_ns >= self._watched_until_ns:
             return
         story = self._stories.about(move.stream)
         self._serial += 1
         whose = (story.traffic_class, story.tenant, story.prompt_tokens) if story is not None else ("", "", 0)
-        self._moves.append(_Move(self._serial, move, *whose))
+        self._moves.append(_WatchedChange(self._serial, move, *whose))
 
     def answer(self, about: str, now_ns: int) -> dict[str, Any]:
         """What happened since serial number `about`; with none, also the requests that there are.
@@ -114,7 +114,7 @@ class Live:
             told["requests"] = list(self._requests())
         return told
 
-    def _count(self, step: _Step) -> None:
+    def _count(self, step: _WatchedStep) -> None:
         """Add up whose tokens a step held, once."""
         if step.serial <= self._told_serial:
             return
@@ -154,15 +154,15 @@ class Live:
         board = self._board
         counts: dict[tuple[str, str], list[int]] = {whose: [0, 0, 0] for whose in self._served}
         for request in board.requests.values():
-            if request.state is State.FINISHED:
+            if request.state is RequestState.FINISHED:
                 continue
             whose = (request.submission.traffic_class, request.submission.tenant)
             mine = counts.setdefault(whose, [0, 0, 0])
-            if request.state is not State.WAITING:
+            if request.state is not RequestState.WAITING:
                 mine[0] += 1
             else:
                 mine[2 if request.started_ns is not None else 1] += 1
-        rules = board.policy.rules if isinstance(board.policy, Fair) else board.settings.rules
+        rules = board.policy.rules if isinstance(board.policy, FairPolicy) else board.settings.rules
         return [
             {
                 "class": name,
@@ -180,7 +180,7 @@ class Live:
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         """The requests that there are, the running ones first, as far as they are told at once."""
-        found = sorted(self._board.requests.values(), key=lambda each: each.state is State.WAITING)
+        found = sorted(self._board.requests.values(), key=lambda each: each.state is RequestState.WAITING)
         for request in found[:_REQUESTS_TOLD]:
             if request.state in _STATES:
                 yield _request(request)
@@ -199,7 +199,7 @@ def _request(request: Request) -> dict[str, Any]:
     }
 
 
-def _cells(step: _Step) -> Iterator[int]:
+def _cells(step: _WatchedStep) -> Iterator[int]:
     for part, entry in zip(step.slices, step.entries, strict=True):
         request = entry.request
         yield from (
@@ -211,7 +211,7 @@ def _cells(step: _Step) -> Iterator[int]:
         )
 
 
-def _shown(kept: _Move) -> dict[str, Any]:
+def _shown(kept: _WatchedChange) -> dict[str, Any]:
     move = kept.move
     return {
         "serial": kept.serial,

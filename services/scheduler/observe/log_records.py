@@ -17,8 +17,8 @@ from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry, StepFailed
 from noria.proto.output import Progress, Resend
 from noria.proto.scheduling import Doubt
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Rules
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 VERSION: Final = 1
 HASH_BYTES: Final = 8
@@ -26,23 +26,23 @@ _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES_MAX: Final = 1 << 28
 
 
-class Record(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
+class LogRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Something at `at_ns` on the scheduler's clock."""
 
     at_ns: int
 
 
-class Began(Record, frozen=True):
+class LogBegan(LogRecord, frozen=True, tag="Began"):
     """The first record of a file. page_tokens: ids behind one hash. continued: it goes on from an older file."""
 
     version: int
     unix_s: int
-    settings: Settings
+    settings: CoreSettings
     page_tokens: int
     continued: bool = False
 
 
-class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class LoggedSubmission(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A submission without its ids. pages: the hashes of the full pages of prompt and output, one after another.
 
     output_tokens: those it already had. end_ids, stop strings: only whether there are any.
@@ -66,14 +66,14 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
     doubt: Doubt | None = None
 
 
-class Submitted(Record, frozen=True):
+class LoggedSubmit(LogRecord, frozen=True, tag="Submitted"):
     """Streams were submitted."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[LoggedSubmission, ...]
     complete: bool = False
 
 
-class Completed(Record, frozen=True):
+class LoggedStepDone(LogRecord, frozen=True, tag="Completed"):
     """A step was done. tokens, cache_tokens, requests, pairs: its size; 0 when it was none of the steps in flight.
 
     stops: the streams whose id ends them, and its output position. pages: those that completed a page of ids, and its hash.
@@ -90,39 +90,39 @@ class Completed(Record, frozen=True):
     pairs: int = 0
 
 
-class Withdrawn(Record, frozen=True):
+class LoggedWithdraw(LogRecord, frozen=True, tag="Withdrawn"):
     """Streams were withdrawn."""
 
     streams: tuple[Stream, ...]
     end: End
 
 
-class Forgotten(Record, frozen=True):
+class LoggedEnded(LogRecord, frozen=True, tag="Forgotten"):
     """Streams ended in the ledger. outputs: how many ids each had made; -1 for one that is unknown."""
 
     streams: tuple[Stream, ...]
     outputs: tuple[int, ...]
 
 
-class Looked(Record, frozen=True):
+class LoggedProgress(LogRecord, frozen=True, tag="Looked"):
     """The detokenizer's progress."""
 
     body: Progress
 
 
-class Asked(Record, frozen=True):
+class LoggedResend(LogRecord, frozen=True, tag="Asked"):
     """The detokenizer asked for ids again."""
 
     body: Resend
 
 
-class Joined(Record, frozen=True):
+class LoggedGeometry(LogRecord, frozen=True, tag="Joined"):
     """An executor is ready."""
 
     geometry: Geometry
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class LoggedHeld(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stream of an inventory, without its ids. slot, blocks: as in `Held`."""
 
     stream: Stream
@@ -133,59 +133,59 @@ class Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
     output_tokens: int
 
 
-class Listed(Record, frozen=True):
-    """The executor told what it holds. stops, pages: as in `Completed`, of the tokens that were not known yet."""
+class LoggedInventory(LogRecord, frozen=True, tag="Listed"):
+    """The executor told what it holds. stops, pages: as in `LoggedStepDone`, of the tokens that were not known yet."""
 
     epoch: int
-    entries: tuple[Kept, ...]
+    entries: tuple[LoggedHeld, ...]
     stops: tuple[tuple[Stream, int], ...] = ()
     pages: tuple[tuple[Stream, bytes], ...] = ()
 
 
-class Failed(Record, frozen=True):
+class LoggedStepFailed(LogRecord, frozen=True, tag="Failed"):
     """A step failed."""
 
     body: StepFailed
 
 
-class Happened(Record, frozen=True):
+class LoggedFact(LogRecord, frozen=True, tag="Happened"):
     """One of the facts without content, by its name: `AdmissionJoined`, `TimePassed`, and those about the executor."""
 
     name: str
 
 
-class Changed(Record, frozen=True):
+class LoggedPolicyChange(LogRecord, frozen=True, tag="Changed"):
     """Policy and rules were read again."""
 
     policy: str
-    rules: Rules
+    rules: FairRules
 
 
-class Planned(Record, frozen=True):
+class LoggedPlanning(LogRecord, frozen=True, tag="Planned"):
     """Plans were asked for until there was none."""
 
 
-AnyRecord = (
-    Began
-    | Submitted
-    | Completed
-    | Withdrawn
-    | Forgotten
-    | Looked
-    | Asked
-    | Joined
-    | Failed
-    | Listed
-    | Happened
-    | Changed
-    | Planned
+AnyLogRecord = (
+    LogBegan
+    | LoggedSubmit
+    | LoggedStepDone
+    | LoggedWithdraw
+    | LoggedEnded
+    | LoggedProgress
+    | LoggedResend
+    | LoggedGeometry
+    | LoggedStepFailed
+    | LoggedInventory
+    | LoggedFact
+    | LoggedPolicyChange
+    | LoggedPlanning
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(AnyRecord)
+_DECODER: Final = msgspec.msgpack.Decoder(AnyLogRecord)
 
 
-def write(file: BinaryIO, record: AnyRecord) -> int:
+def write(file: BinaryIO, record: AnyLogRecord) -> int:
     """Append one record; returns its bytes."""
     body = _ENCODER.encode(record)
     file.write(_LENGTH.pack(len(body)))
@@ -193,7 +193,7 @@ def write(file: BinaryIO, record: AnyRecord) -> int:
     return len(body) + _LENGTH.size
 
 
-def read(path: Path) -> Iterator[AnyRecord]:
+def read(path: Path) -> Iterator[AnyLogRecord]:
     """All whole records of a file; one that was cut off by a crash ends it. Raises ValueError for another file."""
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:

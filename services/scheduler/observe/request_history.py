@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from noria.proto.base import Stream
-from noria.services.scheduler.core.interface.events import Moved, Stage
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
-STORIES_KEPT: Final = 2048
+TIMELINES_KEPT: Final = 2048
 _BACK: Final = {
     "swap": "gave way to others; its cache went to the host",
     "reset": "gave way to others; its cache is computed again",
@@ -22,7 +22,7 @@ _BACK: Final = {
 
 
 @dataclass(slots=True, eq=False)
-class Story:
+class RequestTimeline:
     """One stream's moves, oldest first, with who and what it is."""
 
     stream: Stream
@@ -30,29 +30,29 @@ class Story:
     tenant: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    moves: list[Moved] = field(default_factory=list)
+    moves: list[PhaseChanged] = field(default_factory=list)
 
 
-class Stories:
+class RequestHistory:
     """Stories of the streams of a board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SchedulerState) -> None:
         self._board = board
-        self._stories: dict[Stream, Story] = {}
+        self._stories: dict[Stream, RequestTimeline] = {}
         self._over: dict[Stream, None] = {}
 
-    def moved(self, move: Moved) -> None:
+    def moved(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
         story = self._stories.get(move.stream)
         if story is None:
-            story = self._stories[move.stream] = Story(move.stream)
+            story = self._stories[move.stream] = RequestTimeline(move.stream)
         request = self._board.requests.get(move.stream)
         if request is not None:
             _describe(story, request)
         story.moves.append(move)
-        if move.stage is Stage.ENDED:
+        if move.stage is RequestPhase.ENDED:
             self._over[move.stream] = None
-            if len(self._over) > STORIES_KEPT:
+            if len(self._over) > TIMELINES_KEPT:
                 oldest = next(iter(self._over))
                 del self._over[oldest], self._stories[oldest]
         else:
@@ -89,11 +89,11 @@ class Stories:
             if stream.request == number and story.moves
         ]
 
-    def about(self, stream: Stream) -> Story | None:
+    def about(self, stream: Stream) -> RequestTimeline | None:
         """One stream's story."""
         return self._stories.get(stream)
 
-    def tell(self, story: Story, now_ns: int) -> list[str]:
+    def tell(self, story: RequestTimeline, now_ns: int) -> list[str]:
         """A story in plain words; times count from the receipt of the request."""
         moves = story.moves
         if not moves:
@@ -109,28 +109,30 @@ class Stories:
             lines += self._chapter(story, move, start_ns, until_ns, over=place + 1 < len(moves))
         return lines
 
-    def _chapter(self, story: Story, move: Moved, start_ns: int, until_ns: int, *, over: bool) -> Iterator[str]:
+    def _chapter(
+        self, story: RequestTimeline, move: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
+    ) -> Iterator[str]:
         at = f"{(move.at_ns - start_ns) / 1e6:9.1f} ms  "
         spent_ms = (until_ns - move.at_ns) / 1e6
         so_far = "" if over else " so far"
         match move.stage:
-            case Stage.QUEUED:
+            case RequestPhase.QUEUED:
                 back = f"{_BACK[move.decision]}; " if move.decision in _BACK else ""
                 yield f"{at}{back}waited {spent_ms:.1f} ms{so_far}"
                 waits = self._board.decisions.waits(story.traffic_class, move.at_ns, until_ns)
                 for reason, wait_ns in sorted(waits.items(), key=lambda item: -item[1]):
                     text = reason.text if reason is not None else "the next step, or those before it in the queue"
                     yield f"{'':13}  {wait_ns / 1e6:.1f} ms for {text}"
-            case Stage.PREFILLING:
+            case RequestPhase.PREFILLING:
                 cached = f", {story.cached_tokens} of them from the cache" if story.cached_tokens else ""
                 yield f"{at}its prompt was computed{cached}, for {spent_ms:.1f} ms{so_far}"
-            case Stage.DECODING:
+            case RequestPhase.DECODING:
                 yield f"{at}had its first token and went on for {spent_ms:.1f} ms{so_far}"
-            case Stage.ENDED:
+            case RequestPhase.ENDED:
                 yield f"{at}ended: {move.decision}, after {move.output_tokens} tokens"
 
 
-def _describe(story: Story, request: Request) -> None:
+def _describe(story: RequestTimeline, request: Request) -> None:
     story.traffic_class = request.submission.traffic_class
     story.tenant = request.submission.tenant
     story.prompt_tokens = request.prompt_tokens

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from noria.proto.execution import StepDone
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.shared import instruments
 from noria.shared.metrics import Histogram, Labels, Value
 from noria.shared.spans import (
@@ -17,12 +17,12 @@ from noria.shared.spans import (
 from noria.shared.telemetry import Publication
 
 
-class BoardMetrics(Publication):
+class SchedulerMetrics(Publication):
     """Metrics of a board. tenants_max: how many tenants have figures of their own."""
 
     def __init__(self, core: Scheduler, tenants_max: int) -> None:
         self._core = core
-        self._board: Board = core.board
+        self._board: SchedulerState = core.board
         self._labels = Labels(tenants_max)
         self._times = Histogram(instruments.STEP_TIME)
         self._tokens = Histogram(instruments.STEP_TOKENS)

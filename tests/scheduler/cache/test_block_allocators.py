@@ -7,15 +7,15 @@ from fakes.desk import Desk, generated, submission
 from fakes.executor import geometry, hybrid
 
 from noria.proto.execution import Group
-from noria.services.scheduler.core.cache.block_allocators import UNLIMITED, Blocks, SlidingAttentionAllocator
-from noria.services.scheduler.core.cache.cache_allocator import Cache
-from noria.services.scheduler.core.cache.chunk_pool import CachePool
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.cache.block_allocators import UNLIMITED, BlockAllocator, SlidingAttentionAllocator
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
+from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def test_chunks_in_part_use_are_filled_first_and_free_ones_go_back() -> None:
-    pool = CachePool(6, 2)
-    blocks = Blocks(pool, 3)
+    pool = ChunkPool(6, 2)
+    blocks = BlockAllocator(pool, 3)
     first = blocks.take(2)
     assert (pool.blank, blocks.spare, blocks.chunks(1), blocks.chunks(2)) == (3, 1, 0, 1)
     second = blocks.take(3)
@@ -28,8 +28,8 @@ def test_chunks_in_part_use_are_filled_first_and_free_ones_go_back() -> None:
 
 
 def test_groups_share_the_pool_and_never_a_chunk() -> None:
-    pool = CachePool(12, 2)
-    groups = [Blocks(pool, 1), Blocks(pool, 4), Blocks(pool, 3)]
+    pool = ChunkPool(12, 2)
+    groups = [BlockAllocator(pool, 1), BlockAllocator(pool, 4), BlockAllocator(pool, 3)]
     draw, held = random.Random(7), [[], [], []]  # type: tuple[random.Random, list[list[int]]]
     for _ in range(2000):
         which = draw.randrange(3)
@@ -44,7 +44,7 @@ def test_groups_share_the_pool_and_never_a_chunk() -> None:
 
 
 def test_a_ring_has_no_more_entries_than_window_and_chunk_need() -> None:
-    ring = SlidingAttentionAllocator(CachePool(100, 2), 4, 1, 5)
+    ring = SlidingAttentionAllocator(ChunkPool(100, 2), 4, 1, 5)
     assert [ring.pages(length) for length in (1, 4, 5, 20, 21, 32_000)] == [1, 1, 2, 5, 5, 5]
     assert [ring.room([0] * entries) for entries in (1, 4, 5)] == [4, 16, UNLIMITED]
 
@@ -56,7 +56,7 @@ def test_a_long_sequence_is_right_in_a_short_ring_at_any_chunk_size(
 ) -> None:
     kinds = hybrid(window, page_size, batch, per_chunk)
     shape = geometry(num_blocks=202, page_size=page_size, max_batch_tokens=batch, kinds=kinds)
-    desk = Desk(Settings(), shape)
+    desk = Desk(CoreSettings(), shape)
     asked = [submission(number, prompt=41, output=70) for number in (1, 2, 3)]
     desk.submit(*asked)
     desk.run()
@@ -79,12 +79,14 @@ def test_a_long_sequence_is_right_in_a_short_ring_at_any_chunk_size(
 def test_the_largest_request_is_what_the_pool_can_hold_alone(
     kinds: tuple[Group, ...], chunks: int, largest: int
 ) -> None:
-    assert Cache(geometry(num_blocks=chunks + 2, page_size=4, kinds=kinds)).largest_tokens == largest
+    assert CacheAllocator(geometry(num_blocks=chunks + 2, page_size=4, kinds=kinds)).largest_tokens == largest
 
 
 def test_the_largest_request_of_a_hybrid_does_run() -> None:
     kinds = (Group(0, 3, 5), Group(4, 15, 1, 6))
-    desk = Desk(Settings(max_batch_tokens=16), geometry(num_blocks=12, page_size=4, max_batch_tokens=16, kinds=kinds))
+    desk = Desk(
+        CoreSettings(max_batch_tokens=16), geometry(num_blocks=12, page_size=4, max_batch_tokens=16, kinds=kinds)
+    )
     asked = submission(1, prompt=30, output=50)
     desk.submit(asked)
     desk.run()
@@ -92,7 +94,7 @@ def test_the_largest_request_of_a_hybrid_does_run() -> None:
 
 
 def test_blocks_in_the_emptiest_chunks_are_moved_into_the_fullest() -> None:
-    blocks = Blocks(CachePool(6, 2), 4)
+    blocks = BlockAllocator(ChunkPool(6, 2), 4)
     first, other = blocks.take(3), blocks.take(3)
     for block in (*first[1:], *other[:1]):
         blocks.give_back(block)
@@ -110,9 +112,9 @@ def test_a_request_left_alone_in_parts_of_many_chunks_is_gathered_and_goes_on(st
     # the pool: seven blocks of full attention, and four of its ring in two chunks instead of three.
     kinds = (Group(0, 2, 1), Group(2, 1, 2, 4))
     shape = geometry(num_blocks=11, page_size=2, max_batch_tokens=4, kinds=kinds)
-    desk = Desk(Settings(safety_margin=0.0, max_batch_tokens=4, steps_in_flight=steps), shape)
+    desk = Desk(CoreSettings(safety_margin=0.0, max_batch_tokens=4, steps_in_flight=steps), shape)
     asked = [submission(1, prompt=1, output=13), submission(2, prompt=1, output=5)]
-    assert Cache(shape).largest_tokens == 14
+    assert CacheAllocator(shape).largest_tokens == 14
     desk.submit(*asked)
     desk.run()
     assert [copy.group for plan in desk.plans for copy in plan.copies] == [1]

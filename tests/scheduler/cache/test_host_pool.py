@@ -5,13 +5,13 @@ from fakes.executor import FakeExecutor, geometry, hybrid
 
 from noria.proto.execution import Failure, Geometry, StepPlan
 from noria.proto.scheduling import Withdraw
-from noria.services.scheduler.core.interface.events import ExecutorLost, Stage
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.events import ExecutorLost, RequestPhase
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def desk_of(blocks: int, host: int, *, steps: int = 1, shape: Geometry | None = None) -> Desk:
     """So many usable blocks of one token, and so many on the host."""
-    settings = Settings(safety_margin=0.0, steps_in_flight=steps)
+    settings = CoreSettings(safety_margin=0.0, steps_in_flight=steps)
     return Desk(settings, shape or geometry(num_blocks=blocks + 2, page_size=1, host_slots=host))
 
 
@@ -41,7 +41,7 @@ def test_the_newest_goes_to_the_host_and_comes_back_without_being_computed_again
     desk.run()
     counters = desk.core.board.counters
     assert (counters.swaps_out, counters.swaps_in, counters.resets, counters.recomputed_tokens) == (1, 1, 0, 0)
-    assert [each.decision for each in desk.moves(2) if each.stage is Stage.QUEUED] == ["", "swap"]
+    assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == ["", "swap"]
     out, back = swap_plans(desk)
     # The first page is still cached and is not copied back.
     assert [copy.target for copy in out.swap_out][1:] == [copy.source for copy in back.swap_in]
@@ -55,7 +55,8 @@ def test_the_newest_goes_to_the_host_and_comes_back_without_being_computed_again
 
 def test_all_that_is_swapped_in_a_step_goes_in_one_list() -> None:
     desk = Desk(
-        Settings(safety_margin=0.0, steps_in_flight=1), geometry(num_blocks=22, page_size=4, host_slots=60, max_slots=8)
+        CoreSettings(safety_margin=0.0, steps_in_flight=1),
+        geometry(num_blocks=22, page_size=4, host_slots=60, max_slots=8),
     )
     desk.submit(*(submission(number, prompt=7, output=30) for number in range(1, 9)))
     desk.run()
@@ -91,7 +92,7 @@ def test_a_swap_while_steps_are_in_flight_keeps_the_tokens_they_bring() -> None:
 
 def test_a_prompt_under_way_goes_on_where_it_was() -> None:
     desk = Desk(
-        Settings(safety_margin=0.0, steps_in_flight=1, max_batch_tokens=4),
+        CoreSettings(safety_margin=0.0, steps_in_flight=1, max_batch_tokens=4),
         geometry(num_blocks=9, page_size=4, host_slots=8),
     )
     older, prompt = submission(9, prompt=14, output=10), submission(1, prompt=12, output=2)
@@ -108,7 +109,7 @@ def test_a_prompt_under_way_goes_on_where_it_was() -> None:
 
 def test_those_on_the_host_come_back_before_new_arrivals() -> None:
     desk = Desk(
-        Settings(safety_margin=0.0, max_requests_per_batch=2), geometry(num_blocks=12, page_size=1, host_slots=12)
+        CoreSettings(safety_margin=0.0, max_requests_per_batch=2), geometry(num_blocks=12, page_size=1, host_slots=12)
     )
     desk.submit(submission(1, prompt=4, output=6), submission(2, prompt=4, output=5))
     run_until_swap(desk)
@@ -194,7 +195,7 @@ def test_after_a_failed_step_those_on_the_host_are_computed_again() -> None:
 def test_rings_and_tables_of_a_hybrid_survive_the_host() -> None:
     kinds = hybrid(5, 2, 8, (3, 2))
     for steps in (1, 2):
-        settings = Settings(safety_margin=0.0, max_batch_tokens=8, steps_in_flight=steps)
+        settings = CoreSettings(safety_margin=0.0, max_batch_tokens=8, steps_in_flight=steps)
         desk = Desk(settings, geometry(num_blocks=17, page_size=2, max_batch_tokens=8, kinds=kinds, host_slots=15))
         asked = [submission(number, prompt=11, output=30) for number in range(1, 5)]
         desk.submit(*asked)

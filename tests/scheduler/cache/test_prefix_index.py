@@ -12,7 +12,7 @@ from noria.services.scheduler.core.cache import pages
 from noria.services.scheduler.core.cache.pages import Prefix
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
 from noria.services.scheduler.core.interface.events import ExecutorLost
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 BEGINNING = tuple(range(1, 13))
 
@@ -71,7 +71,7 @@ def test_generated_tokens_are_found_too() -> None:
 
 
 def test_nothing_is_found_before_the_step_that_computes_it_is_done() -> None:
-    desk = Desk(Settings(max_batch_tokens=64))
+    desk = Desk(CoreSettings(max_batch_tokens=64))
     desk.submit(asking(1, output=9))
     desk.planned()
     index = desk.core.board.cache and desk.core.board.cache.index
@@ -82,7 +82,7 @@ def test_nothing_is_found_before_the_step_that_computes_it_is_done() -> None:
 
 
 def test_a_twin_waits_for_the_prompt_that_is_being_computed_and_then_shares_it() -> None:
-    desk = Desk(Settings(max_batch_tokens=7))
+    desk = Desk(CoreSettings(max_batch_tokens=7))
     desk.submit(asking(1), asking(2, (*BEGINNING, 30)), asking(3, (9, 9, 9), 5))
     desk.run()
     assert (cached(desk, 1), cached(desk, 2)) == (0, 12)
@@ -91,7 +91,7 @@ def test_a_twin_waits_for_the_prompt_that_is_being_computed_and_then_shares_it()
 
 
 def test_a_twin_that_waits_holds_neither_slot_nor_blocks() -> None:
-    desk = Desk(Settings(max_batch_tokens=64))
+    desk = Desk(CoreSettings(max_batch_tokens=64))
     desk.submit(asking(1), asking(2))
     desk.planned()
     board = desk.core.board
@@ -100,7 +100,7 @@ def test_a_twin_that_waits_holds_neither_slot_nor_blocks() -> None:
 
 @pytest.mark.parametrize("how", ["withdrawn", "failed step", "lost executor"])
 def test_who_waits_for_a_twin_that_is_gone_computes_for_itself(how: str) -> None:
-    desk = Desk(Settings(max_batch_tokens=64, steps_in_flight=1))
+    desk = Desk(CoreSettings(max_batch_tokens=64, steps_in_flight=1))
     desk.submit(asking(1), asking(2))
     desk.planned()
     assert desk.core.board.waiting.passed_over == 1
@@ -118,7 +118,9 @@ def test_who_waits_for_a_twin_that_is_gone_computes_for_itself(how: str) -> None
 
 
 def test_a_twin_that_is_preempted_is_waited_for_no_longer() -> None:
-    desk = Desk(Settings(safety_margin=0.0, max_batch_tokens=4, steps_in_flight=1), geometry(num_blocks=9, page_size=4))
+    desk = Desk(
+        CoreSettings(safety_margin=0.0, max_batch_tokens=4, steps_in_flight=1), geometry(num_blocks=9, page_size=4)
+    )
     # It takes the block that the twin was promised, when the twin's chunk has got half of what it wants.
     older = submission(9, prompt=14, output=10)
     desk.submit(older)
@@ -150,7 +152,7 @@ def test_all_choices_of_a_request_share_its_prompt() -> None:
 
 def test_two_tenants_never_share_and_neither_sees_the_other() -> None:
     def plans(*others: Submission) -> tuple[list[object], list[int]]:
-        desk = Desk(Settings(max_requests_per_batch=1))
+        desk = Desk(CoreSettings(max_requests_per_batch=1))
         for each in (*others, asking(1, salt=b"one"), asking(2, (*BEGINNING, 30), salt=b"one")):
             desk.submit(each)
             desk.run()
@@ -213,7 +215,7 @@ def test_keys_do_not_depend_on_where_the_prompt_ends() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_sharing_can_be_turned_off(shared: bool) -> None:
-    desk = Desk(Settings(allow_block_sharing=shared))
+    desk = Desk(CoreSettings(allow_block_sharing=shared))
     for number in (1, 2):
         desk.submit(asking(number))
         desk.run()
@@ -229,7 +231,7 @@ def test_where_a_layer_slides_nothing_is_shared() -> None:
 
 
 def test_freed_pages_are_kept_until_blank_blocks_run_out_and_then_go_one_by_one() -> None:
-    desk = Desk(Settings(safety_margin=0.0), geometry(num_blocks=12, page_size=4))
+    desk = Desk(CoreSettings(safety_margin=0.0), geometry(num_blocks=12, page_size=4))
     desk.submit(asking(1, output=1))
     desk.run()
     evicted = []
@@ -279,7 +281,7 @@ def test_pages_in_use_are_not_given_up() -> None:
 
 
 def test_pages_survive_a_failed_step_and_go_with_the_executor() -> None:
-    desk = Desk(Settings(steps_in_flight=1))
+    desk = Desk(CoreSettings(steps_in_flight=1))
     desk.submit(asking(1))
     desk.run()
     desk.submit(asking(2, (*BEGINNING, 30), 4))
@@ -296,7 +298,7 @@ def test_pages_survive_a_failed_step_and_go_with_the_executor() -> None:
 
 
 def test_each_prompt_token_counts_once_and_what_a_preemption_finds_again_apart() -> None:
-    desk = Desk(Settings(safety_margin=0.0, steps_in_flight=1), geometry(num_blocks=12, page_size=1, max_slots=2))
+    desk = Desk(CoreSettings(safety_margin=0.0, steps_in_flight=1), geometry(num_blocks=12, page_size=1, max_slots=2))
     first, second = submission(1, prompt=4, output=6), submission(2, prompt=4, output=5)
     desk.submit(first, second)
     desk.run()

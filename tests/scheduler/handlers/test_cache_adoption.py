@@ -10,7 +10,7 @@ from noria.proto.execution import Inventory
 from noria.proto.output import Gap, Resend
 from noria.proto.scheduling import Doubt, Submission, Submit
 from noria.services.scheduler.core.interface.events import TimePassed
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 ASKED = tuple(submission(number, prompt=9, output=6) for number in (1, 2, 3))
 
@@ -24,7 +24,7 @@ def orphaned(asked: tuple[Submission, ...] = ASKED) -> tuple[Desk, Inventory]:
     return desk, desk.executor.inventory()
 
 
-def succeeded(old: Desk, inventory: Inventory, settings: Settings | None = None) -> Desk:
+def succeeded(old: Desk, inventory: Inventory, settings: CoreSettings | None = None) -> Desk:
     """A new scheduler that was told of the executor and what it holds, but not of the streams yet."""
     desk = Desk(settings, join=False)
     desk.executor = old.executor
@@ -102,7 +102,7 @@ def test_who_ends_before_the_epoch_is_opened_leaves_a_slot_that_the_executor_nev
 
 
 def test_who_finds_no_slot_any_more_is_computed_again() -> None:
-    desk = succeeded(*orphaned(), Settings(max_requests_per_batch=2))
+    desk = succeeded(*orphaned(), CoreSettings(max_requests_per_batch=2))
     desk.tell(Submit(ASKED, complete=True))
     assert desk.core.board.counters.adopted == 2
     desk.run()

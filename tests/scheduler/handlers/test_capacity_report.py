@@ -5,11 +5,11 @@ from fakes.executor import geometry
 
 from noria.services.scheduler.core.handlers.capacity_report import ALL
 from noria.services.scheduler.core.interface.events import AdmissionJoined
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def test_credit_is_what_the_queue_still_takes_in_requests_and_tokens() -> None:
-    desk = Desk(Settings(queue_requests_max=10, queue_tokens_max=100), join=False)
+    desk = Desk(CoreSettings(queue_requests_max=10, queue_tokens_max=100), join=False)
     desk.submit(submission(1, prompt=30), submission(2, prompt=20))
     offered = desk.core.capacity().classes[0]
     assert (offered.traffic_class, offered.requests, offered.tokens) == (ALL, 8, 50)
@@ -20,7 +20,7 @@ def test_credit_is_what_the_queue_still_takes_in_requests_and_tokens() -> None:
 
 
 def test_credit_is_never_below_zero() -> None:
-    desk = Desk(Settings(queue_requests_max=1, queue_tokens_max=5), join=False)
+    desk = Desk(CoreSettings(queue_requests_max=1, queue_tokens_max=5), join=False)
     desk.submit(submission(1), submission(2))
     offered = desk.core.capacity().classes[0]
     assert (offered.requests, offered.tokens) == (0, 0)
@@ -44,7 +44,7 @@ def test_the_largest_request_is_bounded_by_cache_and_context() -> None:
 
 
 def test_the_predicted_start_grows_with_the_queue_and_is_zero_without_one() -> None:
-    desk = Desk(Settings(max_requests_per_batch=1))
+    desk = Desk(CoreSettings(max_requests_per_batch=1))
     assert desk.core.capacity().classes[0].start_ms == 0
     desk.submit(*(submission(number, output=5) for number in range(8)))
     predictions = []

@@ -8,8 +8,8 @@ from fakes.desk import Desk, ending_after, generated, stream, submission
 from noria.proto.base import End, Ended
 from noria.proto.output import Gap, Resend, TokenRun
 from noria.proto.scheduling import Submit, Withdraw
-from noria.services.scheduler.core.interface.events import AdmissionJoined, Stage
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.events import AdmissionJoined, RequestPhase
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def test_an_end_id_ends_a_stream_and_its_slice_in_flight_is_discarded() -> None:
@@ -110,7 +110,7 @@ def test_a_withdrawn_waiting_stream_leaves_at_once() -> None:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_withdrawn_running_stream_gives_back_its_blocks_after_its_steps_in_flight(steps_in_flight: int) -> None:
-    desk = Desk(Settings(steps_in_flight=steps_in_flight))
+    desk = Desk(CoreSettings(steps_in_flight=steps_in_flight))
     desk.submit(submission(1, prompt=9, output=20))
     for _ in range(steps_in_flight):
         desk.planned()
@@ -137,7 +137,7 @@ def test_a_running_stream_that_ended_in_the_ledger_is_forgotten_even_if_running(
 
 
 def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_named_all_others() -> None:
-    desk = Desk(Settings(max_requests_per_batch=3))
+    desk = Desk(CoreSettings(max_requests_per_batch=3))
     asked = [submission(1, output=2), *(submission(number, output=9) for number in (2, 3, 4, 5))]
     desk.submit(*asked)
     for _ in range(3):
@@ -197,10 +197,10 @@ def test_whoever_joins_is_told_where_each_stream_stands_that_has_begun() -> None
 
 
 def test_a_stream_moves_through_its_stages_once() -> None:
-    desk = Desk(Settings(max_batch_tokens=2))
+    desk = Desk(CoreSettings(max_batch_tokens=2))
     desk.submit(submission(1, prompt=5, output=3))
     desk.run()
     stages = [each.stage for each in desk.moves(1)]
-    assert stages == [Stage.QUEUED, Stage.PREFILLING, Stage.DECODING, Stage.ENDED]
+    assert stages == [RequestPhase.QUEUED, RequestPhase.PREFILLING, RequestPhase.DECODING, RequestPhase.ENDED]
     assert desk.moves(1)[-1].decision == "length"
     assert desk.moves(1)[-1].output_tokens == 3

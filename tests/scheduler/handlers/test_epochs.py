@@ -7,11 +7,11 @@ from fakes.executor import FakeExecutor, geometry
 from noria.proto.base import End
 from noria.proto.execution import Copied, Failure, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.interface.events import Body, Event, ExecutorLost, IllegalEventError
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.events import EventBody, ExecutorLost, IllegalEventError, SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
-def running(settings: Settings | None = None, *, requests: int = 3) -> Desk:
+def running(settings: CoreSettings | None = None, *, requests: int = 3) -> Desk:
     """A desk with two steps in flight and one done."""
     desk = Desk(settings)
     desk.submit(*(submission(number, prompt=5, output=6) for number in range(1, requests + 1)))
@@ -41,7 +41,7 @@ def test_a_new_executor_gets_everything_that_was_active_again_and_no_token_chang
 
 
 def test_active_requests_go_before_waiting_ones_after_an_epoch() -> None:
-    desk = Desk(Settings(max_requests_per_batch=1))
+    desk = Desk(CoreSettings(max_requests_per_batch=1))
     desk.submit(submission(1), submission(2))
     desk.planned()
     desk.tell(desk.executor.fail(Failure.ERROR))
@@ -82,7 +82,7 @@ def test_what_no_longer_fits_a_new_executor_ends_with_an_error() -> None:
 
 
 def test_after_running_out_of_memory_the_step_is_retried_smaller_and_recovers_later() -> None:
-    desk = Desk(Settings(max_batch_tokens=16))
+    desk = Desk(CoreSettings(max_batch_tokens=16))
     desk.submit(submission(1, prompt=40, output=150))
     desk.planned()
     desk.tell(desk.executor.fail(Failure.MEMORY))
@@ -96,7 +96,7 @@ def test_after_running_out_of_memory_the_step_is_retried_smaller_and_recovers_la
 
 
 def test_who_runs_out_of_memory_alone_with_one_token_ends_with_an_error() -> None:
-    desk = Desk(Settings(max_batch_tokens=2))
+    desk = Desk(CoreSettings(max_batch_tokens=2))
     desk.submit(submission(1, prompt=9))
     for _ in range(2):
         desk.planned()
@@ -114,7 +114,7 @@ def test_after_a_failure_that_leaves_nothing_to_do_the_executor_learns_that_its_
     assert desk.executor.slots == 0
 
 
-def altered(desk: Desk, kind: str) -> Body:
+def altered(desk: Desk, kind: str) -> EventBody:
     """A result that nobody who keeps to the protocol would send."""
     right = desk.result()
     first, *rest = right.sampled
@@ -159,10 +159,10 @@ def altered(desk: Desk, kind: str) -> Body:
 def test_an_illegal_event_raises_and_changes_nothing(kind: str) -> None:
     desk, twin = running(), running()
     with pytest.raises(IllegalEventError):
-        desk.core.apply(Event(desk.now_ns, altered(desk, kind)))
+        desk.core.apply(SchedulerEvent(desk.now_ns, altered(desk, kind)))
     desk.core.check()
     right = twin.result()
-    assert desk.core.apply(Event(desk.now_ns, right)) == twin.core.apply(Event(twin.now_ns, right))
+    assert desk.core.apply(SchedulerEvent(desk.now_ns, right)) == twin.core.apply(SchedulerEvent(twin.now_ns, right))
     assert desk.core.plan(desk.now_ns) == twin.core.plan(twin.now_ns)
 
 

@@ -8,15 +8,15 @@ from fakes.world import World
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.execution import Geometry, Group, StepPlan
 from noria.proto.scheduling import StepTime, Submission, Submit
-from noria.services.scheduler.core.interface.events import Event
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.observe import log_records
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.simulation.__main__ import story
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import job
-from noria.services.scheduler.simulation.recording import Recording
+from noria.services.scheduler.simulation.jobs import simulated_request
+from noria.services.scheduler.simulation.recording import RecordedRun
 from noria.services.scheduler.simulation.replay import replay, table
 from noria.services.scheduler.simulation.runner import Simulation
 
@@ -35,7 +35,7 @@ def record(world: World, path: Path, bytes_max: int = 1 << 24) -> None:
     core = type(world.core)(world.settings)
     log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.board.lane)
     for entry in world.log:
-        if isinstance(entry, Event):
+        if isinstance(entry, SchedulerEvent):
             log.told(entry.now_ns, entry.body)
             core.apply(entry)
         else:
@@ -51,24 +51,24 @@ def test_a_recorded_run_makes_the_same_plans_again(seed: int, deaths: float, tmp
     world = World(seed, deaths=deaths)
     world.run()
     record(world, tmp_path / "log")
-    recording = Recording(tmp_path / "log")
+    recording = RecordedRun(tmp_path / "log")
     plans = []
     for core, now_ns, body, planned in recording.again():
         plans += planned
         if body is not None:
-            core.apply(Event(now_ns, body))
+            core.apply(SchedulerEvent(now_ns, body))
     assert list(map(shape, plans)) == list(map(shape, world.plans))
 
 
-RULES = Rules(classes=(TrafficClass("interactive", rank=2, weight=4.0), TrafficClass("batch", rank=0)))
-SETTINGS = Settings(policy="fifo", rules=RULES, max_batch_tokens=256, max_requests_per_batch=8)
+RULES = FairRules(classes=(TrafficClass("interactive", rank=2, weight=4.0), TrafficClass("batch", rank=0)))
+SETTINGS = CoreSettings(policy="fifo", rules=RULES, max_batch_tokens=256, max_requests_per_batch=8)
 SHAPE = Geometry("", (Group(0, 1),), 4000, 2, 16, 8, 256, 1 << 16, 50_000, "", "")
 
 
 def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
     """A run of two classes on a simulated device, recorded."""
     jobs = [
-        job(
+        simulated_request(
             number,
             number * 12_000_000,
             40 + number % 7 * 100,
@@ -91,7 +91,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
 
 def test_what_is_measured_in_a_log_is_what_happened(tmp_path: Path) -> None:
     simulation = simulate(tmp_path / "log")
-    _, outcomes = Recording(tmp_path / "log").measured()
+    _, outcomes = RecordedRun(tmp_path / "log").measured()
     assert [(each.first_ns, each.last_ns, each.tokens, each.end) for each in outcomes] == [
         (each.first_ns, each.last_ns, each.tokens, each.end) for each in simulation.outcomes
     ]
@@ -99,7 +99,7 @@ def test_what_is_measured_in_a_log_is_what_happened(tmp_path: Path) -> None:
 
 def test_a_log_goes_through_other_policies_and_its_own_comes_out_as_recorded(tmp_path: Path) -> None:
     simulate(tmp_path / "log")
-    recorded, own, fair = replay(Recording(tmp_path / "log"), ("fair",), {})
+    recorded, own, fair = replay(RecordedRun(tmp_path / "log"), ("fair",), {})
     assert (recorded.how, recorded.policy, own.policy, fair.policy) == ("recorded", "fifo", "fifo", "fair")
     for measured, simulated in zip(recorded.rows, own.rows, strict=True):
         assert simulated.requests == measured.requests == simulated.served
@@ -113,21 +113,21 @@ def test_a_log_goes_through_other_policies_and_its_own_comes_out_as_recorded(tmp
 
 def test_why_tells_what_a_request_waited_for(tmp_path: Path) -> None:
     simulate(tmp_path / "log")
-    lines = "\n".join(story(Recording(tmp_path / "log"), 40))
+    lines = "\n".join(story(RecordedRun(tmp_path / "log"), 40))
     assert "request 40" in lines and "class interactive" in lines
     assert "ms for a slot" in lines
     assert "its prompt was computed" in lines and "first token" in lines and "ended: " in lines
-    assert story(Recording(tmp_path / "log"), 4711) == []
+    assert story(RecordedRun(tmp_path / "log"), 4711) == []
 
 
 def test_a_log_holds_no_ids_and_is_for_its_owner_alone(tmp_path: Path) -> None:
     simulate(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
-    submitted = [each for each in log_records.read(tmp_path / "log") if isinstance(each, log_records.Submitted)]
+    submitted = [each for each in log_records.read(tmp_path / "log") if isinstance(each, log_records.LoggedSubmit)]
     assert len(submitted) == 60
     assert all(len(each.pages) == each.prompt_tokens // 16 * 8 for one in submitted for each in one.arrivals)
     simulate(tmp_path / "another")
-    others = [each for each in log_records.read(tmp_path / "another") if isinstance(each, log_records.Submitted)]
+    others = [each for each in log_records.read(tmp_path / "another") if isinstance(each, log_records.LoggedSubmit)]
     pages = {one.arrivals[0].pages[:8] for one in submitted}
     assert pages.isdisjoint(one.arrivals[0].pages[:8] for one in others), "each log has a secret of its own"
 
@@ -143,7 +143,7 @@ def test_equal_prefixes_of_one_tenant_are_equal_in_the_log_and_those_of_two_are_
     log.told(1, SHAPE)
     log.told(2, Submit((submission(1, b"a"), submission(2, b"a"), submission(3, b"b"))))
     log.close()
-    recording = Recording(tmp_path / "log")
+    recording = RecordedRun(tmp_path / "log")
     first, second, third = (recording.submission(each).prompt_ids for _, each in recording.arrivals.values())
     assert first[:32] == second[:32] and first[32:] != second[32:]
     assert not set(first) & set(third)
@@ -153,7 +153,7 @@ def test_a_log_is_bounded_and_a_full_one_begins_anew_with_who_lives(tmp_path: Pa
     simulate(tmp_path / "log", bytes_max=1 << 14)
     sizes = [(tmp_path / name).stat().st_size for name in ("log", "log.1")]
     assert sum(sizes) < 1.5 * (1 << 14)
-    recording = Recording(tmp_path / "log")
+    recording = RecordedRun(tmp_path / "log")
     assert not recording.whole
     assert recording.jobs(), "who lives is named again"
     runs = replay(recording, (), {})

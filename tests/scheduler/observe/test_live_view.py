@@ -7,10 +7,10 @@ from fakes.desk import Desk, submission
 from msgspec.structs import replace
 
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.interface.events import Moved
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.observe.live_view import Live
-from noria.services.scheduler.observe.request_history import Stories
+from noria.services.scheduler.core.interface.events import PhaseChanged
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.observe.live_view import LiveView
+from noria.services.scheduler.observe.request_history import RequestHistory
 
 SECOND_NS = 1_000_000_000
 
@@ -19,9 +19,9 @@ class Watched:
     """A desk with its stories and a watch, moved as the service moves them."""
 
     def __init__(self, **settings: Any) -> None:
-        self.desk = Desk(Settings(**settings))
-        self.stories = Stories(self.desk.core.board)
-        self.live = Live(self.desk.core.board, self.stories)
+        self.desk = Desk(CoreSettings(**settings))
+        self.stories = RequestHistory(self.desk.core.board)
+        self.live = LiveView(self.desk.core.board, self.stories)
         self._heard = 0
 
     def submit(self, *submissions: Submission) -> None:
@@ -30,7 +30,7 @@ class Watched:
 
     def hear(self) -> None:
         for reply in self.desk.replies[self._heard :]:
-            if isinstance(reply, Moved):
+            if isinstance(reply, PhaseChanged):
                 self.stories.moved(reply)
                 self.live.moved(reply)
         self._heard = len(self.desk.replies)

@@ -6,10 +6,10 @@ from fakes.executor import geometry
 from msgspec.structs import replace
 
 from noria.proto.scheduling import Submit
-from noria.services.scheduler.core.interface.events import Event
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.observe.scheduler_metrics import BoardMetrics
+from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
 from noria.shared.instruments import METRICS, SCHEDULER_METRICS, label
 
 
@@ -17,20 +17,20 @@ def standing(core: Scheduler, tenants_max: int = 50) -> dict[str, float]:
     """Values by name and labels, as `noria.requests waiting`."""
     return {
         " ".join([each.metric.name, *(str(given) for _, given in each.attributes)]): each.number
-        for each in BoardMetrics(core, tenants_max).values()
+        for each in SchedulerMetrics(core, tenants_max).values()
     }
 
 
 def test_without_an_executor_no_blocks_are_reported() -> None:
-    told = standing(Scheduler(Settings()))
+    told = standing(Scheduler(CoreSettings()))
     assert not [name for name in told if name.startswith("noria.cache.blocks")]
     assert told["noria.requests waiting"] == 0
 
 
 def test_every_value_is_of_a_metric_of_the_scheduler_with_its_attributes() -> None:
-    core = Scheduler(Settings(policy="fair"))
-    core.apply(Event(0, Submit((submission(1),))))
-    for value in BoardMetrics(core, 50).values():
+    core = Scheduler(CoreSettings(policy="fair"))
+    core.apply(SchedulerEvent(0, Submit((submission(1),))))
+    for value in SchedulerMetrics(core, 50).values():
         assert value.metric in SCHEDULER_METRICS
         assert METRICS[value.metric.name] is value.metric
         assert tuple(name for name, _ in value.attributes) == value.metric.attributes
@@ -40,9 +40,9 @@ def test_every_value_is_of_a_metric_of_the_scheduler_with_its_attributes() -> No
 
 
 def test_shares_are_told_by_class_and_tenant_and_the_oldest_in_the_queue_by_its_age() -> None:
-    core = Scheduler(Settings(policy="fair"))
-    core.apply(Event(0, Submit(tuple(replace(submission(each), tenant="someone") for each in (1, 2)))))
-    core.apply(Event(3_000_000_000, Submit((replace(submission(3), tenant="another"),))))
+    core = Scheduler(CoreSettings(policy="fair"))
+    core.apply(SchedulerEvent(0, Submit(tuple(replace(submission(each), tenant="someone") for each in (1, 2)))))
+    core.apply(SchedulerEvent(3_000_000_000, Submit((replace(submission(3), tenant="another"),))))
     told = standing(core)
     assert told["noria.share.waiting standard someone"] == 2
     assert told["noria.share.service standard someone"] == 0
@@ -54,7 +54,7 @@ def test_shares_are_told_by_class_and_tenant_and_the_oldest_in_the_queue_by_its_
 @pytest.mark.parametrize("host", [0, 20])
 def test_what_a_tiny_cache_evicts_swaps_and_gives_up_is_told_as_it_is_counted(host: int) -> None:
     shape = geometry(num_blocks=12, page_size=1, max_slots=2, host_slots=host)
-    desk = Desk(Settings(safety_margin=0.0, steps_in_flight=1), shape)
+    desk = Desk(CoreSettings(safety_margin=0.0, steps_in_flight=1), shape)
     first = submission(1, prompt=4, output=6)
     desk.submit(first, submission(2, prompt=4, output=5))
     desk.run()

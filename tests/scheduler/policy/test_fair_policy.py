@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from noria.proto.execution import Failure, Geometry, StepPlan
 from noria.proto.scheduling import Submission, Withdraw
 from noria.services.scheduler.core.interface.events import ExecutorLost, PolicyChanged
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Prices, Rules, TrafficClass
-from noria.services.scheduler.core.state.step_decisions import Reason
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, ServicePrices, TrafficClass
+from noria.services.scheduler.core.state.step_decisions import WaitReason
 
 CLASSES = (
     TrafficClass("interactive", rank=2, weight=4.0, reserved_slots=1, preemptible=False),
@@ -30,12 +30,12 @@ def desk_of(
     tokens: int = 64,
     steps: int = 1,
     progress: int = 4,
-    prices: Prices | None = None,
+    prices: ServicePrices | None = None,
     margin: float | None = None,
 ) -> Desk:
     """A core with classes."""
-    rules = Rules(classes=classes, prices=prices or Prices(1.0, 0.25, 2.0), progress_tokens=progress)
-    settings = Settings(
+    rules = FairRules(classes=classes, prices=prices or ServicePrices(1.0, 0.25, 2.0), progress_tokens=progress)
+    settings = CoreSettings(
         policy="fair",
         rules=rules,
         max_requests_per_batch=slots,
@@ -481,11 +481,11 @@ def test_a_request_ends_while_its_twin_of_a_class_with_hardly_any_share_stands_s
 
 
 def test_who_waits_for_a_twin_that_a_new_policy_puts_into_a_lower_class_waits_no_longer() -> None:
-    desk = Desk(Settings(policy="fifo", max_batch_tokens=64, steps_in_flight=1))
+    desk = Desk(CoreSettings(policy="fifo", max_batch_tokens=64, steps_in_flight=1))
     desk.submit(of("batch", prefixed(1)), of("standard", prefixed(2)))
     desk.planned()
     assert desk.core.board.waiting.passed_over == 1
-    desk.tell(PolicyChanged("fair", Rules(classes=CLASSES)))
+    desk.tell(PolicyChanged("fair", FairRules(classes=CLASSES)))
     assert desk.core.board.waiting.passed_over == 0
     desk.done()
     desk.run()
@@ -504,10 +504,10 @@ def test_new_rules_lose_nobody_and_count_from_then_on() -> None:
     ]
     desk.submit(*asked)
     for policy, rules in (
-        ("fair", Rules(classes=CLASSES[:2])),
-        ("fifo", Rules()),
-        ("prefill_first", Rules()),
-        ("fair", Rules(classes=CLASSES, tenants={"t": 3.0})),
+        ("fair", FairRules(classes=CLASSES[:2])),
+        ("fifo", FairRules()),
+        ("prefill_first", FairRules()),
+        ("fair", FairRules(classes=CLASSES, tenants={"t": 3.0})),
     ):
         steps(desk, 3)
         desk.tell(PolicyChanged(policy, rules))
@@ -521,7 +521,7 @@ def test_a_changed_weight_moves_no_counter() -> None:
     desk.submit(*(of("standard", submission(number), "a" if number % 2 else "b") for number in range(1, 9)))
     steps(desk, 6)
     before = desk.core.board.policy.standings()
-    desk.tell(PolicyChanged("fair", Rules(classes=(TrafficClass("standard", weight=9.0),), tenants={"a": 5.0})))
+    desk.tell(PolicyChanged("fair", FairRules(classes=(TrafficClass("standard", weight=9.0),), tenants={"a": 5.0})))
     assert desk.core.board.policy.standings() == before
 
 
@@ -532,4 +532,4 @@ def test_each_class_that_waits_is_told_why() -> None:
     desk = desk_of(slots=2)
     desk.submit(*(of("batch", submission(number, output=9)) for number in range(1, 9)))
     desk.planned()
-    assert desk.core.board.decisions.reason("batch") is Reason.SLOTS
+    assert desk.core.board.decisions.reason("batch") is WaitReason.SLOTS

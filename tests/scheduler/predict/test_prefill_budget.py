@@ -3,7 +3,7 @@
 import pytest
 
 from noria.proto.scheduling import StepTime
-from noria.services.scheduler.core.predict.prefill_budget import PREFILL_TOKENS_MIN, Pacing, pacing, step_tokens
+from noria.services.scheduler.core.predict.prefill_budget import PREFILL_TOKENS_MIN, PrefillBudget, pacing, step_tokens
 from noria.services.scheduler.core.predict.step_time_model import predict_us
 
 FIT = StepTime(base_us=2000, query_token_us=100, cache_token_us=0.1, request_us=10, pair_us=0.02)
@@ -45,10 +45,10 @@ def test_the_end_of_a_long_prompt_is_computed_in_smaller_chunks_than_its_beginni
 
 
 def test_two_chunks_of_a_step_share_its_time() -> None:
-    within = Pacing(FIT, 10_000.0)
+    within = PrefillBudget(FIT, 10_000.0)
     within.spend(0, 60, new=True)
     left = within.tokens(60, new=False)
-    assert 60 + left == pytest.approx(Pacing(FIT, 10_000.0).tokens(0, new=True), abs=1)
+    assert 60 + left == pytest.approx(PrefillBudget(FIT, 10_000.0).tokens(0, new=True), abs=1)
 
 
 def test_more_decodes_with_more_cache_leave_less_for_prefill() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from noria.services.scheduler.core.predict.start_rate import Pace
+from noria.services.scheduler.core.predict.start_rate import StartRate
 
 MS = 1_000_000
 
 
 def test_where_slots_lack_a_wait_is_a_matter_of_requests_where_tokens_lack_of_tokens() -> None:
-    slots, tokens = Pace(), Pace()
+    slots, tokens = StartRate(), StartRate()
     for _ in range(300):
         for pace, by_slots in ((slots, True), (tokens, False)):
             pace.wait(10 * MS, by_slots=by_slots)
@@ -18,7 +18,7 @@ def test_where_slots_lack_a_wait_is_a_matter_of_requests_where_tokens_lack_of_to
 
 
 def test_a_standstill_shows_though_nobody_starts() -> None:
-    pace = Pace()
+    pace = StartRate()
     pace.wait(10 * MS, by_slots=True)
     pace.start(50, 0, 0)
     before = pace.request_ns
@@ -27,7 +27,7 @@ def test_a_standstill_shows_though_nobody_starts() -> None:
 
 
 def test_the_pace_follows_one_that_changed() -> None:
-    pace = Pace()
+    pace = StartRate()
     for gap in (10, 40):
         for _ in range(500):
             pace.wait(gap * MS, by_slots=True)
@@ -37,7 +37,7 @@ def test_the_pace_follows_one_that_changed() -> None:
 
 @pytest.mark.parametrize("exceeds", [1.1, 1.6])
 def test_the_margin_covers_four_waits_in_five(exceeds: float) -> None:
-    pace = Pace()
+    pace = StartRate()
     for number in range(3000):
         wait = 100 * (exceeds if number % 10 < 3 else 0.8)
         pace.start(50, int(wait * MS), 100 * MS)
@@ -45,7 +45,7 @@ def test_the_margin_covers_four_waits_in_five(exceeds: float) -> None:
 
 
 def test_the_margin_corrects_waits_foretold_too_long_and_too_short_within_bounds() -> None:
-    low, high = Pace(), Pace()
+    low, high = StartRate(), StartRate()
     for _ in range(5000):
         low.start(50, MS, 100 * MS)
         high.start(50, 10_000 * MS, 100 * MS)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from noria.services.scheduler.core.predict.step_times import StepTimes
+from noria.services.scheduler.core.predict.step_times import StepTimePredictor
 
 
 def decoding_us(requests: int) -> int:
@@ -17,8 +17,8 @@ def beside_us(tokens: int, requests: int) -> int:
     return 3000 + 1200 * tokens + 900 * requests
 
 
-def learned(*, scatter: float = 0.0, prompts: int = 300) -> StepTimes:
-    draw, times = random.Random(1), StepTimes()
+def learned(*, scatter: float = 0.0, prompts: int = 300) -> StepTimePredictor:
+    draw, times = random.Random(1), StepTimePredictor()
     for step in range(900):
         requests = 1 + draw.randrange(12)
         chunk = 20 + draw.randrange(60) if step % 3 == 0 and step < 3 * prompts else 0

@@ -24,15 +24,15 @@ from fakes.crowd import Arrival, Crowd, Party
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Prices, Rules, TrafficClass
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, ServicePrices, TrafficClass
 
 PROMPT_MAX = 24
 OUTPUT_MAX = 8
 MANY = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
-def bound(slots: int, tokens: int, steps: int, prices: Prices, weights: tuple[float, float]) -> float:
+def bound(slots: int, tokens: int, steps: int, prices: ServicePrices, weights: tuple[float, float]) -> float:
     """The theoretical bound, as above."""
     whole = slots * (PROMPT_MAX * max(prices.prompt, prices.cached) + OUTPUT_MAX * prices.output)
     return whole * sum(1 / each for each in weights) + steps * tokens * max(prices.prompt, prices.output) / min(weights)
@@ -80,8 +80,8 @@ TENANTS: tuple[Party, ...] = (ONE, OTHER, ("standard", "third"))
 def test_two_tenants_that_contend_are_served_alike_within_the_bound(
     arrivals: list[Arrival], machine: dict[str, int], weights: tuple[float, float], tight: bool
 ) -> None:
-    rules = Rules(tenants={"one": weights[0], "other": weights[1]})
-    crowd = Crowd(Settings(policy="fair", rules=rules, **machine), blocks=12 if tight else 4096)
+    rules = FairRules(tenants={"one": weights[0], "other": weights[1]})
+    crowd = Crowd(CoreSettings(policy="fair", rules=rules, **machine), blocks=12 if tight else 4096)
     crowd.run(arrivals)
     allowed = bound(
         machine["max_requests_per_batch"],
@@ -105,8 +105,8 @@ def test_each_death_of_the_scheduler_widens_the_bound_by_itself_once(
     arrivals: list[Arrival], machine: dict[str, int], weights: tuple[float, float], tight: bool, deaths: frozenset[int]
 ) -> None:
     """What unfinished requests were served is carried over; who was ahead by what has ended is forgiven."""
-    rules = Rules(tenants={"one": weights[0], "other": weights[1]})
-    crowd = Crowd(Settings(policy="fair", rules=rules, **machine), blocks=12 if tight else 4096, deaths=deaths)
+    rules = FairRules(tenants={"one": weights[0], "other": weights[1]})
+    crowd = Crowd(CoreSettings(policy="fair", rules=rules, **machine), blocks=12 if tight else 4096, deaths=deaths)
     crowd.run(arrivals)
     allowed = bound(
         machine["max_requests_per_batch"],
@@ -131,7 +131,7 @@ def test_two_classes_that_contend_are_served_alike_within_the_bound(
         TrafficClass("interactive", weight=weight, itl_target_ms=itl_target_ms, head_start=lead),
         TrafficClass("batch"),
     )
-    crowd = Crowd(Settings(policy="fair", rules=Rules(classes=classes), **machine))
+    crowd = Crowd(CoreSettings(policy="fair", rules=FairRules(classes=classes), **machine))
     crowd.run(arrivals)
     for served, contending in zip(crowd.served, crowd.contending, strict=True):
         served["", "batch"] = sum(amount for (name, _), amount in served.items() if name == "batch")
@@ -139,7 +139,11 @@ def test_two_classes_that_contend_are_served_alike_within_the_bound(
             contending.add(("", "batch"))
     weights = (weight, 1.0)
     allowed = bound(
-        machine["max_requests_per_batch"], machine["max_batch_tokens"], machine["steps_in_flight"], Prices(), weights
+        machine["max_requests_per_batch"],
+        machine["max_batch_tokens"],
+        machine["steps_in_flight"],
+        ServicePrices(),
+        weights,
     )
     allowed += lead / weight if itl_target_ms is not None else 0.0
     assert crowd.spread(("interactive", "one"), ("", "batch"), weights) <= allowed
@@ -154,24 +158,24 @@ def flood_and_trickle() -> list[Arrival]:
 @pytest.mark.parametrize(("policy", "fair"), [("fifo", False), ("prefill_first", False), ("fair", True)])
 def test_those_who_go_by_age_break_the_bound(policy: str, fair: bool) -> None:
     machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 2}
-    crowd = Crowd(Settings(policy=policy, **machine))
+    crowd = Crowd(CoreSettings(policy=policy, **machine))
     crowd.run(flood_and_trickle())
-    assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= bound(4, 16, 2, Prices(), (1.0, 1.0))) is fair
+    assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= bound(4, 16, 2, ServicePrices(), (1.0, 1.0))) is fair
 
 
 @pytest.mark.parametrize(("policy", "fair"), [("fifo", False), ("fair", True)])
 def test_those_who_go_by_age_break_the_bound_with_deaths_too(policy: str, fair: bool) -> None:
     machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 2}
-    crowd = Crowd(Settings(policy=policy, **machine), deaths=frozenset({40, 90}))
+    crowd = Crowd(CoreSettings(policy=policy, **machine), deaths=frozenset({40, 90}))
     flood = [Arrival(0, ONE, PROMPT_MAX, OUTPUT_MAX) for _ in range(90)]
     crowd.run([*flood, *(Arrival(5, OTHER, 6, 4) for _ in range(90))])
     assert crowd.adopted > 4, "caches are taken over"
-    assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= 3 * bound(4, 16, 2, Prices(), (1.0, 1.0))) is fair
+    assert (crowd.spread(ONE, OTHER, (1.0, 1.0)) <= 3 * bound(4, 16, 2, ServicePrices(), (1.0, 1.0))) is fair
 
 
 def test_what_unfinished_requests_were_served_before_a_death_counts_after_it_exactly() -> None:
     machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 1}
-    crowd = Crowd(Settings(policy="fair", **machine), deaths=frozenset({30}))
+    crowd = Crowd(CoreSettings(policy="fair", **machine), deaths=frozenset({30}))
     crowd.run([Arrival(0, ONE, 12, 60) for _ in range(4)] + [Arrival(29, OTHER, 12, 4) for _ in range(40)])
     charged = {("standard", each.tenant): each.charged for each in crowd.core.board.policy.standings()}
     assert charged == pytest.approx(crowd.served[-1])
@@ -183,13 +187,13 @@ def test_what_unfinished_requests_were_served_before_a_death_counts_after_it_exa
 def test_whoever_was_idle_has_saved_up_nothing(idle: int, machine: dict[str, int]) -> None:
     """The other tenant was served for long; from the return on both are served alike."""
     busy = [Arrival(0, ONE, 12, 4) for _ in range(60)]
-    crowd = Crowd(Settings(policy="fair", **machine))
+    crowd = Crowd(CoreSettings(policy="fair", **machine))
     crowd.run([Arrival(0, OTHER, 1, 1), *busy, *(Arrival(idle, OTHER, 12, 4) for _ in range(60))])
     allowed = bound(
         machine["max_requests_per_batch"],
         machine["max_batch_tokens"],
         machine["steps_in_flight"],
-        Prices(),
+        ServicePrices(),
         (1.0, 1.0),
     )
     assert crowd.spread(ONE, OTHER, (1.0, 1.0)) <= allowed
@@ -199,14 +203,14 @@ def test_whoever_was_idle_has_saved_up_nothing(idle: int, machine: dict[str, int
 @given(floods(TENANTS), limits())
 def test_no_token_is_left_while_there_is_work_for_it(arrivals: list[Arrival], machine: dict[str, int]) -> None:
     """A step is full, or every slot is taken or nobody waits, and then no prompt that has a slot is left unfinished."""
-    crowd = Crowd(Settings(policy="fair", **machine))
+    crowd = Crowd(CoreSettings(policy="fair", **machine))
     crowd.run(arrivals)
     board = crowd.core.board
     assert len(board.decisions.steps) > 10
     for step in board.decisions.steps:
         if step.tokens < step.tokens_max:
             assert step.running >= machine["max_requests_per_batch"] or not step.waiting
-    fifo = Crowd(Settings(policy="fifo", **machine))
+    fifo = Crowd(CoreSettings(policy="fifo", **machine))
     fifo.run(arrivals)
     assert len(crowd.tokens) <= 1.1 * len(fifo.tokens) + 10
     assert sum(crowd.tokens) == sum(fifo.tokens)
@@ -221,6 +225,6 @@ def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(slots: int, toke
     short: list[Party] = [("standard", "one"), ("interactive", "one")]
     arrivals = [Arrival(each // 2, short[each % 2], 3, 2) for each in range(300)]
     arrivals.append(Arrival(step, ("standard", "long"), 60, 4))
-    crowd = Crowd(Settings(policy="fair", rules=Rules(classes=classes), **machine), blocks=24)
+    crowd = Crowd(CoreSettings(policy="fair", rules=FairRules(classes=classes), **machine), blocks=24)
     crowd.run(arrivals)
     assert crowd.ends[300] <= len(crowd.tokens) * 3 // 4

@@ -9,7 +9,7 @@ from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
 from noria.services.scheduler.config import scheduler_settings
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import Job, job
+from noria.services.scheduler.simulation.jobs import SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.report import quantile
 from noria.services.scheduler.simulation.runner import Simulation
 from noria.shared.config import Config
@@ -44,14 +44,22 @@ class Run:
         self.itl_ms = quantile([gap / 1e6 for each in seen for gap in each.gaps_ns], 0.99)
 
 
-def jobs(slower: float, *, flooded: bool) -> list[Job]:
+def jobs(slower: float, *, flooded: bool) -> list[SimulatedRequest]:
     """Arrivals by one seed. Eight long prompts come at once, and another every few seconds."""
     draw, at_s, made = random.Random(1), 0.0, []
     while (at_s := at_s + draw.expovariate(3.0)) < WARM_S + SECONDS:
-        made.append(job(len(made), int(at_s * slower * 1e9), 100, 32, traffic_class="interactive", tenant="people"))
+        made.append(
+            simulated_request(
+                len(made), int(at_s * slower * 1e9), 100, 32, traffic_class="interactive", tenant="people"
+            )
+        )
     for number in range(20 * flooded):
         at_s = max(0.0, number - 7) * 4.0
-        made.append(job(1000 + number, int(at_s * slower * 1e9), 4000, 16, traffic_class="batch", tenant="crawler"))
+        made.append(
+            simulated_request(
+                1000 + number, int(at_s * slower * 1e9), 4000, 16, traffic_class="batch", tenant="crawler"
+            )
+        )
     return made
 
 

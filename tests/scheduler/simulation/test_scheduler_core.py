@@ -4,7 +4,7 @@ import pytest
 from fakes.faults import FAULTS
 from fakes.world import World
 
-from noria.services.scheduler.core.interface.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.scheduler import Scheduler
 
 
@@ -49,7 +49,7 @@ def test_a_recorded_event_log_gives_the_same_plans_again(seed: int) -> None:
     again = Scheduler(world.settings)
     replayed = []
     for entry in world.log:
-        if isinstance(entry, Event):
+        if isinstance(entry, SchedulerEvent):
             again.apply(entry)
         elif (plan := again.plan(entry)) is not None:
             replayed.append(plan)

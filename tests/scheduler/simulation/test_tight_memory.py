@@ -9,21 +9,21 @@ from fakes.executor import EOS, FakeExecutor, alone, geometry
 from noria.proto.base import Ended, Sampling, Stream
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.interface.events import Event
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
-from noria.services.scheduler.core.policy.class_usage import take_census
-from noria.services.scheduler.core.policy.fair_policy import Fair
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
+from noria.services.scheduler.core.policy.class_usage import count_usage
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.counters import Counters
+from noria.services.scheduler.core.state.counters import SchedulerCounters
 
 REQUESTS = 2000
 AT_A_TIME = 16
 PAGE = 4
 PROMPT_MAX = 48
 OUTPUT_MAX = 48
-FIFO = Settings(max_requests_per_batch=AT_A_TIME, max_batch_tokens=32)
-CLASSES = Rules(
+FIFO = CoreSettings(max_requests_per_batch=AT_A_TIME, max_batch_tokens=32)
+CLASSES = FairRules(
     classes=(
         TrafficClass("interactive", rank=2, weight=4.0, reserved_slots=4, reserved_cache=0.2, preemptible=False),
         TrafficClass("standard", rank=1, weight=2.0),
@@ -50,8 +50,8 @@ def submissions(draw: random.Random, requests: int) -> deque[Submission]:
 
 
 def served(
-    seed: int, host_share: float, settings: Settings = FIFO, requests: int = REQUESTS, check_every: int = 500
-) -> tuple[Counters, int]:
+    seed: int, host_share: float, settings: CoreSettings = FIFO, requests: int = REQUESTS, check_every: int = 500
+) -> tuple[SchedulerCounters, int]:
     """Run all; returns the counters and how many tokens were served, prompt and output."""
     pages = (PROMPT_MAX + OUTPUT_MAX) // PAGE
     shape = geometry(
@@ -61,17 +61,17 @@ def served(
     waiting = submissions(random.Random(seed), requests)
     alive: dict[Stream, tuple[Submission, list[int]]] = {}
     tokens = now_ns = 0
-    core.apply(Event(0, shape))
+    core.apply(SchedulerEvent(0, shape))
     while waiting or alive:
         now_ns += 1_000_000
         while waiting and len(alive) < AT_A_TIME:
             each = waiting.popleft()
             alive[each.stream] = (each, [])
-            core.apply(Event(now_ns, Submit((each,))))
+            core.apply(SchedulerEvent(now_ns, Submit((each,))))
         while (plan := core.plan(now_ns)) is not None:
             executor.send(plan)
         assert executor.queued, "the core hangs"
-        for reply in core.apply(Event(now_ns, executor.step())):
+        for reply in core.apply(SchedulerEvent(now_ns, executor.step())):
             if not isinstance(reply, TokenRun):
                 continue
             each, output = alive[reply.stream]
@@ -81,11 +81,11 @@ def served(
                 assert output == alone(each.prompt_ids, each.sampling, each.end_ids, each.sampling.max_tokens or 0)
                 tokens += len(each.prompt_ids) + len(output)
                 del alive[reply.stream]
-                core.apply(Event(now_ns, Ended((reply.stream,))))
+                core.apply(SchedulerEvent(now_ns, Ended((reply.stream,))))
         if executor.computed % check_every == 0:
             core.check()
-            if isinstance(core.board.policy, Fair):
-                take_census(core.board, core.board.policy).check()
+            if isinstance(core.board.policy, FairPolicy):
+                count_usage(core.board, core.board.policy).check()
     return core.board.counters, tokens
 
 
@@ -103,7 +103,7 @@ def test_in_a_pool_of_one_and_a_half_times_the_largest_little_is_computed_twice(
 def test_with_classes_of_all_kinds_nobody_is_stuck_or_wrong_there(
     steps: int, host_share: float, recomputed_most: float
 ) -> None:
-    settings = Settings(
+    settings = CoreSettings(
         policy="fair", rules=CLASSES, max_requests_per_batch=AT_A_TIME, max_batch_tokens=32, steps_in_flight=steps
     )
     counters, tokens = served(2, host_share, settings, requests=250, check_every=2)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from noria.proto.base import End
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.interface.events import TimePassed
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.state.request import Request
 
 MS = 1_000_000
@@ -17,7 +17,7 @@ def timed(number: int, *, first: int | None = None, whole: int | None = None, ou
 
 
 def test_a_request_that_expires_in_the_queue_is_never_prefilled() -> None:
-    desk = Desk(Settings(max_requests_per_batch=1, steps_in_flight=1))
+    desk = Desk(CoreSettings(max_requests_per_batch=1, steps_in_flight=1))
     desk.submit(submission(1, output=50), timed(2, first=5), submission(3, output=2))
     desk.run()
     assert [fill.stream.request for plan in desk.plans for fill in plan.fill] == [1, 3]
@@ -36,7 +36,7 @@ def test_a_plan_made_after_expiry_does_not_hold_the_request_even_if_nothing_told
 
 
 def test_a_running_request_ends_at_the_boundary_between_two_steps_and_gives_its_blocks_back() -> None:
-    desk = Desk(Settings(steps_in_flight=2))
+    desk = Desk(CoreSettings(steps_in_flight=2))
     desk.submit(timed(1, whole=6, output=100))
     desk.planned()
     desk.planned()

@@ -18,10 +18,10 @@ from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
-    Reply,
+    SchedulerReply,
 )
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
 
 LARGE = geometry(num_blocks=200, max_slots=16)
@@ -30,8 +30,8 @@ LARGE = geometry(num_blocks=200, max_slots=16)
 class Ward(Desk):
     """A desk whose executor fails on some streams. deaths: how often it failed; steps: the streams of each plan."""
 
-    def __init__(self, poison: set[int], failure: Failure | None, settings: Settings | None = None) -> None:
-        super().__init__(settings or Settings(max_requests_per_batch=16), LARGE)
+    def __init__(self, poison: set[int], failure: Failure | None, settings: CoreSettings | None = None) -> None:
+        super().__init__(settings or CoreSettings(max_requests_per_batch=16), LARGE)
         self.poison = {stream(number) for number in poison}
         self.failure = failure
         self.deaths = 0
@@ -136,7 +136,7 @@ def test_a_token_clears_a_suspect_and_its_failures_alone() -> None:
 
 
 def test_suspects_and_all_others_take_turns_and_never_share_a_step() -> None:
-    ward = Ward(set(), None, Settings(max_requests_per_batch=16, max_batch_tokens=8))
+    ward = Ward(set(), None, CoreSettings(max_requests_per_batch=16, max_batch_tokens=8))
     ward.submit(submission(1, prompt=60), submission(2, prompt=60))
     ward.planned()
     ward.kill()
@@ -179,8 +179,10 @@ def test_a_suspect_that_ends_or_is_withdrawn_is_forgotten() -> None:
 
 
 def test_suspects_are_found_under_the_policy_that_shares() -> None:
-    rules = Rules(classes=(TrafficClass("standard"), TrafficClass("admin", rank=3, reserved_slots=1, isolated=True)))
-    ward = Ward({4}, None, Settings(policy="fair", rules=rules, max_requests_per_batch=16))
+    rules = FairRules(
+        classes=(TrafficClass("standard"), TrafficClass("admin", rank=3, reserved_slots=1, isolated=True))
+    )
+    ward = Ward({4}, None, CoreSettings(policy="fair", rules=rules, max_requests_per_batch=16))
     ward.submit(*(submission(number, prompt=5, output=6) for number in range(1, 9)))
     ward.treat()
     assert [number for number in range(1, 9) if ward.end(number) is End.ERROR] == [4]
@@ -201,7 +203,7 @@ class Succession(Ward):
     forgetting: of how many of a stream's last tokens the ledger has not heard by then.
     """
 
-    def __init__(self, poison: set[int], settings: Settings | None = None, forgetting: int = 0) -> None:
+    def __init__(self, poison: set[int], settings: CoreSettings | None = None, forgetting: int = 0) -> None:
         super().__init__(poison, None, settings)
         self.tell(AdmissionJoined())
         self.tell(Submit((), complete=True))
@@ -237,7 +239,7 @@ class Succession(Ward):
             left, key=lambda each: each.stream
         )
 
-    def _unheard(self, reply: Reply, number: int, known: int) -> bool:
+    def _unheard(self, reply: SchedulerReply, number: int, known: int) -> bool:
         return isinstance(reply, TokenRun) and reply.stream == stream(number) and reply.start >= known
 
 
@@ -245,7 +247,7 @@ class Succession(Ward):
 @pytest.mark.parametrize("policy", ["fifo", "fair"])
 @pytest.mark.parametrize("poison", [{1}, {12}, {3, 9}, {1, 2, 3}])
 def test_nobody_gains_innocence_or_guilt_by_a_schedulers_death(poison: set[int], policy: str, forgetting: int) -> None:
-    ward = Succession(poison, Settings(policy=policy, max_requests_per_batch=16), forgetting)
+    ward = Succession(poison, CoreSettings(policy=policy, max_requests_per_batch=16), forgetting)
     ward.submit(*(submission(number, prompt=5, output=6) for number in range(1, 13)))
     ward.treat()
     for number in range(1, 13):

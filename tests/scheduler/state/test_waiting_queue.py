@@ -3,8 +3,8 @@
 from fakes.desk import submission
 
 from noria.services.scheduler.core.policy.policy import AgeOrder
-from noria.services.scheduler.core.policy.ranked_heap import Line
-from noria.services.scheduler.core.state.free_slots import Slots
+from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
+from noria.services.scheduler.core.state.free_slots import FreeSlots
 from noria.services.scheduler.core.state.request import Request, make_request
 from noria.services.scheduler.core.state.waiting_queue import WaitingQueue
 
@@ -49,7 +49,7 @@ def test_who_leaves_and_joins_again_waits_once() -> None:
 
 def test_a_line_is_swept_of_those_who_left() -> None:
     _, requests = queue_of(1000)
-    line = Line()
+    line = RankedHeap()
     for request in requests:
         line.add(request, request.seniority)
     for request in requests[1:]:
@@ -73,7 +73,7 @@ def test_who_is_passed_over_has_its_place_again_when_it_is_woken() -> None:
 
 
 def test_a_slot_given_back_is_free_from_the_next_plan_and_told_once() -> None:
-    slots = Slots(2)
+    slots = FreeSlots(2)
     assert (slots.take(), slots.take(), slots.free) == (0, 1, 0)
     slots.give_back(0)
     assert slots.free == 0

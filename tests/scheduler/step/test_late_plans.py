@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from noria.proto.execution import StepPlan
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.interface.events import ExecutorLost, TimePassed
-from noria.services.scheduler.core.interface.settings import Settings
-from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 
 MS = 1_000_000
 CLASSES = (TrafficClass("interactive", rank=2, weight=4.0, itl_target_ms=40.0), TrafficClass("batch", rank=0))
-SETTINGS = Settings(policy="fair", rules=Rules(classes=CLASSES), max_batch_tokens=512, max_requests_per_batch=16)
+SETTINGS = CoreSettings(
+    policy="fair", rules=FairRules(classes=CLASSES), max_batch_tokens=512, max_requests_per_batch=16
+)
 
 
 def of(traffic_class: str, each: Submission) -> Submission:
@@ -25,7 +27,7 @@ def of(traffic_class: str, each: Submission) -> Submission:
 class Timed(Desk):
     """Steps take 1 ms and 0.1 ms a token, in simulated time too."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
+    def __init__(self, settings: CoreSettings = SETTINGS) -> None:
         super().__init__(settings, geometry(num_blocks=2000, max_slots=16, max_batch_tokens=512))
 
     def finish(self, plan: StepPlan) -> None:
@@ -45,7 +47,7 @@ class Timed(Desk):
                 self.finish(self.plans[-len(self.executor.queued)])
 
 
-def learned(settings: Settings = SETTINGS) -> Timed:
+def learned(settings: CoreSettings = SETTINGS) -> Timed:
     """A core that knows how long its steps take."""
     desk = Timed(changed(settings, steps_in_flight=2))
     desk.learn()

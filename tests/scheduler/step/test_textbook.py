@@ -11,7 +11,7 @@ import pytest
 from fakes.desk import Desk, submission
 from fakes.executor import geometry
 
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 FIRST = (3, 5, 8, 12)
 WAITING = (4, 6, 3)
@@ -20,7 +20,9 @@ WAITING = (4, 6, 3)
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("policy", ["fifo", "prefill_first"])
 def test_the_textbook_example_does_41_useful_slot_steps_in_twelve_steps(policy: str, steps_in_flight: int) -> None:
-    settings = Settings(policy=policy, max_requests_per_batch=4, steps_in_flight=steps_in_flight, max_batch_tokens=16)
+    settings = CoreSettings(
+        policy=policy, max_requests_per_batch=4, steps_in_flight=steps_in_flight, max_batch_tokens=16
+    )
     desk = Desk(settings, geometry(max_slots=4))
     desk.submit(*(submission(number, 1, steps) for number, steps in enumerate((*FIRST, *WAITING))))
     desk.run()

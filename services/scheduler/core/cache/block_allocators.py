@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from noria.proto.execution import Group
-from noria.services.scheduler.core.cache.chunk_pool import CachePool
+from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
 
 UNLIMITED: Final = 1 << 62
 
 
-class Blocks:
+class BlockAllocator:
     """The blocks of one group: block b is part b % per_chunk of chunk b // per_chunk.
 
     spare: free blocks of chunks in part use. used: blocks given out.
     """
 
-    def __init__(self, pool: CachePool, per_chunk: int) -> None:
+    def __init__(self, pool: ChunkPool, per_chunk: int) -> None:
         self._pool = pool
         self.per_chunk: Final = per_chunk
         self.spare = 0
@@ -122,10 +122,10 @@ class Blocks:
         return chunks
 
 
-class FullAttentionAllocator(Blocks):
+class FullAttentionAllocator(BlockAllocator):
     """Blocks of layers that look at every earlier token: a table covers all positions."""
 
-    def __init__(self, pool: CachePool, page_tokens: int, per_chunk: int) -> None:
+    def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int) -> None:
         super().__init__(pool, per_chunk)
         self._page_tokens = page_tokens
 
@@ -138,14 +138,14 @@ class FullAttentionAllocator(Blocks):
         return len(table) * self._page_tokens
 
 
-class SlidingAttentionAllocator(Blocks):
+class SlidingAttentionAllocator(BlockAllocator):
     """Blocks of layers that look back a window: a table is a ring, page p of the sequence its entry p % ring_pages.
 
     A ring spans the window and the largest chunk, so that within a step no page is overwritten that the step reads; the
     executor's lane is in order, so that no earlier step reads it any more.
     """
 
-    def __init__(self, pool: CachePool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:
+    def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:
         super().__init__(pool, per_chunk)
         self._page_tokens = page_tokens
         self._ring_pages = ring_pages
@@ -162,7 +162,7 @@ class SlidingAttentionAllocator(Blocks):
 Allocator = FullAttentionAllocator | SlidingAttentionAllocator
 
 
-def allocator_for(group: Group, pool: CachePool, page_tokens: int) -> Allocator:
+def allocator_for(group: Group, pool: ChunkPool, page_tokens: int) -> Allocator:
     """The allocator that a group's attention needs."""
     if group.window and group.ring_pages:
         return SlidingAttentionAllocator(pool, page_tokens, group.blocks_per_chunk, group.ring_pages)

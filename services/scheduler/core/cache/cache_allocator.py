@@ -16,13 +16,13 @@ from noria.services.scheduler.core.cache.block_allocators import (
     FullAttentionAllocator,
     allocator_for,
 )
-from noria.services.scheduler.core.cache.chunk_pool import CachePool
+from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
 from noria.services.scheduler.core.cache.pages import Page, Prefix
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
-from noria.services.scheduler.core.cache.request_blocks import BlockCount, Holding, Needs, Published
+from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, Needs, PublishResult, RequestBlocks
 
 
-class Cache:
+class CacheAllocator:
     """All allocators over one pool. `index` is None where pages are not shared.
 
     pages: how many pages of each group it holds, kept_pages: how many of them are kept for isolated classes.
@@ -31,7 +31,7 @@ class Cache:
 
     def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
         self.page_tokens: Final = geometry.page_size
-        self.pool: Final = CachePool(geometry.num_blocks, geometry.reserved_blocks)
+        self.pool: Final = ChunkPool(geometry.num_blocks, geometry.reserved_blocks)
         self.allocators: Final[tuple[Allocator, ...]] = tuple(
             allocator_for(group, self.pool, geometry.page_size) for group in geometry.groups
         )
@@ -66,15 +66,15 @@ class Cache:
         """The published pages that a stream may begin with."""
         return self.index.find(prefix) if self.index else ()
 
-    def open(self, prefix: Prefix, pages: Sequence[Page]) -> Holding:
+    def open(self, prefix: Prefix, pages: Sequence[Page]) -> RequestBlocks:
         """Begin a holding with these published pages."""
         if self.index is not None:
             self.index.use(pages)
         tables = tuple([page.blocks[group] for page in pages] for group in range(len(self.allocators)))
         due = (len(pages) + 1) * self.page_tokens if self.index is not None else UNLIMITED
-        return Holding(tables, list(pages), prefix, due)
+        return RequestBlocks(tables, list(pages), prefix, due)
 
-    def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> Holding | None:
+    def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> RequestBlocks | None:
         """Begin a holding with blocks that hold `length` positions already; what is full of them is published.
 
         Where another holding has published the same content, its blocks take their place. None, changing nothing, when
@@ -101,7 +101,7 @@ class Cache:
         """How many blocks each group lacks to hold `length` positions when its table has so many entries."""
         return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
 
-    def lacks(self, holding: Holding, length: int) -> Needs:
+    def lacks(self, holding: RequestBlocks, length: int) -> Needs:
         """How many blocks each of a holding's tables lacks to hold `length` positions."""
         return self.needs([len(table) for table in holding.tables], length)
 
@@ -125,7 +125,7 @@ class Cache:
         self.kept_pages = pages
         self.largest_tokens = self._largest(pages)
 
-    def extend(self, holding: Holding, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
+    def extend(self, holding: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
         """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
         needs = self.lacks(holding, length)
         if not self.fits(needs, 0, spared):
@@ -137,11 +137,11 @@ class Cache:
             table.extend(blocks)
         return added
 
-    def room(self, holding: Holding) -> int:
+    def room(self, holding: RequestBlocks) -> int:
         """How many positions the tables can hold."""
         return min(each.room(table) for each, table in zip(self.allocators, holding.tables, strict=True))
 
-    def reachable(self, holding: Holding, length: int, spared: int = 0) -> int:
+    def reachable(self, holding: RequestBlocks, length: int, spared: int = 0) -> int:
         """How many positions, `length` at most, the tables can hold with what can be given out."""
         low, high = self.room(holding) // self.page_tokens, -(-length // self.page_tokens)
         while low < high:
@@ -152,14 +152,14 @@ class Cache:
                 high = middle - 1
         return min(length, low * self.page_tokens)
 
-    def gain(self, holding: Holding) -> int:
+    def gain(self, holding: RequestBlocks) -> int:
         """Units that can be given out when a holding ends: all that nobody else uses."""
         units = self.units(map(len, holding.tables))
         if self.index is None:
             return units
         return units - (len(holding.pages) - self.index.sole(holding.pages)) * self._page_units
 
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: RequestBlocks) -> None:
         """End a holding: published pages stay cached, all other blocks are free."""
         published = len(holding.pages)
         for each, table in zip(self.allocators, holding.tables, strict=True):
@@ -168,12 +168,12 @@ class Cache:
         if self.index is not None:
             self.index.leave(holding.pages)
 
-    def publish(self, holding: Holding, end: int) -> Published:
+    def publish(self, holding: RequestBlocks, end: int) -> PublishResult:
         """Positions up to `end` are computed: publish every page that is full and of known ids.
 
         Where another stream has published the same content, its blocks take the place of the holding's own.
         """
-        result, index, tables = Published(), self.index, holding.tables
+        result, index, tables = PublishResult(), self.index, holding.tables
         assert index is not None
         for number in range(len(holding.pages), min(end, holding.prefix.known) // self.page_tokens):
             own = tuple(table[number] for table in tables)
@@ -195,7 +195,7 @@ class Cache:
         for each, block in zip(self.allocators, blocks, strict=True):
             each.give_back(block)
 
-    def gather(self, holding: Holding) -> list[dict[int, int]]:
+    def gather(self, holding: RequestBlocks) -> list[dict[int, int]]:
         """Of the only holding there is, move blocks together so that chunks become free: old to new by group."""
         moved = []
         for each, table in zip(self.allocators, holding.tables, strict=True):
@@ -213,15 +213,15 @@ class Cache:
         count, self.index.evictions = self.index.evictions, 0
         return count
 
-    def counts(self) -> list[BlockCount]:
+    def counts(self) -> list[BlockStateCounts]:
         """Blocks by state, for each group."""
         cached, shared = (self.index.cached, self.index.shared) if self.index else (0, 0)
         return [
-            BlockCount(self.pool.blank * each.per_chunk + each.spare, each.used - cached - shared, shared, cached)
+            BlockStateCounts(self.pool.blank * each.per_chunk + each.spare, each.used - cached - shared, shared, cached)
             for each in self.allocators
         ]
 
-    def check(self, holdings: Sequence[Holding], spare: Sequence[tuple[int, ...]]) -> None:
+    def check(self, holdings: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
         """Every block is blank, cached, or owned once; users are counted right; every chunk has one group."""
         published: list[Page] = []
         if self.index is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 
-class CachePool:
+class ChunkPool:
     """Chunks `reserved` to `total - 1`; the first ones are padding targets and never given out."""
 
     def __init__(self, total: int, reserved: int) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from noria.proto.execution import Copy, Geometry, Stash
-from noria.services.scheduler.core.cache.block_allocators import Blocks
-from noria.services.scheduler.core.cache.chunk_pool import CachePool
+from noria.services.scheduler.core.cache.block_allocators import BlockAllocator
+from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
 from noria.services.scheduler.core.cache.request_blocks import Tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored:
+class HostBlocks:
     """A request's cache on the host: host block tables, one for each group, that hold `length` positions."""
 
     tables: tuple[tuple[int, ...], ...]
@@ -25,12 +25,12 @@ class HostPool:
     """Host blocks by number, and the copies to and from them that the next plan is to carry."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._pool = CachePool(geometry.host_slots, 0)
-        self._blocks = tuple(Blocks(self._pool, group.blocks_per_chunk) for group in geometry.groups)
-        self._out: dict[Stored, list[Copy]] = {}
-        self._slots: dict[Stored, int] = {}
+        self._pool = ChunkPool(geometry.host_slots, 0)
+        self._blocks = tuple(BlockAllocator(self._pool, group.blocks_per_chunk) for group in geometry.groups)
+        self._out: dict[HostBlocks, list[Copy]] = {}
+        self._slots: dict[HostBlocks, int] = {}
         self._in: list[Copy] = []
-        self._emptied: list[Stored] = []
+        self._emptied: list[HostBlocks] = []
 
     @property
     def pending(self) -> bool:
@@ -42,7 +42,7 @@ class HostPool:
         """Host blocks in use, by group."""
         return tuple(each.used for each in self._blocks)
 
-    def store(self, tables: Tables, length: int, slot: int) -> Stored | None:
+    def store(self, tables: Tables, length: int, slot: int) -> HostBlocks | None:
         """Take host blocks for all of a request's blocks and order the copies; None when they do not fit.
 
         slot: where the executor knows it, or -1.
@@ -52,15 +52,15 @@ class HostPool:
         if not length or chunks > self._pool.blank:
             return None
         host = tuple(tuple(each.take(need)) for each, need in zip(self._blocks, needs, strict=True))
-        stored = Stored(host, length)
+        stored = HostBlocks(host, length)
         self._out[stored] = _copies(tables, host, 0)
         if slot >= 0:
             self._slots[stored] = slot
         return stored
 
-    def claim(self, tables: Sequence[Sequence[int]], length: int) -> Stored | None:
+    def claim(self, tables: Sequence[Sequence[int]], length: int) -> HostBlocks | None:
         """Take over host blocks that hold `length` positions already; None, changing nothing, when one is another's."""
-        claimed: list[tuple[Blocks, int]] = []
+        claimed: list[tuple[BlockAllocator, int]] = []
         for each, table in zip(self._blocks, tables, strict=True):
             for block in table:
                 if not each.claim(block):
@@ -68,9 +68,9 @@ class HostPool:
                         allocator.give_back(taken)
                     return None
                 claimed.append((each, block))
-        return Stored(tuple(map(tuple, tables)), length)
+        return HostBlocks(tuple(map(tuple, tables)), length)
 
-    def fetch(self, stored: Stored, tables: Tables, first: int) -> None:
+    def fetch(self, stored: HostBlocks, tables: Tables, first: int) -> None:
         """Order the copies back, from table entry `first` on; the host blocks are free after the plan.
 
         What was stored since the last plan goes to the host and comes back in one.
@@ -78,7 +78,7 @@ class HostPool:
         self._in += _copies(stored.tables, tables, first)
         self._emptied.append(stored)
 
-    def drop(self, stored: Stored) -> None:
+    def drop(self, stored: HostBlocks) -> None:
         """Forget a request's cache; the lane is in order, so that its host blocks may be used again at once."""
         self._out.pop(stored, None)
         self._slots.pop(stored, None)
@@ -99,7 +99,7 @@ class HostPool:
         self._emptied.clear()
         return out, back, stash
 
-    def check(self, stored: list[Stored]) -> None:
+    def check(self, stored: list[HostBlocks]) -> None:
         """Every host block is blank or has one owner."""
         chunks: list[int] = []
         for group, each in enumerate(self._blocks):

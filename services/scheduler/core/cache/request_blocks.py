@@ -9,7 +9,7 @@ Needs = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class RequestBlocks:
     """What one request holds of the cache while it has a slot, and after that until no step touches it.
 
     tables: one block table for each group. pages: the published pages among their entries, from the first on.
@@ -36,7 +36,7 @@ class Holding:
 
 
 @dataclass(slots=True)
-class BlockCount:
+class BlockStateCounts:
     """The blocks of one group by state; `blank` counts those that all blank chunks would make."""
 
     blank: int = 0
@@ -47,7 +47,7 @@ class BlockCount:
 
 
 @dataclass(slots=True, eq=False)
-class Published:
+class PublishResult:
     """What came of publishing: pages whose own block another stream's replaced, and the blocks that became free."""
 
     replaced: list[int] = field(default_factory=list)

@@ -9,16 +9,16 @@ and not heard of yet included. All else is blank from the plan on that opens the
 from collections.abc import Sequence
 
 from noria.proto.execution import Geometry, Held, Inventory, cache_digest
-from noria.services.scheduler.core.handlers.stream_handler import Intake, token_run
-from noria.services.scheduler.core.interface.events import Stage
-from noria.services.scheduler.core.state.request import Request, State, natural_end
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.handlers.stream_handler import StreamHandler, token_run
+from noria.services.scheduler.core.interface.events import RequestPhase
+from noria.services.scheduler.core.state.request import Request, RequestState, natural_end
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
-class Adoption:
+class CacheAdoption:
     """Waits for an inventory and applies it. due_ns: until when; None when nothing is waited for."""
 
-    def __init__(self, board: Board, intake: Intake) -> None:
+    def __init__(self, board: SchedulerState, intake: StreamHandler) -> None:
         self._board = board
         self._intake = intake
         self._inventory: Inventory | None = None
@@ -53,7 +53,7 @@ class Adoption:
         requests = self._board.requests
         known = [(requests[held.stream], held) for held in inventory.entries if held.stream in requests]
         for request, held in sorted(known, key=lambda pair: pair[0].seniority):
-            if request.state is State.WAITING and request.held is None and request.stored is None:
+            if request.state is RequestState.WAITING and request.held is None and request.stored is None:
                 self._take(request, held, now_ns)
 
     def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
@@ -65,7 +65,7 @@ class Adoption:
         if board.memory is None or not board.slots.free or not board.memory.adopt(request, blocks, length):
             return False
         board.waiting.remove(request)
-        request.state = State.PREFILLING
+        request.state = RequestState.PREFILLING
         request.slot = board.slots.take()
         request.held_ns, request.held_blocks = now_ns, request.held.blocks if request.held is not None else 0
         request.filled = request.known
@@ -77,7 +77,7 @@ class Adoption:
         board.policy.adopted(request)
         board.counters.adopted += 1
         board.counters.adopted_tokens += length
-        board.moved(request, Stage.PREFILLING, now_ns, "adopted")
+        board.moved(request, RequestPhase.PREFILLING, now_ns, "adopted")
         return True
 
     def adopt_stored(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
@@ -101,7 +101,7 @@ class Adoption:
         if held.attempt != request.attempt or not _same(request, held):
             return
         self._learn(request, held, now_ns)
-        if request.state is not State.WAITING:
+        if request.state is not RequestState.WAITING:
             return
         # At least one token is computed, so that there is something to sample from.
         length = min(held.length, request.known - 1)

@@ -8,26 +8,26 @@ it. Everything costs O(classes + running requests) a step, and O(1) a waiting re
 from typing import Final
 
 from noria.proto.scheduling import Capacity, ClassCapacity
-from noria.services.scheduler.core.predict.slot_forecast import Outlook
-from noria.services.scheduler.core.predict.start_rate import Pace
-from noria.services.scheduler.core.predict.step_times import StepTimes
-from noria.services.scheduler.core.state.in_flight_steps import Step
+from noria.services.scheduler.core.predict.slot_forecast import SlotForecast
+from noria.services.scheduler.core.predict.start_rate import StartRate
+from noria.services.scheduler.core.predict.step_times import StepTimePredictor
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.state.step_decisions import Reason
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.step_decisions import WaitReason
 
 ALL: Final = ""
 _STEPS_KEPT: Final = 1.0 - 1.0 / 64
 
 
-class Credit:
+class CapacityReport:
     """Counts submissions and predicts starts. `submitted` counts those of admission's present life."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SchedulerState) -> None:
         self._board = board
         self.submitted = 0
-        self.times = StepTimes()
-        self._paces: dict[str, Pace] = {ALL: Pace()}
+        self.times = StepTimePredictor()
+        self._paces: dict[str, StartRate] = {ALL: StartRate()}
         self._last_plan_ns = 0
         self._waited: list[str] = []
         self._step_us = 0.0
@@ -35,7 +35,7 @@ class Credit:
         self._lasted_ns = 0.0
         self._computed_ns = 0.0
 
-    def done(self, step: Step, compute_us: int) -> None:
+    def done(self, step: InFlightStep, compute_us: int) -> None:
         """A step took so long."""
         self.times.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
         if self._waited:
@@ -89,7 +89,7 @@ class Credit:
             prefill_step_ms=round(prefill_us / 1000, 3),
         )
 
-    def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: Outlook) -> ClassCapacity:
+    def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: SlotForecast) -> ClassCapacity:
         """A new request starts after those that wait before it."""
         own = name if self._by_class else ALL
         queue, pace, whole, held = self._board.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
@@ -108,7 +108,7 @@ class Credit:
             margin=round(pace.margin, 3),
         )
 
-    def _outlook(self, cache_tokens: int) -> Outlook:
+    def _outlook(self, cache_tokens: int) -> SlotForecast:
         """When slots come free."""
         board = self._board
         waiting, running = board.waiting.queue(ALL), (*board.decoding, *board.prefilling)
@@ -116,7 +116,7 @@ class Credit:
         # A step takes longer than it computes where others need the processor, too.
         us_ns = 1000 * max(1.0, self._lasted_ns / self._computed_ns if self._computed_ns else 1.0)
         token_ns = self.times.with_prompts().query_token_us * us_ns
-        return Outlook(
+        return SlotForecast(
             [request.limit - request.planned for request in running],
             board.endings,
             coming=board.slots.count - board.slots.free - len(running),
@@ -130,11 +130,11 @@ class Credit:
         """Whether classes have queues of their own."""
         return self._board.policy.name == "fair"
 
-    def _pace(self, name: str) -> Pace:
+    def _pace(self, name: str) -> StartRate:
         pace = self._paces.get(name)
         if pace is None:
-            pace = self._paces[name] = Pace()
+            pace = self._paces[name] = StartRate()
         return pace
 
     def _by_slots(self, name: str) -> bool:
-        return self._board.decisions.reason(name) in (Reason.SLOTS, Reason.RESERVED)
+        return self._board.decisions.reason(name) in (WaitReason.SLOTS, WaitReason.RESERVED)

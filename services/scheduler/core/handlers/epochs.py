@@ -1,14 +1,14 @@
 """Epochs of the executor: a new one begins on an empty cache, or on another executor's, and nobody is lost by it."""
 
 from noria.proto.execution import Geometry
-from noria.services.scheduler.core.state.cache_memory import Memory
-from noria.services.scheduler.core.state.free_slots import Slots
-from noria.services.scheduler.core.state.in_flight_steps import Step
-from noria.services.scheduler.core.state.request import State
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
+from noria.services.scheduler.core.state.free_slots import FreeSlots
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep
+from noria.services.scheduler.core.state.request import RequestState
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
-def reopen(board: Board, now_ns: int) -> list[Step]:
+def reopen(board: SchedulerState, now_ns: int) -> list[InFlightStep]:
     """Begin a new epoch: nothing is in any slot, whoever was active or swapped out waits to be computed again.
 
     Published pages stay, for their content was complete before. Returns the lost steps.
@@ -16,13 +16,13 @@ def reopen(board: Board, now_ns: int) -> list[Step]:
     lost = board.lane.reopen()
     for step in lost:
         for entry in step.entries:
-            if entry.request.in_flight and entry.request.state is State.GONE:
+            if entry.request.in_flight and entry.request.state is RequestState.GONE:
                 board.returns.spent(entry.request)
             entry.request.in_flight = 0
         board.returns.freed(board.memory, step, now_ns)
     for request in (*board.prefilling, *board.decoding, *board.draining):
         request.computed = max(request.computed, request.length)
-        if request.state is not State.DRAINING:
+        if request.state is not RequestState.DRAINING:
             board.vacate(request)
         board.leave(request)
         request.length = 0
@@ -41,7 +41,7 @@ def reopen(board: Board, now_ns: int) -> list[Step]:
     return lost
 
 
-def install(board: Board, geometry: Geometry | None) -> None:
+def install(board: SchedulerState, geometry: Geometry | None) -> None:
     """Take a new executor's cache and slots, or none; nothing may be running."""
     assert not board.running
     board.geometry = geometry
@@ -49,7 +49,7 @@ def install(board: Board, geometry: Geometry | None) -> None:
     for request in board.requests.values():
         request.prefix = None
     if geometry is not None:
-        board.memory = Memory(geometry, board.lane, board.waiting, sharing=board.settings.allow_block_sharing)
+        board.memory = CacheMemory(geometry, board.lane, board.waiting, sharing=board.settings.allow_block_sharing)
         board.memory.cache.keep(board.policy.kept(board.memory.cache.pages, board.memory.cache.page_tokens))
     count = min(board.settings.max_requests_per_batch, geometry.max_slots) if geometry else 0
-    board.slots = Slots(count)
+    board.slots = FreeSlots(count)

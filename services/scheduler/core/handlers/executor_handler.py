@@ -9,29 +9,36 @@ from typing import Final, assert_never
 
 from noria.proto.execution import Copied, Failure, Geometry, Inventory, Sampled, StepDone, StepFailed
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.handlers.cache_adoption import Adoption
-from noria.services.scheduler.core.handlers.capacity_report import Credit
+from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
+from noria.services.scheduler.core.handlers.capacity_report import CapacityReport
 from noria.services.scheduler.core.handlers.epochs import install, reopen
-from noria.services.scheduler.core.handlers.stream_handler import Intake
+from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
 from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
     IllegalEventError,
-    Stage,
+    RequestPhase,
 )
-from noria.services.scheduler.core.state.in_flight_steps import Entry, Step
-from noria.services.scheduler.core.state.request import Request, State, natural_end
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.step.step_planner import Planner
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice, InFlightStep
+from noria.services.scheduler.core.state.request import Request, RequestState, natural_end
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.step_planner import StepPlanner
 
 _RECOVER_AFTER_STEPS: Final = 32
 
 
-class Results:
+class ExecutorHandler:
     """Applies the executor's messages to a board."""
 
-    def __init__(self, board: Board, planner: Planner, intake: Intake, credit: Credit, adoption: Adoption) -> None:
+    def __init__(
+        self,
+        board: SchedulerState,
+        planner: StepPlanner,
+        intake: StreamHandler,
+        credit: CapacityReport,
+        adoption: CacheAdoption,
+    ) -> None:
         self._board = board
         self._adoption = adoption
         self._planner = planner
@@ -93,7 +100,7 @@ class Results:
         match body.failure:
             case Failure.MEMORY:
                 if step.tokens <= 1:
-                    self._condemn([each for each in present if each.state is State.WAITING], now_ns, detail)
+                    self._condemn([each for each in present if each.state is RequestState.WAITING], now_ns, detail)
                 else:
                     self._planner.token_limit = max(1, step.tokens // 2)
             case Failure.INVALID | Failure.ERROR:
@@ -127,7 +134,7 @@ class Results:
             case _:
                 assert_never(body)
 
-    def _begin(self, now_ns: int, geometry: Geometry | None) -> list[Step]:
+    def _begin(self, now_ns: int, geometry: Geometry | None) -> list[InFlightStep]:
         lost = reopen(self._board, now_ns)
         install(self._board, geometry)
         self._planner.token_limit = self._planner.tokens_max
@@ -137,7 +144,7 @@ class Results:
     def _blame(self, present: list[Request], now_ns: int, detail: str) -> None:
         """These were in what failed; those that have ended can't be suspected, but were there."""
         there = dict.fromkeys(present)
-        accused = [each for each in there if each.state is State.WAITING]
+        accused = [each for each in there if each.state is RequestState.WAITING]
         condemned = self._board.suspect(accused, alone=len(there) == 1)
         self._condemn(condemned, now_ns, detail)
 
@@ -162,10 +169,10 @@ class Results:
         for request in requests:
             self._intake.fail(request, now_ns, detail)
 
-    def _collect(self, step: Step, sampled: tuple[Sampled, ...], now_ns: int) -> None:
+    def _collect(self, step: InFlightStep, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
         board, counters, news, memory = self._board, self._board.counters, self._board.news, self._board.memory
-        finished, gone, waiting = State.FINISHED, State.GONE, State.WAITING
+        finished, gone, waiting = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING
         results, useful = iter(sampled), 0
         for request, output, tokens, end, holding in step.entries:
             request.in_flight -= 1
@@ -194,7 +201,7 @@ class Results:
                 board.clear(request)
             if not request.decoding_shown and state is not waiting:
                 request.decoding_shown = True
-                board.moved(request, Stage.DECODING, now_ns)
+                board.moved(request, RequestPhase.DECODING, now_ns)
             reason = natural_end(request)
             if reason is not None:
                 board.finish(request, reason, now_ns)
@@ -207,9 +214,9 @@ class Results:
         counters.output_tokens += useful
 
 
-def _check_sampled(step: Step, sampled: tuple[Sampled, ...]) -> None:
+def _check_sampled(step: InFlightStep, sampled: tuple[Sampled, ...]) -> None:
     """A result names the sampling slices of its step in their order, one id each."""
-    expected: list[Entry] = [entry for entry in step.entries if entry.output >= 0]
+    expected: list[InFlightSlice] = [entry for entry in step.entries if entry.output >= 0]
     if len(expected) != len(sampled):
         raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")
     for (request, output, _, _, _), got in zip(expected, sampled, strict=True):

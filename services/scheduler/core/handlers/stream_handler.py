@@ -3,17 +3,17 @@
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Progress, Resend, TokenRun
 from noria.proto.scheduling import Submission, Submit, Withdraw
-from noria.services.scheduler.core.state.request import Request, State, make_request, natural_end
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.state.request import Request, RequestState, make_request, natural_end
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
-class Intake:
+class StreamHandler:
     """Applies messages about streams to a board.
 
     taken: the requests that the last `Submit` brought. recited: admission has named all its streams since it joined.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SchedulerState) -> None:
         self._board = board
         self._taken = 0
         self.taken: list[Request] = []
@@ -55,7 +55,7 @@ class Intake:
     def ended(self, now_ns: int, body: Ended) -> None:
         """Drop these streams; of those that still ran, tell when their blocks are back."""
         for request in self._known(body.streams):
-            self._board.forget(request, now_ns, "ended", reclaim=request.state is not State.FINISHED)
+            self._board.forget(request, now_ns, "ended", reclaim=request.state is not RequestState.FINISHED)
 
     def progress(self, body: Progress) -> None:
         """The detokenizer has looked at so many output ids."""

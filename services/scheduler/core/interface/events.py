@@ -11,7 +11,7 @@ from noria.proto.base import Ended, Stream
 from noria.proto.execution import Copied, Geometry, Inventory, StepDone, StepFailed
 from noria.proto.output import Progress, Resend, TokenRun
 from noria.proto.scheduling import Reclaimed, Spent, Submit, Withdraw
-from noria.services.scheduler.core.interface.traffic_rules import Rules
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 
 class IllegalEventError(Exception):
@@ -30,7 +30,7 @@ class PolicyChanged(NamedTuple):
     """The configuration was read again: this policy, with these classes and tenants, from now on."""
 
     policy: str
-    rules: Rules
+    rules: FairRules
 
 
 class ExecutorLost(NamedTuple):
@@ -45,7 +45,7 @@ class ExecutorReturned(NamedTuple):
     """The executor lives, but what was on its way to or from it was lost: as before, until its `Geometry` comes."""
 
 
-Body = (
+EventBody = (
     Submit
     | Withdraw
     | Ended
@@ -65,14 +65,14 @@ Body = (
 )
 
 
-class Event(NamedTuple):
+class SchedulerEvent(NamedTuple):
     """Something happened at `now_ns`, on a clock that never runs backwards."""
 
     now_ns: int
-    body: Body
+    body: EventBody
 
 
-class Stage(IntEnum):
+class RequestPhase(IntEnum):
     """What a stream is doing, as its trace shows it."""
 
     QUEUED = 1
@@ -81,15 +81,15 @@ class Stage(IntEnum):
     ENDED = 4
 
 
-class Moved(NamedTuple):
+class PhaseChanged(NamedTuple):
     """A stream entered another stage at `at_ns`. `decision` says why, when it was the scheduler's choice."""
 
     stream: Stream
-    stage: Stage
+    stage: RequestPhase
     at_ns: int
     traceparent: str
     output_tokens: int = 0
     decision: str = ""
 
 
-Reply = TokenRun | Reclaimed | Spent | Moved
+SchedulerReply = TokenRun | Reclaimed | Spent | PhaseChanged

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from noria.services.scheduler.core.interface.traffic_rules import Rules
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CoreSettings:
     """Limits of a step, of the queue and of what runs ahead.
 
     rules: classes and tenants, for `fair`. max_batch_tokens: query tokens in a step. prefill_tokens: prompt tokens in a step;
@@ -19,7 +19,7 @@ class Settings:
     """
 
     policy: str = "fifo"
-    rules: Rules = field(default_factory=Rules)
+    rules: FairRules = field(default_factory=FairRules)
     max_batch_tokens: int = 512
     max_requests_per_batch: int = 64
     max_cache_tokens: int | None = None

@@ -51,7 +51,7 @@ class TrafficClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ServicePrices:
     """What a token costs its tenant: computed for a prompt, found in the cache, generated."""
 
     prompt: float = 1.0
@@ -60,7 +60,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class FairRules:
     """All classes and the tenants' weights (1 where absent).
 
     progress_tokens: output that a preempted request makes before it may be preempted again.
@@ -68,7 +68,7 @@ class Rules:
 
     classes: tuple[TrafficClass, ...] = (TrafficClass(STANDARD),)
     tenants: dict[str, float] = field(default_factory=dict)
-    prices: Prices = Prices()
+    prices: ServicePrices = ServicePrices()
     progress_tokens: int = 16
 
     def class_named(self, name: str) -> TrafficClass:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from noria.services.scheduler.core.policy.fair_policy import Fair
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
 from noria.services.scheduler.core.policy.service_accounts import ClassShare
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import Board
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
 @dataclass(slots=True)
-class Use:
+class ClassUsage:
     """One class. reserved, reserved_pages: as far as there is that much. firm: of its slots, those it can't be made to give."""
 
     reserved: int = 0
@@ -27,10 +27,10 @@ class Use:
 
 
 @dataclass(slots=True, eq=False)
-class Census:
+class SlotUsage:
     """All classes. shared: slots that are in no isolated pool. target_ms: the least that a decoding request asks for."""
 
-    uses: dict[ClassShare, Use] = field(default_factory=dict)
+    uses: dict[ClassShare, ClassUsage] = field(default_factory=dict)
     shared: int = 0
     shared_used: int = 0
     decodes: int = 0
@@ -80,7 +80,7 @@ class Census:
         use.pages += request.held.pages_long
         self.shared_used += not share.terms.isolated
 
-    def count(self, requests: Iterable[Request], fair: Fair) -> None:
+    def count(self, requests: Iterable[Request], fair: FairPolicy) -> None:
         """These requests hold slots. As `add`, for all of them in every step."""
         uses, progress = self.uses, fair.rules.progress_tokens
         for request in requests:
@@ -112,9 +112,9 @@ class Census:
         assert total <= self.shared, "what is reserved is held by those who can't be pushed aside"
 
 
-def take_census(board: Board, fair: Fair) -> Census:
+def count_usage(board: SchedulerState, fair: FairPolicy) -> SlotUsage:
     """Count what runs."""
-    census = Census()
+    census = SlotUsage()
     _reserve(census, board, fair)
     census.count(board.decoding, fair)
     targets = [share.terms.itl_target_ms for share, use in census.uses.items() if use.slots]
@@ -133,7 +133,7 @@ def take_census(board: Board, fair: Fair) -> Census:
 _LEFT_OVER: Final = 1
 
 
-def _reserve(census: Census, board: Board, fair: Fair) -> None:
+def _reserve(census: SlotUsage, board: SchedulerState, fair: FairPolicy) -> None:
     """What is reserved, higher ranks first; isolated pools and reservations each leave a slot to others."""
     shares = sorted(fair.accounts.shares, key=lambda share: (-share.terms.rank, share.terms.name))
     cache = board.cache
@@ -144,7 +144,7 @@ def _reserve(census: Census, board: Board, fair: Fair) -> None:
             if share.terms.isolated is not isolated:
                 continue
             pages = share.terms.reserved_pages(cache.pages, cache.page_tokens) if cache is not None else 0
-            use = census.uses[share] = Use(min(share.terms.reserved_slots, left), pages)
+            use = census.uses[share] = ClassUsage(min(share.terms.reserved_slots, left), pages)
             left -= use.reserved
         if isolated:
             left += _LEFT_OVER

@@ -6,20 +6,25 @@ once, when planned, by price; what is discarded is paid back, what is computed a
 
 from typing import ClassVar
 
-from noria.services.scheduler.core.interface.traffic_rules import Rules
-from noria.services.scheduler.core.policy.service_accounts import Account, Accounts, ClassShare, Standing
-from noria.services.scheduler.core.policy.tenant_queue import TenantLine
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
+from noria.services.scheduler.core.policy.service_accounts import (
+    AccountStanding,
+    ClassShare,
+    ServiceAccount,
+    ServiceAccounts,
+)
+from noria.services.scheduler.core.policy.tenant_queue import TenantQueue
 from noria.services.scheduler.core.state.request import Request
 
 
-class Fair:
+class FairPolicy:
     """Weighted fair queueing over classes, then tenants; see `accounts` for the counters and `shares` for the steps."""
 
     name: ClassVar[str] = "fair"
     margin: ClassVar[float] = 0.15
 
-    def __init__(self, rules: Rules) -> None:
-        self.accounts = Accounts(rules)
+    def __init__(self, rules: FairRules) -> None:
+        self.accounts = ServiceAccounts(rules)
         self.order = FairOrder(self.accounts)
 
     def precedence(self, request: Request) -> tuple[int, ...]:
@@ -41,7 +46,7 @@ class Fair:
         return not share_of(request).terms.preemptible or self.immune(request)
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> FairRules:
         """The present rules."""
         return self.accounts.rules
 
@@ -50,7 +55,7 @@ class Fair:
         reserved = sum(each.reserved_pages(pages, page_tokens) for each in self.rules.classes if each.isolated)
         return min(int(0.9 * pages), reserved)
 
-    def change(self, rules: Rules) -> None:
+    def change(self, rules: FairRules) -> None:
         """Share by other rules from now on; service so far stays."""
         self.accounts.change(rules)
 
@@ -58,7 +63,7 @@ class Fair:
         """It belongs to an account and a class from now on; what was computed before is not charged."""
         self.order.open(request)
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[AccountStanding]:
         """Every account."""
         return self.accounts.standings()
 
@@ -121,9 +126,9 @@ class Fair:
 class FairOrder:
     """Waiting requests by class, tenant, and age within a tenant."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: ServiceAccounts) -> None:
         self._accounts = accounts
-        self._lines: dict[Account, TenantLine] = {}
+        self._lines: dict[ServiceAccount, TenantQueue] = {}
 
     def join(self, request: Request) -> None:
         """A request waits."""
@@ -136,7 +141,7 @@ class FairOrder:
         """A request that waited all the time has a place again: its account is not lifted."""
         account = account_of(request)
         account.share.joined(account)
-        self._lines.setdefault(account, TenantLine()).add(request)
+        self._lines.setdefault(account, TenantQueue()).add(request)
 
     def leave(self, request: Request) -> None:
         """It does not any more."""
@@ -153,17 +158,17 @@ class FairOrder:
                 return self.first_of(account)
         return None
 
-    def first_of(self, account: Account) -> Request | None:
+    def first_of(self, account: ServiceAccount) -> Request | None:
         """Whose turn is next of one tenant in one class."""
         return self._lines[account].first()
 
     def placed(self, request: Request) -> None:
         """A request is about to be given a slot."""
-        self._lines.setdefault(account_of(request), TenantLine()).placed(request)
+        self._lines.setdefault(account_of(request), TenantQueue()).placed(request)
 
     def check(self, requests: set[Request]) -> None:
         """It holds exactly these requests, and counts them right."""
-        by_account: dict[Account, set[Request]] = {}
+        by_account: dict[ServiceAccount, set[Request]] = {}
         for request in requests:
             by_account.setdefault(account_of(request), set()).add(request)
         for account, line in self._lines.items():
@@ -201,7 +206,7 @@ def turn(share: ClassShare) -> tuple[float, int, str]:
     return share.virtual - share.head_start, -share.terms.rank, share.terms.name
 
 
-def account_of(request: Request) -> Account:
+def account_of(request: Request) -> ServiceAccount:
     """Whose a request is."""
     assert request.account is not None
     return request.account

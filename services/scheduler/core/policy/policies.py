@@ -2,20 +2,20 @@
 
 from typing import Final, Protocol
 
-from noria.services.scheduler.core.interface.traffic_rules import Rules
-from noria.services.scheduler.core.policy.fair_composer import Shares
-from noria.services.scheduler.core.policy.fair_policy import Fair
-from noria.services.scheduler.core.policy.fifo_composer import DECODES_FIRST, PREFILLS_FIRST, Turns
-from noria.services.scheduler.core.policy.policy import Fifo, Policy, PrefillFirst
-from noria.services.scheduler.core.predict.step_times import StepTimes
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
+from noria.services.scheduler.core.policy.fair_composer import FairComposer
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.policy.fifo_composer import DECODES_FIRST, PREFILLS_FIRST, FifoComposer
+from noria.services.scheduler.core.policy.policy import FifoPolicy, Policy, PrefillFirstPolicy
+from noria.services.scheduler.core.predict.step_times import StepTimePredictor
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.step.step_builder import Draft
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.step_builder import StepBuilder
 
-_KNOWN: Final = ", ".join(each.name for each in (Fifo, PrefillFirst, Fair))
+_KNOWN: Final = ", ".join(each.name for each in (FifoPolicy, PrefillFirstPolicy, FairPolicy))
 
 
-class Composition(Protocol):
+class StepComposer(Protocol):
     """How a step is composed."""
 
     @property
@@ -28,31 +28,31 @@ class Composition(Protocol):
     def tokens(self, most: int) -> int:
         """How many query tokens the step may have, `most` at most."""
 
-    def compose(self, draft: Draft) -> None:
+    def compose(self, draft: StepBuilder) -> None:
         """Spend the draft's budgets."""
 
-    def compose_only(self, draft: Draft, requests: list[Request]) -> None:
+    def compose_only(self, draft: StepBuilder, requests: list[Request]) -> None:
         """Spend them on these requests alone, who are suspected; `compose` leaves suspects out."""
 
 
-def policy_named(name: str, rules: Rules) -> Policy:
+def policy_named(name: str, rules: FairRules) -> Policy:
     """Make the policy of this name. Raises ValueError naming the known ones."""
     match name:
-        case Fifo.name:
-            return Fifo()
-        case PrefillFirst.name:
-            return PrefillFirst()
-        case Fair.name:
-            return Fair(rules)
+        case FifoPolicy.name:
+            return FifoPolicy()
+        case PrefillFirstPolicy.name:
+            return PrefillFirstPolicy()
+        case FairPolicy.name:
+            return FairPolicy(rules)
         case _:
             raise ValueError(f"unknown scheduling policy {name!r}; known: {_KNOWN}")
 
 
-def composition_for(board: Board, times: StepTimes) -> Composition:
+def composition_for(board: SchedulerState, times: StepTimePredictor) -> StepComposer:
     """How the board's policy composes steps. times: of steps."""
     policy = board.policy
     chosen = board.settings.safety_margin
     margin = policy.margin if chosen is None else chosen
-    if isinstance(policy, Fair):
-        return Shares(board, policy, margin, times)
-    return Turns(board, PREFILLS_FIRST if isinstance(policy, PrefillFirst) else DECODES_FIRST, margin)
+    if isinstance(policy, FairPolicy):
+        return FairComposer(board, policy, margin, times)
+    return FifoComposer(board, PREFILLS_FIRST if isinstance(policy, PrefillFirstPolicy) else DECODES_FIRST, margin)

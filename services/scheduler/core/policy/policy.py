@@ -5,12 +5,12 @@ A policy knows requests, not the board. `fifo` and `prefill_first` are here; `fa
 
 from typing import ClassVar, Protocol
 
-from noria.services.scheduler.core.policy.ranked_heap import Line
-from noria.services.scheduler.core.policy.service_accounts import Standing
+from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
+from noria.services.scheduler.core.policy.service_accounts import AccountStanding
 from noria.services.scheduler.core.state.request import Request
 
 
-class Order(Protocol):
+class WaitingOrder(Protocol):
     """The order of waiting requests; it may change while they wait."""
 
     def join(self, request: Request) -> None:
@@ -39,7 +39,7 @@ class Policy(Protocol):
     margin: ClassVar[float]
 
     @property
-    def order(self) -> Order:
+    def order(self) -> WaitingOrder:
         """The order of waiting requests."""
 
     def precedence(self, request: Request) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Policy(Protocol):
     def adopt(self, request: Request) -> None:
         """It is under this policy from now on, whatever it was under. Waiting ones join the order by themselves."""
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[AccountStanding]:
         """Who has been served how much, for people to read."""
 
     def carried(self, request: Request) -> None:
@@ -74,7 +74,7 @@ class Policy(Protocol):
         """A slice of an ended request came back: positions `start` to before `end`, output position or -1."""
 
 
-class Fifo:
+class FifoPolicy:
     """Decodes, then running prefills, then arrivals by age; the newest is preempted first."""
 
     name: ClassVar[str] = "fifo"
@@ -101,7 +101,7 @@ class Fifo:
         """It has no account and no rank."""
         request.account, request.rank, request.exempt = None, 0, False
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[AccountStanding]:
         """Nothing is counted."""
         return []
 
@@ -118,7 +118,7 @@ class Fifo:
         """Nothing is counted."""
 
 
-class PrefillFirst(Fifo):
+class PrefillFirstPolicy(FifoPolicy):
     """A prompt under way is finished before others continue; else like `fifo`, without its margin.
 
     The order is that of transformers' scheduler of this name: running prefills, decodes, arrivals.
@@ -132,7 +132,7 @@ class AgeOrder:
     """By age; those who come back from the host go before those who must be computed."""
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._line = RankedHeap()
 
     def join(self, request: Request) -> None:
         """A request waits."""

@@ -7,7 +7,7 @@ from noria.services.scheduler.core.state.request import Request
 Rank = tuple[int, ...]
 
 
-class Line:
+class RankedHeap:
     """A heap by rank. Who leaves from the middle stays in the heap until it comes up or is swept."""
 
     def __init__(self) -> None:

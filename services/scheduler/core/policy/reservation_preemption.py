@@ -9,24 +9,24 @@ has made its progress.
 from collections.abc import Iterator
 from typing import Final
 
-from noria.services.scheduler.core.policy.class_usage import Census, take_census
-from noria.services.scheduler.core.policy.fair_policy import Fair, account_of, share_of, turn
+from noria.services.scheduler.core.policy.class_usage import SlotUsage, count_usage
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy, account_of, share_of, turn
 from noria.services.scheduler.core.policy.service_accounts import ClassShare
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.step.request_admission import Arrivals
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.request_admission import RequestAdmission
 
 # Slots that are taken from lower ranks in one step, at most: their prompts would not fit into a step anyway.
 _TAKEN_MAX: Final = 4
 
 
-class Claims:
+class ReservationPreemption:
     """Preempts for waiting requests. owed: slots that were taken for a class and not given to it yet.
 
     blocked: the first of a class, where it lacked blocks in the last step that was composed.
     """
 
-    def __init__(self, board: Board, fair: Fair, arrivals: Arrivals) -> None:
+    def __init__(self, board: SchedulerState, fair: FairPolicy, arrivals: RequestAdmission) -> None:
         self._board = board
         self._fair = fair
         self._arrivals = arrivals
@@ -34,12 +34,12 @@ class Claims:
         self.blocked: dict[ClassShare, Request] = {}
         self._running: list[Request] | None = None
 
-    def settle(self, now_ns: int) -> Census:
+    def settle(self, now_ns: int) -> SlotUsage:
         """Let requests give way; returns what each class holds after that."""
         shares = [share for share in self._fair.accounts.shares if share.waiting and not share.terms.isolated]
         self.owed = {share: count for share, count in self.owed.items() if share.waiting and count}
         self.blocked = {share: request for share, request in self.blocked.items() if self._head(share) is request}
-        census = take_census(self._board, self._fair)
+        census = count_usage(self._board, self._fair)
         self._running = None
         if not shares or not (self._board.prefilling or self._board.decoding):
             return census
@@ -52,7 +52,7 @@ class Claims:
             self._rotate(census, shares, now_ns)
         return census
 
-    def _slots(self, census: Census, share: ClassShare, free: int, now_ns: int) -> int:
+    def _slots(self, census: SlotUsage, share: ClassShare, free: int, now_ns: int) -> int:
         """Take the slots that a class has a right to; returns how many free ones are left for others."""
         use, head = census.uses[share], self._head(share)
         if head is None or self._arrivals.unready(head) is not None:
@@ -76,7 +76,7 @@ class Claims:
             self.owed[share] = self.owed.get(share, 0) + 1
         return free
 
-    def _blocks(self, census: Census, share: ClassShare, now_ns: int) -> None:
+    def _blocks(self, census: SlotUsage, share: ClassShare, now_ns: int) -> None:
         """Take blocks for the first of a class, if enough can be taken."""
         request, cache = self.blocked.get(share), self._board.cache
         if request is None or cache is None:
@@ -96,7 +96,7 @@ class Claims:
             for victim in victims:
                 self._push(census, victim, now_ns)
 
-    def _victims(self, census: Census, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
+    def _victims(self, census: SlotUsage, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
         """Whom a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
         givers: dict[ClassShare, bool] = {}
         for other, use in census.uses.items():
@@ -117,7 +117,7 @@ class Claims:
         """By how much higher ranks may be served more while a class waits for blocks: one step, at its weight."""
         return self._board.settings.max_batch_tokens * self._fair.rules.prices.prompt / share.weight
 
-    def _rotate(self, census: Census, shares: list[ClassShare], now_ns: int) -> None:
+    def _rotate(self, census: SlotUsage, shares: list[ClassShare], now_ns: int) -> None:
         """Let one request that has used up its quantum go behind those of its rank or a higher one that wait."""
         heads = [head for share in shares if (head := self._head(share)) is not None]
         ready = [head for head in heads if self._arrivals.unready(head) is None]
@@ -140,7 +140,7 @@ class Claims:
             return False
         return other is mine or (turn(other.share), other.virtual) <= (turn(mine.share), mine.virtual)
 
-    def _push(self, census: Census, victim: Request, now_ns: int) -> None:
+    def _push(self, census: SlotUsage, victim: Request, now_ns: int) -> None:
         assert victim.held is not None
         pages = victim.held.pages_long
         self._board.preempt(victim, now_ns)

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from noria.services.scheduler.core.interface.traffic_rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 
 
-class Account:
+class ServiceAccount:
     """One tenant in one class. virtual: service by weight, with lifts. charged: service so far, without.
 
     waiting: requests in the order of waiting ones. prompts: of those that hold a slot, how many have prompt left after
@@ -59,10 +59,10 @@ class ClassShare:
         self.virtual = 0.0
         self.charged = 0.0
         self.waiting = 0
-        self.accounts: dict[str, Account] = {}
-        self.busy: dict[Account, None] = {}
-        self._heap: list[tuple[float, str, int, Account]] = []
-        self._last: Account | None = None
+        self.accounts: dict[str, ServiceAccount] = {}
+        self.busy: dict[ServiceAccount, None] = {}
+        self._heap: list[tuple[float, str, int, ServiceAccount]] = []
+        self._last: ServiceAccount | None = None
 
     @property
     def head_start(self) -> float:
@@ -74,7 +74,7 @@ class ClassShare:
         """Whether one of its tenants does."""
         return self.waiting > 0 or bool(self.busy)
 
-    def first(self) -> Account | None:
+    def first(self) -> ServiceAccount | None:
         """The tenant with waiting requests that has been served least."""
         heap = self._heap
         while heap:
@@ -88,34 +88,34 @@ class ClassShare:
                 return account
         return None
 
-    def lift(self, account: Account) -> None:
+    def lift(self, account: ServiceAccount) -> None:
         """Raise who returns from idle to the least of those who contend."""
         if not account.contends:
             account.virtual = max(account.virtual, self._floor())
 
-    def joined(self, account: Account) -> None:
+    def joined(self, account: ServiceAccount) -> None:
         """One more request of a tenant waits."""
         account.waiting += 1
         self.waiting += 1
         if account.waiting == 1:
             self._push(account)
 
-    def left(self, account: Account) -> None:
+    def left(self, account: ServiceAccount) -> None:
         """One request less of a tenant waits."""
         account.waiting -= 1
         self.waiting -= 1
         self._last = account
 
-    def set_aside(self, account: Account) -> None:
+    def set_aside(self, account: ServiceAccount) -> None:
         """Let others of the class go first until `moved_up`."""
         account.stamp += 1
 
-    def moved_up(self, account: Account) -> None:
+    def moved_up(self, account: ServiceAccount) -> None:
         """Its counter fell, or it may be chosen again."""
         if account.waiting:
             self._push(account)
 
-    def count_prompts(self, prompts: dict[Account, int]) -> None:
+    def count_prompts(self, prompts: dict[ServiceAccount, int]) -> None:
         """How many prompts its tenants have under way."""
         for account in self.busy:
             account.prompts = 0
@@ -133,7 +133,7 @@ class ClassShare:
             return min(candidates)
         return self._last.virtual if self._last is not None else 0.0
 
-    def _push(self, account: Account) -> None:
+    def _push(self, account: ServiceAccount) -> None:
         account.stamp += 1
         if len(self._heap) > 64 + 2 * len(self.accounts):
             self._heap = [each for each in self._heap if each[2] == each[3].stamp and each[3].waiting]
@@ -142,7 +142,7 @@ class ClassShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AccountStanding:
     """What an account stands at, for people to read. requests: waiting ones."""
 
     traffic_class: str
@@ -152,10 +152,10 @@ class Standing:
     waiting: int
 
 
-class Accounts:
+class ServiceAccounts:
     """All classes' shares."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: FairRules) -> None:
         self.rules = rules
         self._shares: dict[str, ClassShare] = {}
         self._last: ClassShare | None = None
@@ -166,7 +166,7 @@ class Accounts:
         """Every class that is configured, or still has requests."""
         return self._shares.values()
 
-    def change(self, rules: Rules) -> None:
+    def change(self, rules: FairRules) -> None:
         """Other weights and classes from now on; service so far stays."""
         self.rules = rules
         for terms in rules.classes:
@@ -179,16 +179,16 @@ class Accounts:
             for account in share.accounts.values():
                 account.weight = rules.tenants.get(account.tenant, 1.0)
 
-    def account(self, traffic_class: str, tenant: str) -> Account:
+    def account(self, traffic_class: str, tenant: str) -> ServiceAccount:
         """The account of a tenant in a class; begun when first asked for."""
         terms = self.rules.class_named(traffic_class)
         share = self._shares.setdefault(terms.name, ClassShare(terms))
         account = share.accounts.get(tenant)
         if account is None:
-            account = share.accounts[tenant] = Account(tenant, share, self.rules.tenants.get(tenant, 1.0))
+            account = share.accounts[tenant] = ServiceAccount(tenant, share, self.rules.tenants.get(tenant, 1.0))
         return account
 
-    def lift(self, account: Account) -> None:
+    def lift(self, account: ServiceAccount) -> None:
         """A request of an account begins to wait: who was idle till now, class or tenant, is lifted."""
         share = account.share
         if not share.contends and not share.terms.isolated:
@@ -199,16 +199,16 @@ class Accounts:
                 share.virtual = max(share.virtual, self._last.virtual)
         share.lift(account)
 
-    def left(self, account: Account) -> None:
+    def left(self, account: ServiceAccount) -> None:
         """One request less of an account waits."""
         account.share.left(account)
         if not account.share.terms.isolated:
             self._last = account.share
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[AccountStanding]:
         """Every account, for people to read."""
         return [
-            Standing(share.terms.name, account.tenant, account.charged, account.virtual, account.waiting)
+            AccountStanding(share.terms.name, account.tenant, account.charged, account.virtual, account.waiting)
             for share in self._shares.values()
             for account in share.accounts.values()
         ]

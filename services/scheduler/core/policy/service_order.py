@@ -5,23 +5,23 @@ from collections import deque
 from collections.abc import Iterable
 
 from noria.services.scheduler.core.policy.fair_policy import account_of, turn
-from noria.services.scheduler.core.policy.service_accounts import Account, Accounts, ClassShare
+from noria.services.scheduler.core.policy.service_accounts import ClassShare, ServiceAccount, ServiceAccounts
 from noria.services.scheduler.core.state.request import Request
 
 
-class Contest:
+class ServiceOrder:
     """Running requests that were entered, and the waiting ones, by class and tenant.
 
     Charges move the turns while it goes on. Choosing costs O(classes + log tenants).
     """
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: ServiceAccounts) -> None:
         self._accounts = accounts
-        self._running: dict[Account, deque[Request]] = {}
-        self._heaps: dict[ClassShare, list[tuple[float, str, Account]]] = {}
+        self._running: dict[ServiceAccount, deque[Request]] = {}
+        self._heaps: dict[ClassShare, list[tuple[float, str, ServiceAccount]]] = {}
         self._bars: list[tuple[int, float]] = []
         self._shut: set[ClassShare] = set()
-        self._aside: list[Account] = []
+        self._aside: list[ServiceAccount] = []
         self._ranks: dict[int, int] = {}
 
     def enter(self, requests: Iterable[Request]) -> None:
@@ -42,9 +42,9 @@ class Contest:
         waiting = sum(each.waiting for each in shares if each.terms.rank >= rank and not each.terms.isolated)
         return running + waiting > 1
 
-    def next(self, *, arrivals: bool) -> Account | None:
+    def next(self, *, arrivals: bool) -> ServiceAccount | None:
         """The account whose turn it is. arrivals: whether waiting requests may be placed at all."""
-        best: Account | None = None
+        best: ServiceAccount | None = None
         best_turn: tuple[float, int, str] | None = None
         for share in self._accounts.shares:
             may_arrive = arrivals and share.waiting > 0 and self._may_arrive(share)
@@ -58,7 +58,7 @@ class Contest:
                 best, best_turn = account, its_turn
         return best
 
-    def take(self, account: Account) -> Request | None:
+    def take(self, account: ServiceAccount) -> Request | None:
         """The account's next running request; None when it is a waiting one's turn."""
         queue = self._running.get(account)
         if not queue:
@@ -77,7 +77,7 @@ class Contest:
         """No more of a class are placed in this step."""
         self._shut.add(share)
 
-    def set_aside(self, account: Account) -> None:
+    def set_aside(self, account: ServiceAccount) -> None:
         """The first of an account can't be placed in this step: others of its class go on."""
         account.share.set_aside(account)
         self._aside.append(account)
@@ -97,7 +97,7 @@ class Contest:
             return False
         return all(share.terms.rank > rank and share.virtual <= most for rank, most in self._bars)
 
-    def _least(self, share: ClassShare, *, arrivals: bool) -> Account | None:
+    def _least(self, share: ClassShare, *, arrivals: bool) -> ServiceAccount | None:
         heap = self._heaps.get(share, [])
         while heap:
             virtual, tenant, account = heap[0]

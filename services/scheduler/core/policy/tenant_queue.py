@@ -7,23 +7,23 @@ alike whichever of their requests goes, so that this changes nothing between ten
 
 from typing import Final
 
-from noria.services.scheduler.core.policy.ranked_heap import Line
+from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
 from noria.services.scheduler.core.state.request import Request
 
 # Long enough to be more than a template's preamble, short enough to compare at once.
 BEGINNING_TOKENS: Final = 64
 ROW_MAX: Final = 8
 
-_Beginning = tuple[bytes, tuple[int, ...]]
+_PromptStart = tuple[bytes, tuple[int, ...]]
 
 
-class TenantLine:
+class TenantQueue:
     """Requests by age and by beginning. A beginning that only one has costs nothing to others."""
 
     def __init__(self) -> None:
-        self._line = Line()
-        self._alike: dict[_Beginning, Line] = {}
-        self._placed: _Beginning | None = None
+        self._line = RankedHeap()
+        self._alike: dict[_PromptStart, RankedHeap] = {}
+        self._placed: _PromptStart | None = None
         self._row = 0
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class TenantLine:
         rank = (not back, max(begun_ns, request.rotated_ns), number)
         self._line.add(request, rank)
         if not request.rotated_ns:
-            self._alike.setdefault(_beginning(request), Line()).add(request, rank)
+            self._alike.setdefault(_beginning(request), RankedHeap()).add(request, rank)
 
     def remove(self, request: Request) -> None:
         """Let a request leave."""
@@ -72,6 +72,6 @@ class TenantLine:
             line.check({each for each in young if _beginning(each) == beginning})
 
 
-def _beginning(request: Request) -> _Beginning:
+def _beginning(request: Request) -> _PromptStart:
     submission = request.submission
     return submission.salt, submission.prompt_ids[:BEGINNING_TOKENS]

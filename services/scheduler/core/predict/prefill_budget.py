@@ -16,7 +16,7 @@ _DECODES_MOST: Final = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class Pacing:
+class PrefillBudget:
     """The time that the chunks of one step may take. left_us: what is left of it; least: tokens to allow in any case."""
 
     fit: StepTime
@@ -50,7 +50,7 @@ class Pacing:
 
 def pacing(
     fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens: int, stretch: float = 1.0
-) -> Pacing | None:
+) -> PrefillBudget | None:
     """How long the chunks of a step may take; None where nothing bounds them.
 
     fit: the step-time model; without a cost per query token there is nothing to adapt.
@@ -67,10 +67,10 @@ def pacing(
         + fit.request_us * decodes
     )
     wanted_us = max(target_ms * 1000 / stretch, decodes_us / _DECODES_MOST)
-    return Pacing(fit, wanted_us - decodes_us)
+    return PrefillBudget(fit, wanted_us - decodes_us)
 
 
-def step_tokens(within: Pacing | None, *, decodes: int, tokens_max: int) -> int:
+def step_tokens(within: PrefillBudget | None, *, decodes: int, tokens_max: int) -> int:
     """The query-token budget of a step with so many decodes, theirs included: as if a prompt began with it."""
     if within is None:
         return tokens_max

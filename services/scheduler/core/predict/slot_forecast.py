@@ -16,7 +16,7 @@ _PARTS: Final = 128
 
 
 @dataclass(slots=True)
-class Endings:
+class EndRates:
     """How sequences left their slots for good lately; the older the fainter.
 
     tokens: output that they planned in these slots. ends: how many. early: of these, how many before their length.
@@ -44,7 +44,7 @@ class Endings:
         return self.early / self.tokens
 
 
-class Outlook:
+class SlotForecast:
     """The steps to come while no slot is free. left: output tokens that each running sequence may still plan, unordered.
 
     coming: slots that are free from the next step on, already. step_ns: how long a step takes in which they continue.
@@ -55,7 +55,7 @@ class Outlook:
     def __init__(
         self,
         left: Iterable[int],
-        endings: Endings,
+        endings: EndRates,
         *,
         coming: int = 0,
         step_ns: float,

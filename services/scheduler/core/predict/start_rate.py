@@ -20,7 +20,7 @@ _WORTH_NS: Final = 20_000_000
 
 
 @dataclass(slots=True)
-class Pace:
+class StartRate:
     """Starts of one class, or of all.
 
     spent_ns, requests, tokens: time in which some waited, and who was started in it. by_slots: share of that time in

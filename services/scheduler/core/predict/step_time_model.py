@@ -43,7 +43,7 @@ class StepTimeModel:
     """
 
     def __init__(self) -> None:
-        self._memories: list[_Memory | None] = [None] * _SIZES
+        self._memories: list[_NormalEquations | None] = [None] * _SIZES
         self._unsolved = 0
         self._error = _ERROR_FIRST
         self._solved = StepTime()
@@ -65,7 +65,7 @@ class StepTimeModel:
         size = min(query_tokens.bit_length() // 2, _SIZES - 1)
         memory = self._memories[size]
         if memory is None:
-            memory = self._memories[size] = _Memory()
+            memory = self._memories[size] = _NormalEquations()
         sizes = (query_tokens / _SCALE[1], cache_tokens / _SCALE[2], requests / _SCALE[3], pairs / _SCALE[4])
         memory.learn((1.0, *sizes), float(compute_us), weight / (predicted * predicted))
         self._unsolved += 1
@@ -100,7 +100,7 @@ class StepTimeModel:
         return StepTime()
 
 
-class _Memory:
+class _NormalEquations:
     """The normal equations of steps of one size, the older the fainter."""
 
     __slots__ = ("matrix", "vector")

@@ -19,7 +19,7 @@ _PACE: Final = 0.05
 _STRETCH_MAX: Final = 1.5
 
 
-class StepTimes:
+class StepTimePredictor:
     """Learns from each step. stretch: how many times their prediction nine in ten steps with prompts take, at least one."""
 
     def __init__(self) -> None:

@@ -8,17 +8,17 @@ from typing import Final, NamedTuple
 
 from noria.proto.execution import Copy, Geometry, Replace, Stash
 from noria.services.scheduler.core.cache.block_allocators import UNLIMITED
-from noria.services.scheduler.core.cache.cache_allocator import Cache
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.host_pool import HostPool
 from noria.services.scheduler.core.cache.pages import Page, Prefix
-from noria.services.scheduler.core.cache.request_blocks import BlockCount, Holding
-from noria.services.scheduler.core.state.in_flight_steps import Lane, Retired, Step
-from noria.services.scheduler.core.state.prefix_waiters import Twins
+from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, RequestBlocks
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep, InFlightSteps, RetiredBlocks
+from noria.services.scheduler.core.state.prefix_waiters import PrefixWaiters
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.waiting_queue import WaitingQueue
 
 
-class Orders(NamedTuple):
+class CacheMoves(NamedTuple):
     """What a plan moves: its fields of these names."""
 
     swap_out: tuple[Copy, ...]
@@ -28,17 +28,17 @@ class Orders(NamedTuple):
     stash: tuple[Stash, ...]
 
 
-class Memory:
+class CacheMemory:
     """One executor's cache and host pool. Made anew, empty, for each executor."""
 
-    def __init__(self, geometry: Geometry, lane: Lane, waiting: WaitingQueue, *, sharing: bool) -> None:
-        self.cache: Final = Cache(geometry, sharing=sharing)
+    def __init__(self, geometry: Geometry, lane: InFlightSteps, waiting: WaitingQueue, *, sharing: bool) -> None:
+        self.cache: Final = CacheAllocator(geometry, sharing=sharing)
         self.host = HostPool(geometry)
-        self.twins: Final = Twins()
+        self.twins: Final = PrefixWaiters()
         self._geometry = geometry
         self._lane = lane
         self._waiting = waiting
-        self._replaced: dict[Holding, tuple[Request, list[int]]] = {}
+        self._replaced: dict[RequestBlocks, tuple[Request, list[int]]] = {}
         self._copies: list[Copy] = []
 
     def prefix(self, request: Request) -> Prefix:
@@ -75,7 +75,7 @@ class Memory:
         self._settle(request, holding)
         return True
 
-    def _settle(self, request: Request, holding: Holding) -> None:
+    def _settle(self, request: Request, holding: RequestBlocks) -> None:
         cache = self.cache
         request.room = cache.room(holding)
         request.promised = cache.units(cache.lacks(holding, request.known))
@@ -113,7 +113,7 @@ class Memory:
             self.host.drop(request.stored)
             request.stored = None
 
-    def publish(self, holding: Holding, request: Request, end: int) -> int:
+    def publish(self, holding: RequestBlocks, request: Request, end: int) -> int:
         """A step has computed positions up to `end` of a holding: what is full can be shared from now on.
 
         Returns how many pages had been published by another, whose blocks are used from now on.
@@ -134,7 +134,7 @@ class Memory:
                 self.cache.give_back(blocks)
         return len(result.replaced)
 
-    def free(self, step: Step) -> list[Retired]:
+    def free(self, step: InFlightStep) -> list[RetiredBlocks]:
         """No step touches these any more; returns the holdings that ended with it."""
         for retired in step.retired:
             self._give_up(retired.holding, len(retired.holding.pages))
@@ -162,7 +162,7 @@ class Memory:
                 self._replaced.setdefault(holding, (request, []))[1].extend(changed)
         return any(moved)
 
-    def orders(self) -> Orders:
+    def orders(self) -> CacheMoves:
         """What the plan that is being sent moves; told once."""
         replaced = tuple(
             Replace(request.slot, group, index, table[index])
@@ -176,7 +176,7 @@ class Memory:
         copies = tuple(self._copies)
         self._replaced.clear()
         self._copies.clear()
-        return Orders(out, copies, back, replaced, stash)
+        return CacheMoves(out, copies, back, replaced, stash)
 
     def reopen(self) -> None:
         """A new epoch: no copy that was ordered will be heard of, so the host pool begins empty."""
@@ -184,7 +184,7 @@ class Memory:
         self._replaced.clear()
         self._copies.clear()
 
-    def counts(self) -> list[BlockCount]:
+    def counts(self) -> list[BlockStateCounts]:
         """Blocks by state, for each group."""
         counts = self.cache.counts()
         for count, host in zip(counts, self.host.used, strict=True):
@@ -200,7 +200,7 @@ class Memory:
         """The published pages a waiting request may begin with; valid until the index changes."""
         return self.cache.find(self.prefix(request))
 
-    def _give_up(self, holding: Holding, page: int) -> None:
+    def _give_up(self, holding: RequestBlocks, page: int) -> None:
         if holding.claimed > page:
             self._wake(self.twins.give_up(holding, page))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """What has happened since the start. wasted_tokens: query tokens computed for slices that were discarded.
 
     prompt_tokens: of requests when first admitted, each counted once, and hit_tokens those of them found in the cache;

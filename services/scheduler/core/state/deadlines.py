@@ -8,7 +8,7 @@ prefilled and never the most urgent.
 import heapq
 from typing import Final
 
-from noria.services.scheduler.core.state.request import Request, State
+from noria.services.scheduler.core.state.request import Request, RequestState
 
 _KEPT: Final = 1024
 
@@ -48,14 +48,14 @@ class Deadlines:
     def tidy(self, requests: int) -> None:
         """Drop the deadlines of requests that ended, when they are most of what is kept; `requests` live."""
         if len(self._due) > 4 * requests + _KEPT:
-            self._due = [each for each in self._due if each[2].state not in (State.FINISHED, State.GONE)]
+            self._due = [each for each in self._due if each[2].state not in (RequestState.FINISHED, RequestState.GONE)]
             heapq.heapify(self._due)
 
     def check(self, requests: list[Request], now_ns: int) -> None:
         """Every deadline to come is watched."""
         watched = {(due_ns, request) for due_ns, _, request in self._due}
         for request in requests:
-            if request.state is State.FINISHED:
+            if request.state is RequestState.FINISHED:
                 continue
             for due_ns in (request.deadline_first_ns, request.deadline_ns):
                 assert due_ns is None or due_ns <= now_ns or (due_ns, request) in watched
@@ -63,7 +63,7 @@ class Deadlines:
 
 def _is_over(request: Request, now_ns: int) -> bool:
     """Whether a deadline that was due has been missed."""
-    if request.state in (State.FINISHED, State.GONE):
+    if request.state in (RequestState.FINISHED, RequestState.GONE):
         return False
     if request.deadline_ns is not None and request.deadline_ns <= now_ns:
         return True

@@ -3,7 +3,7 @@
 import heapq
 
 
-class Slots:
+class FreeSlots:
     """Slots 0 to `count - 1`, lowest first.
 
     A slot given back is free from the next plan on, whose `release` names it: that plan is applied after every step

@@ -4,11 +4,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from noria.services.scheduler.core.cache.request_blocks import Holding
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
 from noria.services.scheduler.core.state.request import Request
 
 
-class Entry(NamedTuple):
+class InFlightSlice(NamedTuple):
     """A slice in flight: `tokens` query tokens of a request up to position `end`, whose cache is in `holding`.
 
     output: the output position that it samples, or -1.
@@ -18,18 +18,18 @@ class Entry(NamedTuple):
     output: int
     tokens: int
     end: int
-    holding: Holding
+    holding: RequestBlocks
 
 
-class Retired(NamedTuple):
+class RetiredBlocks(NamedTuple):
     """What a request no longer holds but a step in flight still touches."""
 
     request: Request
-    holding: Holding
+    holding: RequestBlocks
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class InFlightStep:
     """One step in flight. cache_tokens: positions read, its own included. pairs: of tokens of chunks and positions they read.
 
     predicted_us: how long it was believed to take when it was planned, 0 where nobody knows.
@@ -39,17 +39,17 @@ class Step:
     """
 
     number: int
-    entries: list[Entry]
+    entries: list[InFlightSlice]
     tokens: int
     cache_tokens: int
     pairs: int = 0
     predicted_us: float = 0.0
-    retired: list[Retired] = field(default_factory=list)
+    retired: list[RetiredBlocks] = field(default_factory=list)
     spare: list[tuple[int, ...]] = field(default_factory=list)
     gain: int = 0
 
 
-class Lane:
+class InFlightSteps:
     """The executor's in-order lane as the scheduler believes it to be: epoch, last number and steps in flight.
 
     busy_ns: since when it computes the oldest of them.
@@ -58,7 +58,7 @@ class Lane:
     def __init__(self) -> None:
         self.epoch = 0
         self.number = 0
-        self.steps: deque[Step] = deque()
+        self.steps: deque[InFlightStep] = deque()
         self.soon_free = 0
         self.done = 0
         self.busy_ns = 0
@@ -81,7 +81,7 @@ class Lane:
             return 0
         return self.busy_ns + int(1000 * sum(step.predicted_us for step in self.steps))
 
-    def send(self, step: Step, now_ns: int) -> None:
+    def send(self, step: InFlightStep, now_ns: int) -> None:
         """A plan with the next number was sent."""
         assert step.number == self.number + 1
         if not self.steps:
@@ -89,10 +89,10 @@ class Lane:
         self.number = step.number
         self.steps.append(step)
 
-    def retire(self, request: Request, holding: Holding, gain: int) -> None:
+    def retire(self, request: Request, holding: RequestBlocks, gain: int) -> None:
         """Keep what a request held until the last step that touches it is done."""
         step = self._step(request.last_step)
-        step.retired.append(Retired(request, holding))
+        step.retired.append(RetiredBlocks(request, holding))
         step.gain += gain
         self.soon_free += gain
 
@@ -103,7 +103,7 @@ class Lane:
         step.gain += len(pages) * page_units
         self.soon_free += len(pages) * page_units
 
-    def finish(self, now_ns: int) -> Step:
+    def finish(self, now_ns: int) -> InFlightStep:
         """The oldest step in flight is done; what it retired is the caller's to free."""
         self.busy_ns = now_ns
         step = self.steps.popleft()
@@ -111,7 +111,7 @@ class Lane:
         self.soon_free -= step.gain
         return step
 
-    def reopen(self) -> list[Step]:
+    def reopen(self) -> list[InFlightStep]:
         """Begin a new epoch; returns the steps of the old one, none of which will be heard of again."""
         lost = list(self.steps)
         self.steps.clear()
@@ -125,7 +125,7 @@ class Lane:
         assert not self.steps and not self.number
         self.epoch = max(self.epoch, epoch + 1)
 
-    def _step(self, number: int) -> Step:
+    def _step(self, number: int) -> InFlightStep:
         step = self.steps[number - self.steps[0].number]
         assert step.number == number
         return step

@@ -6,29 +6,29 @@ that page is published, and when the twin gives the claim up, whatever the reaso
 
 from typing import NamedTuple
 
-from noria.services.scheduler.core.cache.request_blocks import Holding
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
 from noria.services.scheduler.core.state.request import Request
 
 
-class Claim(NamedTuple):
+class PrefixClaim(NamedTuple):
     """Who computes a page, and what it holds. One for all pages that it claims at once."""
 
     request: Request
-    holding: Holding
+    holding: RequestBlocks
 
 
-class Twins:
+class PrefixWaiters:
     """Claims on pages by key, and who waits for which."""
 
     def __init__(self) -> None:
-        self._claims: dict[bytes, Claim] = {}
+        self._claims: dict[bytes, PrefixClaim] = {}
         self._waiting: dict[bytes, list[Request]] = {}
 
-    def claim(self, request: Request, holding: Holding) -> None:
+    def claim(self, request: Request, holding: RequestBlocks) -> None:
         """A request begins to compute its prefix: others may wait for its full pages."""
         prefix, claims = holding.prefix, self._claims
         holding.claimed = max(len(holding.pages), prefix.known // prefix.page_tokens)
-        claim = Claim(request, holding)
+        claim = PrefixClaim(request, holding)
         for number in range(len(holding.pages), holding.claimed):
             claims.setdefault(prefix.key(number), claim)
 
@@ -51,7 +51,7 @@ class Twins:
         self._waiting.setdefault(prefix.key(last), []).append(request)
         return True
 
-    def resolve(self, holding: Holding, first: int, end: int) -> list[Request]:
+    def resolve(self, holding: RequestBlocks, first: int, end: int) -> list[Request]:
         """The holding's pages from `first` to before `end` are published or given up; returns who waited for them."""
         prefix = holding.prefix
         woken: list[Request] = []
@@ -63,7 +63,7 @@ class Twins:
                 woken += self._waiting.pop(key, ())
         return woken
 
-    def give_up(self, holding: Holding, page: int) -> list[Request]:
+    def give_up(self, holding: RequestBlocks, page: int) -> list[Request]:
         """The holding will compute no page from `page` on; returns who waited for them."""
         woken = self.resolve(holding, page, holding.claimed)
         holding.claimed = min(holding.claimed, page)
@@ -75,7 +75,7 @@ class Twins:
         self._waiting.clear()
         return woken
 
-    def check(self, holdings: list[Holding]) -> None:
+    def check(self, holdings: list[RequestBlocks]) -> None:
         """Only what is being computed is claimed, and nobody waits for what is not."""
         for key, (_, holding) in self._claims.items():
             assert holding in holdings, "a claim outlives its holding"

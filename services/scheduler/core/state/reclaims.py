@@ -6,17 +6,19 @@ Told when no step touches a stream any more, which may be long after it was forg
 from collections.abc import Callable
 
 from noria.proto.scheduling import Reclaimed, Spent
-from noria.services.scheduler.core.interface.events import Reply
-from noria.services.scheduler.core.state.cache_memory import Memory
-from noria.services.scheduler.core.state.counters import Counters
-from noria.services.scheduler.core.state.in_flight_steps import Lane, Step
+from noria.services.scheduler.core.interface.events import SchedulerReply
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
+from noria.services.scheduler.core.state.counters import SchedulerCounters
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep, InFlightSteps
 from noria.services.scheduler.core.state.request import Request
 
 
-class Returns:
+class ReclaimReports:
     """Tells of blocks and costs by `tell`."""
 
-    def __init__(self, lane: Lane, counters: Counters, tell: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, lane: InFlightSteps, counters: SchedulerCounters, tell: Callable[[SchedulerReply], None]
+    ) -> None:
         self._lane = lane
         self._counters = counters
         self._tell = tell
@@ -28,7 +30,7 @@ class Returns:
             Spent(request.stream, request.spent, request.wasted, request.block_us, whose.tenant, whose.traffic_class)
         )
 
-    def freed(self, memory: Memory | None, step: Step, now_ns: int) -> None:
+    def freed(self, memory: CacheMemory | None, step: InFlightStep, now_ns: int) -> None:
         """The last step that touched what others had given back is over."""
         if memory is None or not (step.retired or step.spare):
             return

@@ -5,13 +5,13 @@ from enum import IntEnum
 
 from noria.proto.base import End, Likelihood, Stream
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.cache.host_pool import Stored
+from noria.services.scheduler.core.cache.host_pool import HostBlocks
 from noria.services.scheduler.core.cache.pages import Prefix
-from noria.services.scheduler.core.cache.request_blocks import Holding
-from noria.services.scheduler.core.policy.service_accounts import Account
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
+from noria.services.scheduler.core.policy.service_accounts import ServiceAccount
 
 
-class State(IntEnum):
+class RequestState(IntEnum):
     """Where a request is.
 
     DRAINING: everything it may generate is planned; only results are awaited, its slot is free already.
@@ -67,16 +67,16 @@ class Request:
     min_tokens: int
     has_stop: bool
     seen: int
-    state: State = State.WAITING
+    state: RequestState = RequestState.WAITING
     limit: int = 0
     slot: int = -1
     planned: int = 0
     length: int = 0
     filled: int = 0
     room: int = 0
-    held: Holding | None = None
+    held: RequestBlocks | None = None
     prefix: Prefix | None = None
-    stored: Stored | None = None
+    stored: HostBlocks | None = None
     promised: int = 0
     computed: int = 0
     cached_tokens: int = 0
@@ -98,7 +98,7 @@ class Request:
     held_ns: int = 0
     held_blocks: int = 0
     block_us: int = 0
-    account: Account | None = None
+    account: ServiceAccount | None = None
     rank: int = 0
     exempt: bool = False
     prompt_before: int = 0
@@ -122,7 +122,7 @@ class Request:
     @property
     def active(self) -> bool:
         """Whether it holds a slot or is drained, so that it must be computed again when the cache is lost."""
-        return self.state in (State.PREFILLING, State.DECODING, State.DRAINING)
+        return self.state in (RequestState.PREFILLING, RequestState.DECODING, RequestState.DRAINING)
 
     @property
     def immune(self) -> bool:

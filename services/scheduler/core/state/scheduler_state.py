@@ -9,30 +9,30 @@ from typing import assert_never
 from noria.proto.base import End, Stream
 from noria.proto.execution import Geometry
 from noria.services.scheduler.core.cache.block_allocators import UNLIMITED
-from noria.services.scheduler.core.cache.cache_allocator import Cache
-from noria.services.scheduler.core.interface.events import Moved, Reply, Stage
-from noria.services.scheduler.core.interface.settings import Settings
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase, SchedulerReply
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.policy.policy import Policy
-from noria.services.scheduler.core.predict.slot_forecast import Endings
-from noria.services.scheduler.core.state.cache_memory import Memory
-from noria.services.scheduler.core.state.counters import Counters
+from noria.services.scheduler.core.predict.slot_forecast import EndRates
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
+from noria.services.scheduler.core.state.counters import SchedulerCounters
 from noria.services.scheduler.core.state.deadlines import Deadlines
-from noria.services.scheduler.core.state.free_slots import Slots
-from noria.services.scheduler.core.state.in_flight_steps import Lane
-from noria.services.scheduler.core.state.reclaims import Returns
-from noria.services.scheduler.core.state.request import Request, State
-from noria.services.scheduler.core.state.step_decisions import Decisions
+from noria.services.scheduler.core.state.free_slots import FreeSlots
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
+from noria.services.scheduler.core.state.reclaims import ReclaimReports
+from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.step_decisions import DecisionLog
 from noria.services.scheduler.core.state.suspects import Suspects
 from noria.services.scheduler.core.state.waiting_queue import WaitingQueue
 
 
-class Board:
+class SchedulerState:
     """Requests by state, with cache, slots and lane. `news` is what there is to tell since it was last collected.
 
     now_ns: the time of the event or plan at hand.
     """
 
-    def __init__(self, settings: Settings, policy: Policy) -> None:
+    def __init__(self, settings: CoreSettings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
         self.requests: dict[Stream, Request] = {}
@@ -41,19 +41,19 @@ class Board:
         self.decoding: dict[Request, None] = {}
         self.draining: dict[Request, None] = {}
         self.finished = 0
-        self.lane = Lane()
+        self.lane = InFlightSteps()
         self.geometry: Geometry | None = None
-        self.memory: Memory | None = None
-        self.slots = Slots(0)
+        self.memory: CacheMemory | None = None
+        self.slots = FreeSlots(0)
         # Requests whose cache was taken over: the plan that opens the epoch fills their slots.
         self.adopted: dict[Request, None] = {}
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self.deadlines = Deadlines()
         self.suspects = Suspects()
-        self.decisions = Decisions()
-        self.endings = Endings()
-        self.news: list[Reply] = []
-        self.returns = Returns(self.lane, self.counters, self.tell)
+        self.decisions = DecisionLog()
+        self.endings = EndRates()
+        self.news: list[SchedulerReply] = []
+        self.returns = ReclaimReports(self.lane, self.counters, self.tell)
         self.now_ns = 0
 
     @property
@@ -69,7 +69,7 @@ class Board:
         return [request for request in self.decoding if not request.suspected]
 
     @property
-    def cache(self) -> Cache | None:
+    def cache(self) -> CacheAllocator | None:
         """The present executor's cache."""
         return self.memory.cache if self.memory is not None else None
 
@@ -87,7 +87,7 @@ class Board:
     def change(self, policy: Policy) -> None:
         """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""
         for request in self.requests.values():
-            if request.state is not State.WAITING:
+            if request.state is not RequestState.WAITING:
                 policy.adopt(request)
         self.waiting.reorder(policy)
         self.policy = policy
@@ -99,29 +99,29 @@ class Board:
                 if request.prompt_tokens + request.limit > self.memory.cache.largest_tokens:
                     request.exempt = True
 
-    def tell(self, reply: Reply) -> None:
+    def tell(self, reply: SchedulerReply) -> None:
         """Have this told with the event at hand."""
         self.news.append(reply)
 
-    def moved(self, request: Request, stage: Stage, now_ns: int, decision: str = "") -> None:
+    def moved(self, request: Request, stage: RequestPhase, now_ns: int, decision: str = "") -> None:
         """Tell that a request entered a stage."""
         traceparent = request.submission.traceparent
-        self.news.append(Moved(request.stream, stage, now_ns, traceparent, len(request.output), decision))
+        self.news.append(PhaseChanged(request.stream, stage, now_ns, traceparent, len(request.output), decision))
 
     def wait(self, request: Request, now_ns: int, decision: str = "") -> None:
         """Put a request into the waiting queue."""
-        request.state = State.WAITING
+        request.state = RequestState.WAITING
         request.decoding_shown = False
         self.waiting.add(request)
         if request.suspected:
             self.waiting.pass_over(request)
-        self.moved(request, Stage.QUEUED, now_ns, decision)
+        self.moved(request, RequestPhase.QUEUED, now_ns, decision)
 
     def admit(self, request: Request, pages: int, now_ns: int) -> None:
         """Give a waiting request a slot, and the published pages found for it; its ids are sent with this plan."""
         assert self.memory is not None
         self.waiting.remove(request)
-        request.state = State.PREFILLING
+        request.state = RequestState.PREFILLING
         request.slot = self.slots.take()
         self._count_hits(request, pages * self.memory.cache.page_tokens)
         self.memory.enter(request, pages)
@@ -131,7 +131,7 @@ class Board:
         if request.started_ns is None:
             request.started_ns = now_ns
         self.prefilling[request] = None
-        self.moved(request, Stage.PREFILLING, now_ns)
+        self.moved(request, RequestPhase.PREFILLING, now_ns)
 
     def suspect(self, requests: list[Request], *, alone: bool) -> list[Request]:
         """Let these waiting requests run apart from now on; returns those that are condemned instead.
@@ -153,14 +153,14 @@ class Board:
         """All known ids are planned: from now on it continues token by token."""
         del self.prefilling[request]
         self.decoding[request] = None
-        request.state = State.DECODING
+        request.state = RequestState.DECODING
 
     def drain(self, request: Request) -> None:
         """All it may generate is planned: its slot is free for the next plan, its blocks after its last step."""
         self.leave(request)
         self.vacate(request)
         self.endings.ended(request.planned - request.slot_planned, early=False)
-        request.state = State.DRAINING
+        request.state = RequestState.DRAINING
         self.draining[request] = None
 
     def preempt(self, request: Request, now_ns: int) -> None:
@@ -188,22 +188,22 @@ class Board:
         """Propose its end; it holds nothing any more except its ids."""
         self._withdraw_from_state(request)
         self.suspects.drop(request)
-        request.state = State.FINISHED
+        request.state = RequestState.FINISHED
         request.end = end
         request.detail = detail
         self.policy.ended(request)
         self.finished += 1
-        self.moved(request, Stage.ENDED, now_ns, end.label)
+        self.moved(request, RequestPhase.ENDED, now_ns, end.label)
 
     def forget(self, request: Request, now_ns: int, decision: str, *, reclaim: bool) -> None:
         """Drop it, wherever it is. reclaim: tell when its last block is back."""
-        if request.state is State.FINISHED:
+        if request.state is RequestState.FINISHED:
             self.finished -= 1
         else:
-            self.moved(request, Stage.ENDED, now_ns, decision)
+            self.moved(request, RequestPhase.ENDED, now_ns, decision)
         self._withdraw_from_state(request)
         self.suspects.drop(request)
-        request.state = State.GONE
+        request.state = RequestState.GONE
         self.policy.ended(request)
         del self.requests[request.stream]
         self.deadlines.tidy(len(self.requests))
@@ -220,13 +220,13 @@ class Board:
     def leave(self, request: Request) -> None:
         """Take an active request out of the lists."""
         match request.state:
-            case State.PREFILLING:
+            case RequestState.PREFILLING:
                 del self.prefilling[request]
-            case State.DECODING:
+            case RequestState.DECODING:
                 del self.decoding[request]
-            case State.DRAINING:
+            case RequestState.DRAINING:
                 del self.draining[request]
-            case State.WAITING | State.FINISHED | State.GONE:
+            case RequestState.WAITING | RequestState.FINISHED | RequestState.GONE:
                 raise AssertionError(f"{request.stream} is not active")
             case _:
                 assert_never(request.state)
@@ -259,17 +259,17 @@ class Board:
 
     def _withdraw_from_state(self, request: Request) -> None:
         match request.state:
-            case State.WAITING:
+            case RequestState.WAITING:
                 self.waiting.remove(request)
                 if self.memory is not None:
                     self.memory.drop(request)
-            case State.PREFILLING | State.DECODING:
+            case RequestState.PREFILLING | RequestState.DECODING:
                 self.leave(request)
                 self.vacate(request)
                 self.endings.ended(request.planned - request.slot_planned, early=True)
-            case State.DRAINING:
+            case RequestState.DRAINING:
                 self.leave(request)
-            case State.FINISHED | State.GONE:
+            case RequestState.FINISHED | RequestState.GONE:
                 pass
             case _:
                 assert_never(request.state)

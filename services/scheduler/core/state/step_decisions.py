@@ -18,7 +18,7 @@ STEPS_KEPT: Final = 512
 GATES_KEPT: Final = 4096
 
 
-class Reason(IntEnum):
+class WaitReason(IntEnum):
     """Why a request got nothing in a step. `text` says it to people."""
 
     SLOTS = 1
@@ -41,31 +41,31 @@ class Reason(IntEnum):
 
 
 _TEXTS: Final = {
-    Reason.SLOTS: "a slot: as many requests ran as a step may have",
-    Reason.TOKENS: "the steps' token budget, which others used up",
-    Reason.READS: "the steps' budget of cached tokens, which others used up",
-    Reason.BLOCKS: "blocks of the cache, which others held",
-    Reason.MARGIN: "blocks of the cache beyond the margin that is kept for running requests",
-    Reason.TWIN: "a prefix that another request was computing",
-    Reason.DETOKENIZER: "the detokenizer to look for stop strings",
-    Reason.TURN: "its turn: other tenants or classes had been served less",
-    Reason.RESERVED: "capacity that is not reserved for another class",
-    Reason.RUNNING_FIRST: "running requests that lacked blocks and go first",
-    Reason.RESULT: "the result of its last step",
-    Reason.EXECUTOR: "an executor: there was none",
+    WaitReason.SLOTS: "a slot: as many requests ran as a step may have",
+    WaitReason.TOKENS: "the steps' token budget, which others used up",
+    WaitReason.READS: "the steps' budget of cached tokens, which others used up",
+    WaitReason.BLOCKS: "blocks of the cache, which others held",
+    WaitReason.MARGIN: "blocks of the cache beyond the margin that is kept for running requests",
+    WaitReason.TWIN: "a prefix that another request was computing",
+    WaitReason.DETOKENIZER: "the detokenizer to look for stop strings",
+    WaitReason.TURN: "its turn: other tenants or classes had been served less",
+    WaitReason.RESERVED: "capacity that is not reserved for another class",
+    WaitReason.RUNNING_FIRST: "running requests that lacked blocks and go first",
+    WaitReason.RESULT: "the result of its last step",
+    WaitReason.EXECUTOR: "an executor: there was none",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedOver:
     """A request that a step passed over; those behind it in the same order were not looked at."""
 
     stream: Stream
-    reason: Reason
+    reason: WaitReason
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepDecision:
     """One step: its budget, what was spent, on whom, and who was passed over.
 
     decodes: sequences that continue by one token. chunks: tokens of prompts, by stream. admitted: streams that were
@@ -81,54 +81,54 @@ class Decision:
     decodes: int
     chunks: tuple[tuple[Stream, int], ...]
     admitted: tuple[Stream, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[PassedOver, ...]
     running: int
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class BlockedClass:
     """From `at_ns` on, arrivals of a class ("" for all) were held up by `reason`, or by nothing (None)."""
 
     at_ns: int
     traffic_class: str
-    reason: Reason | None
+    reason: WaitReason | None
 
 
-class Decisions:
+class DecisionLog:
     """The last steps, and the times at which arrivals were held up."""
 
     def __init__(self) -> None:
-        self.steps: deque[Decision] = deque(maxlen=STEPS_KEPT)
-        self._gates: deque[Gate] = deque(maxlen=GATES_KEPT)
-        self._shut: dict[str, Reason] = {}
+        self.steps: deque[StepDecision] = deque(maxlen=STEPS_KEPT)
+        self._gates: deque[BlockedClass] = deque(maxlen=GATES_KEPT)
+        self._shut: dict[str, WaitReason] = {}
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: StepDecision) -> None:
         """A step was sent."""
         self.steps.append(decision)
 
-    def held_up(self, now_ns: int, gates: dict[str, Reason]) -> None:
+    def held_up(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
         """What holds up arrivals from now on, by class; "" stands for all classes. Only changes are kept."""
         if gates == self._shut:
             return
         for name in self._shut:
             if name not in gates:
-                self._gates.append(Gate(now_ns, name, None))
+                self._gates.append(BlockedClass(now_ns, name, None))
         for name, reason in gates.items():
             if self._shut.get(name) is not reason:
-                self._gates.append(Gate(now_ns, name, reason))
+                self._gates.append(BlockedClass(now_ns, name, reason))
         self._shut = dict(gates)
 
-    def reason(self, traffic_class: str) -> Reason | None:
+    def reason(self, traffic_class: str) -> WaitReason | None:
         """What holds up arrivals of a class now."""
         return self._shut.get("", self._shut.get(traffic_class))
 
-    def waits(self, traffic_class: str, begin_ns: int, end_ns: int) -> dict[Reason | None, int]:
+    def waits(self, traffic_class: str, begin_ns: int, end_ns: int) -> dict[WaitReason | None, int]:
         """For what a request of this class that waited from begin to end did so, and how long: nanoseconds by reason.
 
         None stands for no known reason: others were before it, or the record does not reach back so far.
         """
-        spent: dict[Reason | None, int] = {}
+        spent: dict[WaitReason | None, int] = {}
         for from_ns, to_ns, reason in self._intervals(traffic_class, end_ns):
             within = min(to_ns, end_ns) - max(from_ns, begin_ns)
             if within > 0:
@@ -138,13 +138,13 @@ class Decisions:
             spent[None] = spent.get(None, 0) + unknown
         return spent
 
-    def last(self, stream: Stream) -> Decision | None:
+    def last(self, stream: Stream) -> StepDecision | None:
         """The last kept step that passed over this request."""
         return next((each for each in reversed(self.steps) if any(one.stream == stream for one in each.passed)), None)
 
-    def _intervals(self, traffic_class: str, end_ns: int) -> Iterator[tuple[int, int, Reason | None]]:
+    def _intervals(self, traffic_class: str, end_ns: int) -> Iterator[tuple[int, int, WaitReason | None]]:
         """From, to and why, for one class; what holds up all goes before what holds up the class."""
-        shut: dict[str, Reason] = {}
+        shut: dict[str, WaitReason] = {}
         since_ns = 0
         for gate in self._gates:
             if gate.traffic_class not in ("", traffic_class):

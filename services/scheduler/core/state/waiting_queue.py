@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from noria.services.scheduler.core.policy.policy import Order, Policy
-from noria.services.scheduler.core.state.request import Request, State
+from noria.services.scheduler.core.policy.policy import Policy, WaitingOrder
+from noria.services.scheduler.core.state.request import Request, RequestState
 
 
 @dataclass(slots=True)
-class Queue:
+class QueuedWork:
     """How many wait, and the tokens of their prompts."""
 
     requests: int = 0
@@ -21,12 +21,12 @@ class WaitingQueue:
     Who is passed over, because it waits for another's prefix or is suspected, has no place in the order until it is woken.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: WaitingOrder) -> None:
         self._order = order
         self._requests: dict[Request, None] = {}
         self._passed: dict[Request, None] = {}
         self.tokens = 0
-        self._queues: dict[str, Queue] = {"": Queue()}
+        self._queues: dict[str, QueuedWork] = {"": QueuedWork()}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -68,9 +68,9 @@ class WaitingQueue:
             del self._passed[request]
             self._order.rejoin(request)
 
-    def queue(self, traffic_class: str) -> Queue:
+    def queue(self, traffic_class: str) -> QueuedWork:
         """Who waits of a class; "" for all together."""
-        return self._queues.get(traffic_class) or Queue()
+        return self._queues.get(traffic_class) or QueuedWork()
 
     def busy(self) -> list[str]:
         """The classes of which some wait, and "" for all, when anybody waits."""
@@ -102,7 +102,7 @@ class WaitingQueue:
         assert self.tokens == sum(request.known for request in self._requests)
         assert self._queues[""].requests == len(self._requests)
         assert sum(queue.tokens for name, queue in self._queues.items() if name) <= self._queues[""].tokens
-        assert all(request.state is State.WAITING for request in self._requests)
+        assert all(request.state is RequestState.WAITING for request in self._requests)
         assert self._passed.keys() <= self._requests.keys()
         self._order.check(self._requests.keys() - self._passed.keys())
 
@@ -111,6 +111,6 @@ class WaitingQueue:
         for each in dict.fromkeys(("", name)):
             queue = self._queues.get(each)
             if queue is None:
-                queue = self._queues[each] = Queue()
+                queue = self._queues[each] = QueuedWork()
             queue.requests += change
             queue.tokens += tokens

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from noria.proto.execution import Slice
-from noria.services.scheduler.core.state.in_flight_steps import Entry
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.step_decisions import Reason
-from noria.services.scheduler.core.step.step_builder import Draft
+from noria.services.scheduler.core.state.step_decisions import WaitReason
+from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 
-def continue_each(draft: Draft, requests: Iterable[Request], lookahead: int, price: float | None = None) -> None:
+def plan_decodes(draft: StepBuilder, requests: Iterable[Request], lookahead: int, price: float | None = None) -> None:
     """Plan a token for each of these while budgets and blocks allow; everything in the loop is local.
 
     lookahead: output tokens that a stream with stop strings may be ahead of the detokenizer. price: of an output token,
@@ -19,23 +19,23 @@ def continue_each(draft: Draft, requests: Iterable[Request], lookahead: int, pri
     tokens_left, cache_left = draft.tokens_left, draft.cache_left
     for request in requests:
         if not tokens_left:
-            draft.pass_over(request, Reason.TOKENS)
+            draft.pass_over(request, WaitReason.TOKENS)
             break
         output = request.planned
         if request.has_stop and output - request.seen >= lookahead:
-            draft.pass_over(request, Reason.DETOKENIZER)
+            draft.pass_over(request, WaitReason.DETOKENIZER)
             continue
         length = request.length + 1
         if length > cache_left and slices:
-            draft.pass_over(request, Reason.READS)
+            draft.pass_over(request, WaitReason.READS)
             continue
         if length > request.room and not draft.make_room(request, length):
-            draft.pass_over(request, Reason.BLOCKS)
+            draft.pass_over(request, WaitReason.BLOCKS)
             continue
         slices.append(Slice(request.slot, length - 1, 1, True, True))
         held = request.held
         assert held is not None
-        entries.append(Entry(request, output, 1, length, held))
+        entries.append(InFlightSlice(request, output, 1, length, held))
         request.length = length
         request.planned = planned = output + 1
         request.in_flight += 1

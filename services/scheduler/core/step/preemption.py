@@ -1,16 +1,16 @@
 """Who gives way when running requests lack blocks: the fewest, the newest, and never the last one."""
 
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.step.step_builder import Draft
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 
 class Preemption:
     """Preempts for the demand of stalled requests."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SchedulerState) -> None:
         self._board = board
 
-    def give_way(self, draft: Draft) -> bool:
+    def give_way(self, draft: StepBuilder) -> bool:
         """Preempt the fewest, newest requests for the blocks that stalled ones lack; True when one was preempted.
 
         Blocks that steps in flight give back are not asked for again. Nobody gives way to a newer one, and nobody twice
@@ -41,7 +41,7 @@ class Preemption:
             preempted = True
         return preempted
 
-    def gather(self, draft: Draft) -> bool:
+    def gather(self, draft: StepBuilder) -> bool:
         """Nobody can give way: where one request alone holds parts of many chunks, move them together.
 
         True when that made a chunk free. Other holders there are none: no step is in flight, and kinds of attention that

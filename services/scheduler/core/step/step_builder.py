@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Grow, Slice
-from noria.services.scheduler.core.cache.cache_allocator import Cache
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.request_blocks import Needs
-from noria.services.scheduler.core.predict.prefill_budget import Pacing
-from noria.services.scheduler.core.state.in_flight_steps import Entry
+from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.step_decisions import Passed, Reason
+from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitReason
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class StepBuilder:
     """What the step will hold so far. stalled: who lacks how many blocks of each group.
 
     spared: pages of each group that only exempt requests may take. begun: where the chunks of prompts are among the
@@ -25,11 +25,11 @@ class Draft:
 
     number: int
     now_ns: int
-    cache: Cache
+    cache: CacheAllocator
     tokens_left: int
     cache_left: int
     slices: list[Slice] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[InFlightSlice] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
@@ -40,10 +40,10 @@ class Draft:
     spared: int = 0
     decodes: int = 0
     pairs: int = 0
-    pacing: Pacing | None = None
+    pacing: PrefillBudget | None = None
     begun: dict[Request, int] = field(default_factory=dict)
-    passed: list[Passed] = field(default_factory=list)
-    gates: dict[str, Reason] = field(default_factory=dict)
+    passed: list[PassedOver] = field(default_factory=list)
+    gates: dict[str, WaitReason] = field(default_factory=dict)
     withheld: int = 0
 
     def withhold(self, keep: int) -> None:
@@ -62,7 +62,7 @@ class Draft:
             return self.tokens_left
         return min(self.tokens_left, self.pacing.tokens(start, new=True))
 
-    def pace(self, pacing: Pacing | None) -> None:
+    def pace(self, pacing: PrefillBudget | None) -> None:
         """Bound the time of chunks from now on; those that are there count."""
         self.pacing = pacing
         if pacing is not None:
@@ -121,11 +121,11 @@ class Draft:
         """Prompts, or tokens to be recomputed, of which the step has a part, and how many tokens."""
         return tuple((request.stream, self.slices[index].length) for request, index in self.begun.items())
 
-    def pass_over(self, request: Request, reason: Reason) -> None:
+    def pass_over(self, request: Request, reason: WaitReason) -> None:
         """Note that a request gets nothing in this step."""
-        self.passed.append(Passed(request.stream, reason))
+        self.passed.append(PassedOver(request.stream, reason))
 
-    def hold_up(self, request: Request, reason: Reason, traffic_class: str = "") -> None:
+    def hold_up(self, request: Request, reason: WaitReason, traffic_class: str = "") -> None:
         """Note that a waiting request, and with it all of its class or of all, is not admitted into this step."""
         self.pass_over(request, reason)
         self.gates.setdefault(traffic_class, reason)
@@ -188,4 +188,4 @@ class Draft:
     def _put(self, request: Request, start: int, end: int, output: int) -> None:
         assert request.held is not None
         self.slices.append(Slice(request.slot, start, end - start, False, output >= 0))
-        self.entries.append(Entry(request, output, end - start, end, request.held))
+        self.entries.append(InFlightSlice(request, output, end - start, end, request.held))

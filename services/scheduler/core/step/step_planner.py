@@ -7,15 +7,15 @@ blocks stalls, nobody is admitted past a stalled request, and once the plan is m
 from typing import Final
 
 from noria.proto.execution import StepPlan
-from noria.services.scheduler.core.cache.cache_allocator import Cache
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.policy.policies import composition_for
-from noria.services.scheduler.core.predict.step_times import StepTimes
-from noria.services.scheduler.core.state.cache_memory import Memory
-from noria.services.scheduler.core.state.in_flight_steps import Step
-from noria.services.scheduler.core.state.scheduler_state import Board
-from noria.services.scheduler.core.state.step_decisions import Decision, Reason
+from noria.services.scheduler.core.predict.step_times import StepTimePredictor
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.step_decisions import StepDecision, WaitReason
 from noria.services.scheduler.core.step.preemption import Preemption
-from noria.services.scheduler.core.step.step_builder import Draft
+from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 _UNLIMITED = 1 << 62
 # A long step is followed by one that is planned late, so that it holds who came meanwhile: so long before the end that
@@ -24,13 +24,13 @@ _LEAD_NS: Final = 10_000_000
 _LEAD_PART: Final = 0.15
 
 
-class Planner:
+class StepPlanner:
     """Plans over a board. `token_limit` is set below the configured budget after a step ran out of memory.
 
     due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
     """
 
-    def __init__(self, board: Board, times: StepTimes) -> None:
+    def __init__(self, board: SchedulerState, times: StepTimePredictor) -> None:
         self._board = board
         self._times = times
         self._composition = composition_for(board, times)
@@ -54,7 +54,7 @@ class Planner:
         board, memory = self._board, self._board.memory
         self.due_ns = None
         if memory is None:
-            board.decisions.held_up(now_ns, {"": Reason.EXECUTOR} if len(board.waiting) else {})
+            board.decisions.held_up(now_ns, {"": WaitReason.EXECUTOR} if len(board.waiting) else {})
             return None
         # While there are suspects, steps are of them or of all others, one after the other: so nobody starves, and what
         # dies or fails says whose fault it was.
@@ -77,7 +77,7 @@ class Planner:
             return None
         return self._send(draft, memory)
 
-    def _composed(self, now_ns: int, cache: Cache) -> tuple[Draft, bool]:
+    def _composed(self, now_ns: int, cache: CacheAllocator) -> tuple[StepBuilder, bool]:
         """The next step's draft, after others gave way where nobody could go on, and whether slots are to be told of."""
         board = self._board
         untold = board.slots.begin()
@@ -97,24 +97,24 @@ class Planner:
         due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - lane.busy_ns)))
         return due_ns if due_ns > now_ns else None
 
-    def _draft(self, now_ns: int, cache: Cache) -> Draft:
+    def _draft(self, now_ns: int, cache: CacheAllocator) -> StepBuilder:
         board = self._board
         cache_left = board.settings.max_cache_tokens or _UNLIMITED
         tokens_left = self._composition.tokens(min(self.tokens_max, self.token_limit))
-        draft = Draft(board.lane.number + 1, now_ns, cache, tokens_left, cache_left, tokens_max=tokens_left)
+        draft = StepBuilder(board.lane.number + 1, now_ns, cache, tokens_left, cache_left, tokens_max=tokens_left)
         if board.suspects.trial:
             self._composition.compose_only(draft, board.suspects.group)
         else:
             self._composition.compose(draft)
         return draft
 
-    def _send(self, draft: Draft, memory: Memory) -> StepPlan:
+    def _send(self, draft: StepBuilder, memory: CacheMemory) -> StepPlan:
         board = self._board
         tokens = draft.tokens_max - draft.tokens_left - draft.withheld
         cache_tokens = (board.settings.max_cache_tokens or _UNLIMITED) - draft.cache_left
         self._record(draft, tokens, cache_tokens)
         predicted_us = self._times.predict_us(tokens, cache_tokens, len(draft.entries), draft.pairs)
-        step = Step(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
+        step = InFlightStep(draft.number, draft.entries, tokens, cache_tokens, draft.pairs, predicted_us)
         board.lane.send(step, draft.now_ns)
         if board.adopted:
             draft.adopt(board.adopted)
@@ -144,11 +144,11 @@ class Planner:
             self._preemption.give_way(draft)
         return plan
 
-    def _record(self, draft: Draft, tokens: int, cache_tokens: int) -> None:
+    def _record(self, draft: StepBuilder, tokens: int, cache_tokens: int) -> None:
         """Keep what was decided."""
         board = self._board
         board.decisions.decided(
-            Decision(
+            StepDecision(
                 epoch=board.lane.epoch,
                 number=draft.number,
                 at_ns=draft.now_ns,
