@@ -25,20 +25,20 @@ from typing import Final, NamedTuple
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
-from noria.services.scheduler.core.rules import Rules, TrafficClass
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import Job, Outcome, job
-from noria.services.scheduler.simulation.report import Objective, attained
+from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
+from noria.services.scheduler.simulation.report import ServiceObjective, attained
 from noria.services.scheduler.simulation.runner import Simulation
 
 DEVICE: Final = StepTime(base_us=9000, query_token_us=675, cache_token_us=0.77, request_us=50)
 INTERACTIVE_TOKENS: Final = 512
 STANDARD_TOKENS: Final = 1024
 OBJECTIVES: Final = {
-    "interactive": Objective(ttft_ms=2_000, itl_ms=250),
-    "standard": Objective(ttft_ms=15_000, itl_ms=500),
-    "batch": Objective(ttft_ms=120_000),
+    "interactive": ServiceObjective(ttft_ms=2_000, itl_ms=250),
+    "standard": ServiceObjective(ttft_ms=15_000, itl_ms=500),
+    "batch": ServiceObjective(ttft_ms=120_000),
 }
 CLASSES: Final = (
     TrafficClass(
@@ -53,8 +53,8 @@ CLASSES: Final = (
     TrafficClass("standard", rank=1, weight=2.0),
     TrafficClass("batch", rank=0, weight=1.0, quantum_tokens=512),
 )
-SETTINGS: Final = Settings(
-    rules=Rules(classes=CLASSES),
+SETTINGS: Final = CoreSettings(
+    rules=FairRules(classes=CLASSES),
     max_batch_tokens=512,
     max_requests_per_batch=64,
     queue_requests_max=1 << 30,
@@ -95,10 +95,10 @@ def class_of(prompt_tokens: int) -> str:
     return "standard" if prompt_tokens <= STANDARD_TOKENS else "batch"
 
 
-def jobs(rows: list[Row], stretch: float) -> list[Job]:
+def jobs(rows: list[Row], stretch: float) -> list[SimulatedRequest]:
     """The trace's requests with its time stretched; 0 lets all arrive at once."""
     return [
-        job(
+        simulated_request(
             number,
             int(row.at_ns * stretch),
             row.prompt_tokens,
@@ -110,7 +110,7 @@ def jobs(rows: list[Row], stretch: float) -> list[Job]:
     ]
 
 
-def run(policy: str, work: list[Job]) -> list[Outcome]:
+def run(policy: str, work: list[SimulatedRequest]) -> list[SimulatedOutcome]:
     """Serve the jobs under a policy."""
     settings = replace(SETTINGS, policy=policy)
     return Simulation(settings, GEOMETRY, lambda token: SimulatedDevice(DEVICE, token), work).run()

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from noria.proto.execution import Geometry, Group
-from noria.services.scheduler.core.cache import Cache
-from noria.services.scheduler.core.holding import Holding
-from noria.services.scheduler.core.pages import Prefix
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
+from noria.services.scheduler.core.cache.pages import Prefix
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
 
 PAGE, STREAM_PAGES = 4, 50
 RESERVED = 2
@@ -24,13 +24,13 @@ Meter = Callable[[Callable[[], int]], float]
 
 def costs(blocks: int, meter: Meter) -> Iterator[tuple[str, float]]:
     """What a block costs in each phase, in a cache of so many."""
-    made = _Filled(Cache(_geometry(blocks, (Group(0, 1),))), blocks // STREAM_PAGES)
+    made = _Filled(CacheAllocator(_geometry(blocks, (Group(0, 1),))), blocks // STREAM_PAGES)
     yield "allocate", meter(lambda: made.allocate(0))
     yield "publish", meter(made.publish)
     yield "free", meter(made.free)
     yield "match", meter(lambda: made.match(0))
     yield "evict", meter(lambda: made.allocate(1))
-    hybrid = _Filled(Cache(_geometry(blocks, HYBRID)), blocks * 2 // STREAM_PAGES // 2)
+    hybrid = _Filled(CacheAllocator(_geometry(blocks, HYBRID)), blocks * 2 // STREAM_PAGES // 2)
     yield "allocate, hybrid", meter(lambda: hybrid.allocate(0))
     yield "free, hybrid", meter(hybrid.free)
 
@@ -38,9 +38,9 @@ def costs(blocks: int, meter: Meter) -> Iterator[tuple[str, float]]:
 class _Filled:
     """A cache and the streams in it, all of one length."""
 
-    def __init__(self, cache: Cache, streams: int) -> None:
+    def __init__(self, cache: CacheAllocator, streams: int) -> None:
         self._cache, self._streams = cache, streams
-        self._holdings: list[Holding] = []
+        self._holdings: list[RequestBlocks] = []
 
     def allocate(self, generation: int) -> int:
         """Give each stream all its blocks; those of another generation have other ids."""

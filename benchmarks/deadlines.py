@@ -24,16 +24,16 @@ from typing import Final, NamedTuple
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import Capacity, StepTime
 from noria.services.admission.core.prediction import Ahead, course, judge
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import Job, Outcome, job
-from noria.services.scheduler.simulation.runner import Gate, Simulation
+from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
+from noria.services.scheduler.simulation.runner import ArrivalGate, Simulation
 
 DEVICE: Final = StepTime(base_us=8000, query_token_us=20, cache_token_us=0.02, request_us=30)
 JITTER: Final = 0.05
 PER_SECOND: Final = 19.0  # what this device ends of these requests, measured with all of them waiting
 OVERLOAD: Final = 1.5
-SETTINGS: Final = Settings(max_batch_tokens=2048, max_requests_per_batch=64, queue_requests_max=1 << 30)
+SETTINGS: Final = CoreSettings(max_batch_tokens=2048, max_requests_per_batch=64, queue_requests_max=1 << 30)
 GEOMETRY: Final = Geometry("", (Group(0, 1),), 40_000, 2, 16, 64, 2048, 1 << 20, 50_000, "", "")
 _IN_TIME, _LATE = 10, 11  # how a child ends
 THRESHOLDS: Final = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000)
@@ -51,7 +51,7 @@ class Figures(NamedTuple):
     best_threshold: int
 
 
-def workload(requests: int, seed: int) -> list[Job]:
+def workload(requests: int, seed: int) -> list[SimulatedRequest]:
     """The overload."""
     draw, at_ns, jobs = random.Random(seed), 0, []
     for number in range(requests):
@@ -61,7 +61,7 @@ def workload(requests: int, seed: int) -> list[Job]:
         ttl_ms = int(math.exp(draw.uniform(math.log(300), math.log(20_000))))
         whole = number % 2 == 0
         jobs.append(
-            job(
+            simulated_request(
                 number,
                 at_ns,
                 prompt,
@@ -74,7 +74,7 @@ def workload(requests: int, seed: int) -> list[Job]:
     return jobs
 
 
-def honest(each: Job, capacity: Capacity, now_ns: int) -> bool:
+def honest(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
     """Admission's own judgement."""
     del now_ns
     asked = each.submission
@@ -82,7 +82,7 @@ def honest(each: Job, capacity: Capacity, now_ns: int) -> bool:
     return judge(foretold, asked.ttl_first_ms, asked.ttl_ms) is None
 
 
-def met(outcome: Outcome) -> bool:
+def met(outcome: SimulatedOutcome) -> bool:
     """Whether a request was served within its deadlines."""
     asked, ttft_ms, total_ms = outcome.job.submission, outcome.ttft_ms, outcome.total_ms
     if not outcome.served or ttft_ms is None or total_ms is None:
@@ -92,7 +92,7 @@ def met(outcome: Outcome) -> bool:
     )
 
 
-def simulation(policy: str, jobs: list[Job], gate: Gate) -> Simulation:
+def simulation(policy: str, jobs: list[SimulatedRequest], gate: ArrivalGate) -> Simulation:
     """The same device, whose jitter follows from the number of the step."""
     settings = replace(SETTINGS, policy=policy)
     return Simulation(
@@ -130,16 +130,16 @@ class Forced:
         self.late += verdict == _LATE
 
 
-def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) -> int:
+def missed(policy: str, jobs: list[SimulatedRequest], admitted: set[int], drawn: set[int]) -> int:
     """How many of some refused requests would have missed their deadline, each forced in alone; requests by number.
 
     The run is repeated; where one of them arrives, a child of this process admits it and goes on until it has ended, with
     everybody else admitted or refused as before.
     """
-    forced: list[Job] = []
+    forced: list[SimulatedRequest] = []
     children = Forced()
 
-    def gate(each: Job, capacity: Capacity, now_ns: int) -> bool:
+    def gate(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
         del capacity, now_ns
         number = each.submission.stream.request
         if forced or number not in drawn:
@@ -164,11 +164,11 @@ def missed(policy: str, jobs: list[Job], admitted: set[int], drawn: set[int]) ->
     return children.finish()
 
 
-def static(policy: str, jobs: list[Job], threshold: int) -> int:
+def static(policy: str, jobs: list[SimulatedRequest], threshold: int) -> int:
     """How many meet their deadline when less than so many waiting prompt tokens admit."""
     whole: Simulation | None = None
 
-    def below(each: Job, capacity: Capacity, now_ns: int) -> bool:
+    def below(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
         del each, capacity, now_ns
         return whole is None or whole.core.board.waiting.tokens < threshold
 

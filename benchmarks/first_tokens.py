@@ -15,9 +15,9 @@ from pathlib import Path
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
 from noria.services.executor.calibration import DECODES
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import Job, Outcome, job
+from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.runner import Simulation
 from noria.shared.config import ModelSettings
 from noria.shared.models import resolve
@@ -31,24 +31,24 @@ def lengths(workload: Path, model: str) -> list[tuple[int, int]]:
     return [(len(tokenizer.encode(row["prompt"])), row["max_tokens"]) for row in rows]
 
 
-def arrivals(sizes: list[tuple[int, int]], rate: float, seed: int) -> list[Job]:
+def arrivals(sizes: list[tuple[int, int]], rate: float, seed: int) -> list[SimulatedRequest]:
     """Jobs of these sizes, so many a second on average."""
     draw, at_s, made = random.Random(seed), 0.0, []
     for number, (prompt, output) in enumerate(sizes):
-        made.append(job(number, int(at_s * 1e9), prompt, output))
+        made.append(simulated_request(number, int(at_s * 1e9), prompt, output))
         at_s += draw.expovariate(rate)
     return made
 
 
 def simulated(
-    options: argparse.Namespace, alone: int, beside: int, few: int, jobs: list[Job], seed: int
-) -> list[Outcome]:
+    options: argparse.Namespace, alone: int, beside: int, few: int, jobs: list[SimulatedRequest], seed: int
+) -> list[SimulatedOutcome]:
     """One run."""
     geometry = Geometry(
         "simulated", (Group(0, 1),), 40_000, 2, 16, 64, 512, 2048, 50_000, "", "",
         prefill_tokens=alone, prefill_tokens_beside=beside, prefill_tokens_few=few, prefill_decodes=DECODES,
     )  # fmt: skip
-    settings = Settings(max_batch_tokens=512, max_requests_per_batch=32, steps_in_flight=options.steps_in_flight)
+    settings = CoreSettings(max_batch_tokens=512, max_requests_per_batch=32, steps_in_flight=options.steps_in_flight)
     fit = StepTime(options.base_us, options.token_us, options.cached_us, 0.0, options.pair_us)
     return Simulation(
         settings, geometry, lambda token: SimulatedDevice(fit, token, jitter=options.jitter, seed=seed), jobs

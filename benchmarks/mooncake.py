@@ -22,10 +22,10 @@ from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.counters import Counters
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.state.counters import SchedulerCounters
 
 TRACE_BLOCK: Final = 512
 _OUTPUT_IDS: Final = 1 << 48
@@ -59,28 +59,28 @@ class Replay:
     """A core and an executor that answers at once."""
 
     def __init__(self, cache_tokens: int, page_tokens: int, at_a_time: int, host_tokens: int = 0) -> None:
-        self._core = Scheduler(Settings(max_batch_tokens=8192, max_requests_per_batch=at_a_time))
+        self._core = Scheduler(CoreSettings(max_batch_tokens=8192, max_requests_per_batch=at_a_time))
         pages, host = cache_tokens // page_tokens, host_tokens // page_tokens
         group = Group(0, 1)
         shape = Geometry("", (group,), pages + 2, 2, page_tokens, at_a_time, 8192, 1 << 22, 0, "", "", host)
-        self._core.apply(Event(0, shape))
+        self._core.apply(SchedulerEvent(0, shape))
         self._at_a_time = at_a_time
         self._plans: deque[StepPlan] = deque()
         self._slots: dict[int, list[int]] = {}
 
-    def run(self, rows: list[Row]) -> Counters:
+    def run(self, rows: list[Row]) -> SchedulerCounters:
         """Serve all rows in order."""
         waiting, alive, now_ns = deque(rows), 0, 0
         while waiting or alive:
             while waiting and alive < self._at_a_time:
-                self._core.apply(Event(now_ns, Submit((_submission(waiting.popleft()),))))
+                self._core.apply(SchedulerEvent(now_ns, Submit((_submission(waiting.popleft()),))))
                 alive += 1
             now_ns += 1000
             while (plan := self._core.plan(now_ns)) is not None:
                 self._plans.append(plan)
             ended = self._step(now_ns)
             if ended:
-                self._core.apply(Event(now_ns, Ended(ended)))
+                self._core.apply(SchedulerEvent(now_ns, Ended(ended)))
                 alive -= len(ended)
         return self._core.board.counters
 
@@ -95,7 +95,7 @@ class Replay:
                 token = _OUTPUT_IDS + slot[0] * _OUTPUT_MAX + slot[1]
                 sampled.append(Sampled(Stream(slot[0], 0), 0, slot[1], (token,)))
                 slot[1] += 1
-        replies = self._core.apply(Event(now_ns, StepDone(plan.epoch, plan.number, tuple(sampled))))
+        replies = self._core.apply(SchedulerEvent(now_ns, StepDone(plan.epoch, plan.number, tuple(sampled))))
         return tuple(each.stream for each in replies if isinstance(each, TokenRun) and each.end)
 
 

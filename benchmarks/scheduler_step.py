@@ -16,13 +16,13 @@ from noria.proto.execution import Geometry, Group, Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.events import Body, Event
-from noria.services.scheduler.core.rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.events import EventBody, SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 STEPS = 300
-RULES = Rules(
+RULES = FairRules(
     classes=(
         TrafficClass("interactive", rank=2, weight=4.0, reserved_slots=4, reserved_cache=0.1, preemptible=False),
         TrafficClass("standard", rank=1, weight=2.0),
@@ -39,7 +39,7 @@ class Bench:
         self, running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool, policy: str
     ) -> None:
         self.core = Scheduler(
-            Settings(
+            CoreSettings(
                 policy=policy,
                 rules=RULES,
                 max_batch_tokens=max(running * 2, 8192),
@@ -73,10 +73,10 @@ class Bench:
             )
         self.apply(Submit(tuple(submissions)))
 
-    def apply(self, body: Body) -> list[Stream]:
+    def apply(self, body: EventBody) -> list[Stream]:
         """Apply an event; return the streams that ended."""
         self.now_ns += 1_000_000
-        replies = self.core.apply(Event(self.now_ns, body))
+        replies = self.core.apply(SchedulerEvent(self.now_ns, body))
         return [each.stream for each in replies if isinstance(each, TokenRun) and each.end]
 
     def answer(self, plan: StepPlan) -> StepDone:
@@ -101,7 +101,7 @@ class Bench:
         spent = time.perf_counter() - begun
         plan, done = self.plans.pop(0)
         self.now_ns += 1_000_000
-        event = Event(self.now_ns, done)
+        event = SchedulerEvent(self.now_ns, done)
         begun = time.perf_counter()
         replies = self.core.apply(event)
         self.core.capacity()

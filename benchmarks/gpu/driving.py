@@ -5,7 +5,7 @@ from fakes.shell_drive import ShellDrive
 from noria.services.executor.cuda.lane import CudaLane
 from noria.services.executor.cuda.pipeline import Pipeline
 from noria.services.executor.loaded import Loaded
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def driven(pipeline: Pipeline, loaded: Loaded, in_flight: int = 2) -> ShellDrive:
@@ -13,7 +13,7 @@ def driven(pipeline: Pipeline, loaded: Loaded, in_flight: int = 2) -> ShellDrive
     shape = loaded.shape
     return ShellDrive(
         lambda wake: CudaLane(lambda tell: (pipeline, loaded), wake),
-        Settings(
+        CoreSettings(
             max_batch_tokens=shape.max_batch_tokens, max_requests_per_batch=shape.max_slots, steps_in_flight=in_flight
         ),
     )

@@ -26,9 +26,9 @@ from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig, executor_config
 from noria.services.executor.machine import cores
 from noria.services.scheduler.config import scheduler_settings
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 from noria.shared.config import Config, TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.models import resolve, served_names
@@ -64,7 +64,7 @@ class Offline:
         os.environ.setdefault("MKL_NUM_THREADS", threads)
         self.model = served_names(config.model)[0]
         self._tokenizer = Tokenizer.load(resolve(config.model))
-        self._settings: Settings = scheduler_settings(config)
+        self._settings: CoreSettings = scheduler_settings(config)
         self._machine = _Machine(settings)
 
     def run(
@@ -130,7 +130,7 @@ class _Run:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CoreSettings,
         machine: _Machine,
         jobs: Sequence[Job],
         prompts: Sequence[tuple[int, ...]],
@@ -200,7 +200,7 @@ class _Run:
 
     def _apply(self, body: Geometry | Submit | StepDone | Ended) -> None:
         ended: list[Stream] = []
-        for reply in self._core.apply(Event(time.monotonic_ns(), body)):
+        for reply in self._core.apply(SchedulerEvent(time.monotonic_ns(), body)):
             if not isinstance(reply, TokenRun):
                 continue
             observed = self._observed[reply.stream.request]

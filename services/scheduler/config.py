@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.rules import Prices, Rules, TrafficClass
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, ServicePrices, TrafficClass
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.shared.config import BATCH_TOKENS, Config
 from noria.shared.traffic import ClassSettings
 
 
-def rules_of(config: Config) -> Rules:
+def rules_of(config: Config) -> FairRules:
     """Classes, tenants' weights and prices: the part that is read again at SIGHUP."""
     chosen = config.scheduler
-    return Rules(
+    return FairRules(
         classes=tuple(
             TrafficClass(
                 name=name,
@@ -33,7 +33,7 @@ def rules_of(config: Config) -> Rules:
             for name, each in config.classes.items()
         ),
         tenants={name: each.weight for name, each in config.tenants.items()},
-        prices=Prices(chosen.prompt_price, chosen.cached_price, chosen.output_price),
+        prices=ServicePrices(chosen.prompt_price, chosen.cached_price, chosen.output_price),
         progress_tokens=chosen.progress_tokens,
     )
 
@@ -45,7 +45,7 @@ def _request_tokens(settings: ClassSettings) -> int | None:
     return settings.prompt_tokens_max + settings.output_tokens_max
 
 
-def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:
+def event_log_of(config: Config) -> Callable[[SchedulerState], EventLog] | None:
     """How to begin the event log; None where none is configured."""
     chosen = config.scheduler
     if not chosen.event_log:
@@ -54,10 +54,10 @@ def event_log_of(config: Config) -> Callable[[Board], EventLog] | None:
     return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, config.cache.page_size, board.lane)
 
 
-def scheduler_settings(config: Config) -> Settings:
+def scheduler_settings(config: Config) -> CoreSettings:
     """The core's settings; every value was checked when the configuration was read."""
     chosen = config.scheduler
-    return Settings(
+    return CoreSettings(
         policy=config.policy,
         rules=rules_of(config),
         max_batch_tokens=chosen.max_batch_tokens or BATCH_TOKENS,

@@ -13,27 +13,27 @@ from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed
 from noria.proto.lifecycle import State
 from noria.proto.output import Gap, Progress, Resend, TokenRun, Tokens
 from noria.proto.scheduling import Accounted, Reclaimed, Spent, Submit, Withdraw
-from noria.services.scheduler.bundle import Bundle
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.admission_reports import AdmissionReports
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
-    Body,
-    Event,
+    EventBody,
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
-    Moved,
+    PhaseChanged,
     PolicyChanged,
+    SchedulerEvent,
     TimePassed,
 )
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.core.stories import Stories
-from noria.services.scheduler.event_log import EventLog
-from noria.services.scheduler.live import Live
-from noria.services.scheduler.metrics import BoardMetrics
-from noria.services.scheduler.reports import Reports
-from noria.services.scheduler.spans import StageSpans
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.observe.event_log import EventLog
+from noria.services.scheduler.observe.live_view import LiveView
+from noria.services.scheduler.observe.request_history import RequestHistory
+from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
+from noria.services.scheduler.observe.stage_spans import PhaseSpans
+from noria.services.scheduler.token_batches import TokenBatches
 from noria.shared.actor import Actor
 from noria.shared.log import logger
 from noria.shared.telemetry import Telemetry
@@ -43,34 +43,34 @@ _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, S
 
 
 class SchedulerService:
-    """Runs a core on an actor. tokens_interval_ns: for how long tokens of short steps are told together, see `Bundle`."""
+    """Runs a core on an actor. tokens_interval_ns: for how long tokens of short steps are told together, see `TokenBatches`."""
 
     def __init__(
         self,
         actor: Actor,
         telemetry: Telemetry,
-        settings: Settings,
-        event_log: Callable[[Board], EventLog] | None = None,
+        settings: CoreSettings,
+        event_log: Callable[[SchedulerState], EventLog] | None = None,
         tokens_interval_ns: int = 0,
     ) -> None:
         self._actor = actor
         self._core = Scheduler(settings)
         self._event_log = event_log(self._core.board) if event_log is not None else None
-        self._stories = Stories(self._core.board)
+        self._stories = RequestHistory(self._core.board)
         actor.on_question(self._stories.answer)
-        self._live = Live(self._core.board, self._stories)
+        self._live = LiveView(self._core.board, self._stories)
         actor.on_topic("live", lambda about: self._live.answer(about, time.monotonic_ns()))
         actor.on_topic("story", self._stories.answer_moves)
-        self._spans = StageSpans(telemetry, self._core.board)
-        self._metrics = BoardMetrics(self._core, telemetry.settings.tenants_max)
+        self._spans = PhaseSpans(telemetry, self._core.board)
+        self._metrics = SchedulerMetrics(self._core, telemetry.settings.tenants_max)
         telemetry.add(self._metrics)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
-        self._bundle = Bundle(self._core.board, tokens_interval_ns)
+        self._bundle = TokenBatches(self._core.board, tokens_interval_ns)
         self._sending: Sequence[TokenRun] = ()
         self._owed: dict[Stream, int] = {}
         life = actor.mailbox.incarnation
-        self._reports = Reports(self._core, life, lambda body: actor.send(self, Service.ADMISSION, body))
+        self._reports = AdmissionReports(self._core, life, lambda body: actor.send(self, Service.ADMISSION, body))
         self._applied = False
         self._adopted = 0
         self._executor = 0
@@ -148,7 +148,7 @@ class SchedulerService:
         retry_ns = now_ns + _RETRY_NS if self._owed else None
         return _earliest(retry_ns, self._bundle.due_ns, self._core.due_ns, self._reports.due_ns)
 
-    def change_policy(self, settings: Settings) -> None:
+    def change_policy(self, settings: CoreSettings) -> None:
         """Share as these settings say from now on; everything else of them waits for a restart."""
         self._apply(PolicyChanged(settings.policy, settings.rules))
         self._warn_of_cramped()
@@ -199,12 +199,12 @@ class SchedulerService:
         if self._event_log is not None:
             self._event_log.close()
 
-    def _apply(self, body: Body) -> None:
+    def _apply(self, body: EventBody) -> None:
         now_ns = time.monotonic_ns()
         self._applied = True
         if self._event_log is not None:
             self._event_log.told(now_ns, body)
-        for reply in self._core.apply(Event(now_ns, body)):
+        for reply in self._core.apply(SchedulerEvent(now_ns, body)):
             match reply:
                 case TokenRun():
                     self._bundle.add(reply, asked=not isinstance(body, StepDone))
@@ -212,7 +212,7 @@ class SchedulerService:
                     self._reports.reclaimed(reply)
                 case Spent():
                     self._reports.spent(reply)
-                case Moved():
+                case PhaseChanged():
                     self._bundle.moved(reply)
                     self._spans.move(reply, now_ns)
                     self._stories.moved(reply)

@@ -25,7 +25,7 @@ from noria.services.executor.engine import Engine, load
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.actor import Actor
 from noria.shared.config import ModelSettings, RuntimeSettings, TelemetrySettings
 from noria.shared.endpoints import mailbox
@@ -109,7 +109,7 @@ def outputs(folder: Path, model: Path, trouble: Trouble) -> list[list[int]]:
         )
         for number in range(4)
     ]
-    with running_scheduler(folder, Settings(max_batch_tokens=40)) as (settings, peers):
+    with running_scheduler(folder, CoreSettings(max_batch_tokens=40)) as (settings, peers):
         peers[Service.EXECUTOR].mailbox.close()  # the real one takes its place
         admission, detokenizer = peers[Service.ADMISSION], peers[Service.DETOKENIZER]
         admission.join()

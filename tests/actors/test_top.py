@@ -10,11 +10,11 @@ from fakes.neighbours import PEERS, running_scheduler
 from noria.cli.app import run
 from noria.proto.execution import StepPlan
 from noria.proto.scheduling import Capacity, Submit
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def test_top_prints_once_what_a_scheduler_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running_scheduler(tmp_path, Settings(max_requests_per_batch=4)) as (settings, peers):
+    with running_scheduler(tmp_path, CoreSettings(max_requests_per_batch=4)) as (settings, peers):
         admission, executor, _ = (peers[each] for each in PEERS)
         for peer in peers.values():
             peer.join()

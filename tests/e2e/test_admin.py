@@ -10,8 +10,8 @@ from noria.cli.keys import hash_of
 from noria.client import AsyncClient
 from noria.proto.base import Stream
 from noria.proto.scheduling import Submit
-from noria.services.scheduler.core.events import Event
-from noria.services.scheduler.simulation.recording import Recording
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.simulation.recording import RecordedRun
 
 SLOTS = 6
 CROWD = 6 * SLOTS
@@ -68,14 +68,14 @@ def first_plans(log: Path) -> list[tuple[bool, bool]]:
     whether it is in the first plan after that."""
     found: list[tuple[bool, bool]] = []
     come: dict[Stream, bool] = {}
-    for core, now_ns, body, plans in Recording(log).again():
+    for core, now_ns, body, plans in RecordedRun(log).again():
         if isinstance(body, Submit):
             board = core.board
             held = len(board.prefilling) + len(board.decoding) >= SLOTS - 1
             full = held and all(board.waiting.queue(name).requests for name in OTHERS)
             come |= {each.stream: full for each in body.submissions if each.traffic_class == "admin"}
         if body is not None:
-            core.apply(Event(now_ns, body))
+            core.apply(SchedulerEvent(now_ns, body))
         elif plans and come:
             filled = {each.stream for each in plans[0].fill}
             found += [(full, each in filled) for each, full in come.items()]

@@ -16,9 +16,9 @@ from noria.proto.execution import Sampled, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event
+from noria.services.scheduler.core.interface.events import AdmissionJoined, EventBody, SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 Party = tuple[str, str]  # class, tenant
 
@@ -40,7 +40,7 @@ class Crowd:
     deaths: the steps before which the scheduler dies.
     """
 
-    settings: Settings
+    settings: CoreSettings
     blocks: int = 4096
     page_size: int = 4
     served: list[dict[Party, float]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Crowd:
         """Until all ended."""
         self.core = Scheduler(self.settings)
         self.geometry = geometry(num_blocks=self.blocks, page_size=self.page_size, max_slots=64)
-        self.core.apply(Event(0, self.geometry))
+        self.core.apply(SchedulerEvent(0, self.geometry))
         self._executor = FakeExecutor(self.geometry) if self.deaths else None
         self._heard: dict[Stream, list[int]] = {}
         self.parties: dict[Stream, Party] = {}
@@ -181,14 +181,14 @@ class Crowd:
         if step % 16 == 0:
             self.core.check()
 
-    def _tell(self, step: int, body: Body) -> None:
+    def _tell(self, step: int, body: EventBody) -> None:
         """Apply an event, and have the ledger hear of tokens and ends."""
         ended = []
-        for reply in self.core.apply(Event(step * 1_000_000, body)):
+        for reply in self.core.apply(SchedulerEvent(step * 1_000_000, body)):
             if isinstance(reply, TokenRun):
                 self._heard.setdefault(reply.stream, []).extend(reply.ids)
                 if reply.end:
                     ended.append(reply.stream)
         if ended:
-            self.core.apply(Event(step * 1_000_000, Ended(tuple(ended))))
+            self.core.apply(SchedulerEvent(step * 1_000_000, Ended(tuple(ended))))
             self.ends.update((stream.request, len(self.served)) for stream in ended)

@@ -7,9 +7,9 @@ from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Submission, Submit
-from noria.services.scheduler.core.events import Body, Event, Moved, Reply
+from noria.services.scheduler.core.interface.events import EventBody, PhaseChanged, SchedulerEvent, SchedulerReply
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 
 def stream(number: int) -> Stream:
@@ -59,11 +59,13 @@ def ending_after(number: int, tokens: int, *, prompt: int = 4, output: int = 20)
 class Desk:
     """A core, the fake executor, and everything said so far."""
 
-    def __init__(self, settings: Settings | None = None, shape: Geometry | None = None, *, join: bool = True) -> None:
-        self.core = Scheduler(settings or Settings())
+    def __init__(
+        self, settings: CoreSettings | None = None, shape: Geometry | None = None, *, join: bool = True
+    ) -> None:
+        self.core = Scheduler(settings or CoreSettings())
         self.executor = FakeExecutor(shape or geometry())
         self.now_ns = 0
-        self.replies: list[Reply] = []
+        self.replies: list[SchedulerReply] = []
         self.plans: list[StepPlan] = []
         if join:
             self.tell(self.executor.geometry)
@@ -73,10 +75,10 @@ class Desk:
         """How many requests wait for a prefix that another one computes."""
         return len(self.core.board.waiting._passed)
 
-    def tell(self, body: Body) -> list[Reply]:
+    def tell(self, body: EventBody) -> list[SchedulerReply]:
         """Apply an event one millisecond later."""
         self.now_ns += 1_000_000
-        replies = self.core.apply(Event(self.now_ns, body))
+        replies = self.core.apply(SchedulerEvent(self.now_ns, body))
         self.core.check()
         self.replies += replies
         return replies
@@ -100,7 +102,7 @@ class Desk:
         assert plan is not None
         return plan
 
-    def done(self) -> list[Reply]:
+    def done(self) -> list[SchedulerReply]:
         """The oldest step in flight is done."""
         return self.tell(self.executor.step())
 
@@ -143,6 +145,6 @@ class Desk:
         """Reclaims told."""
         return [each for each in self.replies if isinstance(each, Reclaimed)]
 
-    def moves(self, number: int) -> list[Moved]:
+    def moves(self, number: int) -> list[PhaseChanged]:
         """Stages told of a stream."""
-        return [each for each in self.replies if isinstance(each, Moved) and each.stream.request == number]
+        return [each for each in self.replies if isinstance(each, PhaseChanged) and each.stream.request == number]

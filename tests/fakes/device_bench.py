@@ -29,9 +29,9 @@ from noria.services.executor.groups import cache_groups, layer_groups
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 Asked = tuple[tuple[int, ...], Sampling]
 
@@ -121,7 +121,7 @@ class Drive:
         """gap: steps between two arrivals."""
         self.slots = Slots(self.shape)
         self.core = Scheduler(
-            Settings(
+            CoreSettings(
                 max_batch_tokens=self.shape.max_batch_tokens,
                 max_requests_per_batch=self.shape.max_slots,
                 steps_in_flight=self.in_flight,
@@ -168,7 +168,7 @@ class Drive:
         return self._now
 
     def _apply(self, body: object) -> None:
-        for reply in self.core.apply(Event(self._tick(), body)):  # type: ignore[arg-type]
+        for reply in self.core.apply(SchedulerEvent(self._tick(), body)):  # type: ignore[arg-type]
             if isinstance(reply, TokenRun):
                 self.answers[reply.stream.request].extend(reply.ids)
                 if reply.end:

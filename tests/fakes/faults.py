@@ -7,24 +7,24 @@ from msgspec.structs import replace
 
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.allocators import SlidingAttentionAllocator
-from noria.services.scheduler.core.events import Event, Reply
-from noria.services.scheduler.core.holding import Holding
-from noria.services.scheduler.core.memory import Memory
-from noria.services.scheduler.core.pages import Page, Prefix
-from noria.services.scheduler.core.request import Request
+from noria.services.scheduler.core.cache.block_allocators import SlidingAttentionAllocator
+from noria.services.scheduler.core.cache.pages import Page, Prefix
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
+from noria.services.scheduler.core.interface.events import SchedulerEvent, SchedulerReply
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
+from noria.services.scheduler.core.state.request import Request
 
 
 class EarlyFree(Scheduler):
     """Frees the blocks of whoever leaves at once, though steps in flight still touch them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CoreSettings) -> None:
         super().__init__(settings)
         lane = self.board.lane
 
-        def retire(request: Request, holding: Holding, gain: int) -> None:
+        def retire(request: Request, holding: RequestBlocks, gain: int) -> None:
             assert self.board.cache is not None
             self.board.cache.release(holding)
 
@@ -75,7 +75,7 @@ class SkippedPosition(Scheduler):
 class ForgottenReset(Scheduler):
     """Believes after a reset that the first position is still cached."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CoreSettings) -> None:
         super().__init__(settings)
         admit = self.board.admit
 
@@ -98,7 +98,7 @@ class LateRelease(Scheduler):
 class DiscardedToken(Scheduler):
     """Drops the tokens that steps in flight bring for a request that was reset."""
 
-    def apply(self, event: Event) -> list[Reply]:
+    def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
         waiting = {request.stream for request in self.board.waiting}
         replies = super().apply(event)
         if not isinstance(event.body, StepDone):
@@ -109,7 +109,7 @@ class DiscardedToken(Scheduler):
 class _Unchecked(Scheduler):
     """A core whose memory is spoilt when an executor joins, and that does not check itself."""
 
-    def apply(self, event: Event) -> list[Reply]:
+    def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
         replies = super().apply(event)
         if isinstance(event.body, Geometry):
             assert self.board.memory is not None
@@ -119,14 +119,14 @@ class _Unchecked(Scheduler):
     def check(self) -> None:
         """Says nothing."""
 
-    def spoil(self, memory: Memory) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
         """Plant the fault."""
 
 
 class MissedReference(_Unchecked):
     """Forgets to count a user of every third shared page."""
 
-    def spoil(self, memory: Memory) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
         index = memory.cache.index
         if index is None:
             return
@@ -147,8 +147,8 @@ class MissedReference(_Unchecked):
 class FreedWhileRead(_Unchecked):
     """Frees what a request held at once, though steps in flight still touch it."""
 
-    def spoil(self, memory: Memory) -> None:
-        def retire(request: Request, holding: Holding, gain: int) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
+        def retire(request: Request, holding: RequestBlocks, gain: int) -> None:
             memory.cache.release(holding)
 
         self.board.lane.retire = retire  # type: ignore[method-assign]  # the fault is planted here
@@ -157,7 +157,7 @@ class FreedWhileRead(_Unchecked):
 class StaleKey(_Unchecked):
     """Still finds pages whose blocks were given up."""
 
-    def spoil(self, memory: Memory) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
         index = memory.cache.index
         if index is None:
             return
@@ -177,7 +177,7 @@ class StaleKey(_Unchecked):
 class LooseKey(_Unchecked):
     """Names a page by its own ids, whatever went before it."""
 
-    def spoil(self, memory: Memory) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
         index = memory.cache.index
         if index is None:
             return
@@ -228,10 +228,10 @@ class LateSwapOut(_Unchecked):
 class ShortRing(_Unchecked):
     """Gives a sliding table the same page twice, so that its ring is overwritten before it is read."""
 
-    def spoil(self, memory: Memory) -> None:
+    def spoil(self, memory: CacheMemory) -> None:
         extend = memory.cache.extend
 
-        def short(holding: Holding, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
+        def short(holding: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
             added = extend(holding, length, spared)
             table = holding.tables[-1]
             if added is None or len(table) < 3 or not added[-1]:

@@ -12,9 +12,9 @@ import zmq
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import Hello, Inspect, Snapshot, State
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor import Actor
 from noria.shared.config import RuntimeSettings, TelemetrySettings
@@ -79,8 +79,8 @@ class Peer:
 @contextmanager
 def running_scheduler(
     folder: Path,
-    options: Settings,
-    event_log: Callable[[Board], EventLog] | None = None,
+    options: CoreSettings,
+    event_log: Callable[[SchedulerState], EventLog] | None = None,
     tokens_interval_ns: int = 0,
 ) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
     """A running scheduler and its three peers, which have not greeted yet."""

@@ -15,9 +15,9 @@ from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.lane import Lane
 from noria.services.executor.service import ExecutorShell
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 from noria.shared.config import TelemetrySettings
 from noria.shared.shell import Shell
 from noria.shared.telemetry import Telemetry
@@ -30,7 +30,7 @@ class ShellDrive:
     """make_lane: is given what wakes the shell. Ends in an error when nothing comes for PATIENCE_S."""
 
     make_lane: Callable[[Callable[[], None]], Lane]
-    settings: Settings
+    settings: CoreSettings
     bodies: deque[msgspec.Struct] = field(default_factory=deque)
     failures: list[StepFailed] = field(default_factory=list)
     stopped: bool = False
@@ -90,7 +90,7 @@ class ShellDrive:
         self.shell.advance(time.monotonic_ns())
 
     def _apply(self, body: Geometry | Submit | StepDone | StepFailed | Ended) -> None:
-        for reply in self.core.apply(Event(time.monotonic_ns(), body)):
+        for reply in self.core.apply(SchedulerEvent(time.monotonic_ns(), body)):
             if isinstance(reply, TokenRun):
                 self.answers[reply.stream.request].extend(reply.ids)
                 if reply.end:

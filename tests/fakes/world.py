@@ -12,12 +12,19 @@ from noria.proto.execution import Failure, Geometry, Group, StepPlan
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Submission, Submit, Withdraw
-from noria.services.scheduler.core.events import AdmissionJoined, Body, Event, ExecutorLost, PolicyChanged, Reply
-from noria.services.scheduler.core.rules import Rules, TrafficClass
+from noria.services.scheduler.core.interface.events import (
+    AdmissionJoined,
+    EventBody,
+    ExecutorLost,
+    PolicyChanged,
+    SchedulerEvent,
+    SchedulerReply,
+)
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
-Log = list[Event | int]
+Log = list[SchedulerEvent | int]
 TURNS_MAX = 6000
 
 
@@ -36,9 +43,9 @@ def draw_geometry(draw: random.Random, max_batch_tokens: int) -> Geometry:
     return geometry(page_size=page_size, num_blocks=chunks + 2, kinds=kinds[kind], host_slots=host_slots)
 
 
-def draw_rules(draw: random.Random) -> Rules:
+def draw_rules(draw: random.Random) -> FairRules:
     """Classes of all kinds."""
-    return Rules(
+    return FairRules(
         classes=(
             TrafficClass(
                 "interactive",
@@ -87,7 +94,7 @@ class World:
         # The scheduler's deaths are drawn apart, too: so often in a turn.
         self.fate, self.deaths = random.Random(seed), deaths
         draw = self.random
-        self.settings = Settings(
+        self.settings = CoreSettings(
             policy=draw.choice(["fifo", "prefill_first"]),
             max_batch_tokens=draw.choice([1, 2, 3, 7, 16, 64]),
             max_requests_per_batch=draw.choice([1, 2, 4, 8, 12]),
@@ -219,7 +226,7 @@ class World:
         self.counts["deaths"] += 1
         self.log, self.plans = [], []
         self.core = self.life(self.settings)
-        told: list[list[Body]] = [[replace(self.geometry, inventory=True), inventory], [AdmissionJoined()]]
+        told: list[list[EventBody]] = [[replace(self.geometry, inventory=True), inventory], [AdmissionJoined()]]
         cut = fate.randrange(len(again) + 1)
         told[1] += [Submit(tuple(again[:cut])), Submit(tuple(again[cut:]), complete=True)]
         if fate.random() < 0.1:
@@ -240,7 +247,7 @@ class World:
         stream = self.random.choice(list(self.submissions))
         start = self.random.randrange(len(self.received[stream]) + 1)
         known = self.core.board.requests.get(stream)
-        self.log.append(event := Event(self.now_ns, Resend((Gap(stream, start),))))
+        self.log.append(event := SchedulerEvent(self.now_ns, Resend((Gap(stream, start),))))
         runs = [each for each in self.core.apply(event) if isinstance(each, TokenRun)]
         if known is not None:
             assert [token for run in runs for token in run.ids] == self.received[stream][start:]
@@ -254,8 +261,8 @@ class World:
     def alive(self) -> list[Stream]:
         return [each for each in self.submissions if each not in self.ends and each not in self.withdrawn]
 
-    def tell(self, body: Body) -> None:
-        event = Event(self.now_ns, body)
+    def tell(self, body: EventBody) -> None:
+        event = SchedulerEvent(self.now_ns, body)
         self.log.append(event)
         for reply in self.core.apply(event):
             self.hear(reply)
@@ -271,7 +278,7 @@ class World:
             self.plans.append(plan)
             self.executor.send(plan)
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: SchedulerReply) -> None:
         if isinstance(reply, Reclaimed):
             assert reply.stream in self.withdrawn or reply.stream in self.ends
             assert reply.steps <= 2

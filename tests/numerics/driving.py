@@ -17,9 +17,9 @@ from noria.services.executor.groups import cache_groups
 from noria.services.executor.model import Model
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
 
 STEPS_MAX = 5000
 
@@ -89,7 +89,7 @@ class Driver:
         self.engine.seen = {}
         self.slots = Slots(shape)
         self.core = Scheduler(
-            Settings(
+            CoreSettings(
                 max_batch_tokens=way.max_batch_tokens,
                 max_requests_per_batch=32,
                 steps_in_flight=way.steps_in_flight,
@@ -140,7 +140,7 @@ class Driver:
 
     def _apply(self, body: Submit | Geometry | StepDone | Ended | Withdraw) -> None:
         gone: list[Stream] = []
-        for reply in self.core.apply(Event(self._tick(), body)):
+        for reply in self.core.apply(SchedulerEvent(self._tick(), body)):
             if not isinstance(reply, TokenRun):
                 continue
             answer, asked = self.answers[reply.stream.request], self.asked[reply.stream.request]

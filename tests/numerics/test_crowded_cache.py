@@ -16,7 +16,7 @@ from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.batch import Batch, prepare, results
 from noria.services.executor.decoder import Decoder
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import SchedulerEvent
 
 REQUESTS, AT_A_TIME, PAGE, MOST = 2000, 16, 4, 48
 
@@ -57,7 +57,7 @@ class Crowd(Driver):
         return len(ended)
 
     def _replies(self, body: Submit | StepDone | Ended) -> list[TokenRun]:
-        return [each for each in self.core.apply(Event(self._tick(), body)) if isinstance(each, TokenRun)]
+        return [each for each in self.core.apply(SchedulerEvent(self._tick(), body)) if isinstance(each, TokenRun)]
 
 
 @pytest.fixture(scope="module")

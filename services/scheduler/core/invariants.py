@@ -2,13 +2,13 @@
 
 from itertools import chain
 
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.fair import Fair
-from noria.services.scheduler.core.policy import Policy
-from noria.services.scheduler.core.request import Request, State
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.policy.policy import Policy
+from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
-def check(board: Board) -> None:
+def check(board: SchedulerState) -> None:
     """State the invariants; raises AssertionError when one does not hold. Costs as much as all requests and blocks."""
     board.waiting.check()
     running = [*board.prefilling, *board.decoding]
@@ -44,7 +44,7 @@ def check(board: Board) -> None:
 def _check_account(policy: Policy, request: Request) -> None:
     """What was planned for a request is charged to its account, and nothing else."""
     account = request.account
-    if not isinstance(policy, Fair):
+    if not isinstance(policy, FairPolicy):
         assert account is None and not request.rank
         return
     assert account is not None and request.rank == account.share.terms.rank
@@ -54,31 +54,37 @@ def _check_account(policy: Policy, request: Request) -> None:
     assert request.output_before <= request.paid_output and request.planned <= request.paid_output
 
 
-def _check_requests(board: Board, in_flight: dict[Request, int]) -> None:
-    states = {State.WAITING: 0, State.PREFILLING: 0, State.DECODING: 0, State.DRAINING: 0, State.FINISHED: 0}
+def _check_requests(board: SchedulerState, in_flight: dict[Request, int]) -> None:
+    states = {
+        RequestState.WAITING: 0,
+        RequestState.PREFILLING: 0,
+        RequestState.DECODING: 0,
+        RequestState.DRAINING: 0,
+        RequestState.FINISHED: 0,
+    }
     for stream, request in board.requests.items():
         assert request.stream == stream
         states[request.state] += 1
         assert request.in_flight == in_flight.get(request, 0)
-        assert len(request.output) <= request.planned or request.state is State.FINISHED
-        if request.state in (State.PREFILLING, State.DECODING):
+        assert len(request.output) <= request.planned or request.state is RequestState.FINISHED
+        if request.state in (RequestState.PREFILLING, RequestState.DECODING):
             assert request.slot >= 0
             assert request.planned < request.limit
             assert request.length <= request.prompt_tokens + request.planned
-            assert request not in board.adopted or (request.state is State.PREFILLING and not board.lane.number)
+            assert request not in board.adopted or (request.state is RequestState.PREFILLING and not board.lane.number)
         else:
             assert request not in board.adopted
             assert request.slot == -1 and request.held is None and not request.promised
-        assert request.stored is None or request.state is State.WAITING
+        assert request.stored is None or request.state is RequestState.WAITING
         _check_account(board.policy, request)
-        if request.state is State.DECODING:
+        if request.state is RequestState.DECODING:
             assert request.length == request.prompt_tokens + request.planned - 1 >= request.filled
-        if request.state is State.PREFILLING:
+        if request.state is RequestState.PREFILLING:
             assert request.length < request.filled == request.known
     assert states == {
-        State.WAITING: len(board.waiting),
-        State.PREFILLING: len(board.prefilling),
-        State.DECODING: len(board.decoding),
-        State.DRAINING: len(board.draining),
-        State.FINISHED: board.finished,
+        RequestState.WAITING: len(board.waiting),
+        RequestState.PREFILLING: len(board.prefilling),
+        RequestState.DECODING: len(board.decoding),
+        RequestState.DRAINING: len(board.draining),
+        RequestState.FINISHED: board.finished,
     }

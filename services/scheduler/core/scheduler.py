@@ -10,26 +10,26 @@ from noria.proto.base import Ended
 from noria.proto.execution import Geometry, Inventory, StepDone, StepFailed, StepPlan
 from noria.proto.output import Gap, Progress, Resend
 from noria.proto.scheduling import Capacity, Submit, Suspected, Withdraw
-from noria.services.scheduler.core.adoption import Adoption
-from noria.services.scheduler.core.board import Board
-from noria.services.scheduler.core.credit import Credit
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
+from noria.services.scheduler.core.handlers.capacity_report import CapacityReport
+from noria.services.scheduler.core.handlers.executor_handler import ExecutorHandler
+from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
-    Event,
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
     PolicyChanged,
-    Reply,
+    SchedulerEvent,
+    SchedulerReply,
     TimePassed,
 )
-from noria.services.scheduler.core.fair import Fair
-from noria.services.scheduler.core.intake import Intake
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.invariants import check
-from noria.services.scheduler.core.planner import Planner
-from noria.services.scheduler.core.policies import policy_named
-from noria.services.scheduler.core.results import Results
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.policy.policies import policy_named
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.step_planner import StepPlanner
 
 
 class Scheduler:
@@ -38,15 +38,15 @@ class Scheduler:
     Raises ValueError for an unknown policy.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.board = Board(settings, policy_named(settings.policy, settings.rules))
-        self._credit = Credit(self.board)
-        self._planner = Planner(self.board, self._credit.times)
-        self._intake = Intake(self.board)
-        self._adoption = Adoption(self.board, self._intake)
-        self._results = Results(self.board, self._planner, self._intake, self._credit, self._adoption)
+    def __init__(self, settings: CoreSettings) -> None:
+        self.board = SchedulerState(settings, policy_named(settings.policy, settings.rules))
+        self._credit = CapacityReport(self.board)
+        self._planner = StepPlanner(self.board, self._credit.times)
+        self._intake = StreamHandler(self.board)
+        self._adoption = CacheAdoption(self.board, self._intake)
+        self._results = ExecutorHandler(self.board, self._planner, self._intake, self._credit, self._adoption)
 
-    def apply(self, event: Event) -> list[Reply]:
+    def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
         """Take one event; return what must be told, including what earlier plans had to tell.
 
         Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
@@ -88,7 +88,7 @@ class Scheduler:
     def _change(self, body: PolicyChanged) -> None:
         """Nobody is lost: whoever waits or runs goes on under the new rules."""
         policy = self.board.policy
-        if isinstance(policy, Fair) and body.policy == policy.name:
+        if isinstance(policy, FairPolicy) and body.policy == policy.name:
             policy.change(body.rules)
         else:
             policy = policy_named(body.policy, body.rules)
@@ -117,7 +117,7 @@ class Scheduler:
     def cramped(self) -> list[tuple[str, int | None]]:
         """Isolated classes that reserve less of the cache than one of their requests may need, and how much that is."""
         policy, cache = self.board.policy, self.board.cache
-        if not isinstance(policy, Fair) or cache is None:
+        if not isinstance(policy, FairPolicy) or cache is None:
             return []
         classes = policy.rules.classes
         return [(each.name, each.request_tokens) for each in classes if each.cramped(cache.pages, cache.page_tokens)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from noria.proto.base import Stream
 from noria.proto.execution import Sampled, StepDone, StepPlan
 from noria.proto.scheduling import StepTime
-from noria.services.scheduler.core.step_time import predict_us
+from noria.services.scheduler.core.predict.step_time_model import predict_us
 
 Token = Callable[[Stream, int], int]
 

@@ -10,13 +10,13 @@ from noria.proto.base import End, Stream
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Spent, Submission
-from noria.services.scheduler.core.events import Moved, Reply, Stage
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase, SchedulerReply
 
 # Simulated ids are made of stream and position, so that no two prompts share a page by accident.
 _IDS_PER_STREAM = 1 << 22
 
 
-class Job(msgspec.Struct, frozen=True):
+class SimulatedRequest(msgspec.Struct, frozen=True):
     """A stream that arrives at `at_ns` and would generate `output_tokens` if nobody stopped it.
 
     stops: it ends by an end id before `max_tokens`. withdrawn_ns: its client went away then. submission: as admission
@@ -31,13 +31,13 @@ class Job(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
+class SimulatedOutcome:
     """What became of a job. started_ns: its first step was planned. gaps_ns: between one token and the next.
 
     end: None when it was never accepted (`refused`), or the simulation ended before it did.
     """
 
-    job: Job
+    job: SimulatedRequest
     refused: bool = False
     started_ns: int | None = None
     first_ns: int | None = None
@@ -70,23 +70,23 @@ class Outcome:
         return self.end in (End.STOP, End.LENGTH)
 
 
-class Listener:
+class OutcomeRecorder:
     """Hears what a core replies, and keeps what it means for each job. outcomes: in the order of the jobs."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self.outcomes = [Outcome(each) for each in jobs]
+    def __init__(self, jobs: Iterable[SimulatedRequest]) -> None:
+        self.outcomes = [SimulatedOutcome(each) for each in jobs]
         self.by_stream = {each.job.submission.stream: each for each in self.outcomes}
         self._ended: list[Stream] = []
 
-    def hear(self, replies: Iterable[Reply], now_ns: int) -> None:
+    def hear(self, replies: Iterable[SchedulerReply], now_ns: int) -> None:
         """Take the replies to one event."""
         for reply in replies:
             match reply:
                 case TokenRun():
                     self._run(reply, now_ns)
-                case Moved():
+                case PhaseChanged():
                     outcome = self.by_stream.get(reply.stream)
-                    if outcome is not None and reply.stage is Stage.PREFILLING and outcome.started_ns is None:
+                    if outcome is not None and reply.stage is RequestPhase.PREFILLING and outcome.started_ns is None:
                         outcome.started_ns = reply.at_ns
                 case Reclaimed() | Spent():
                     pass
@@ -120,7 +120,7 @@ def made_up_ids(number: int, first: int, count: int) -> tuple[int, ...]:
     return tuple(range(start, start + count))
 
 
-def job(
+def simulated_request(
     number: int,
     at_ns: int,
     prompt_tokens: int,
@@ -131,7 +131,7 @@ def job(
     ttl_first_ms: int | None = None,
     ttl_ms: int | None = None,
     max_tokens: int | None = None,
-) -> Job:
+) -> SimulatedRequest:
     """A job with a prompt that nobody shares. It ends by length unless `max_tokens` is more than its output."""
     most = output_tokens if max_tokens is None else max_tokens
     submission = Submission(
@@ -145,4 +145,4 @@ def job(
         ttl_first_ms=ttl_first_ms,
         ttl_ms=ttl_ms,
     )
-    return Job(at_ns, submission, output_tokens, output_tokens < most)
+    return SimulatedRequest(at_ns, submission, output_tokens, output_tokens < most)

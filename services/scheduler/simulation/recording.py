@@ -12,25 +12,25 @@ from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Held, Inventory, Sampled, StepDone, StepPlan, cache_digest
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import StepTime, Submission, Submit, Withdraw
-from noria.services.scheduler import records
-from noria.services.scheduler.core.events import (
+from noria.services.scheduler.core.interface.events import (
     AdmissionJoined,
-    Body,
-    Event,
+    EventBody,
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
     PolicyChanged,
+    SchedulerEvent,
     TimePassed,
 )
+from noria.services.scheduler.core.predict.step_time_model import StepTimeModel
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.step_time import StepTimeModel
-from noria.services.scheduler.records import HASH_BYTES, AnyRecord, Arrival
-from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
+from noria.services.scheduler.observe import log_records
+from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
+from noria.services.scheduler.simulation.jobs import OutcomeRecorder, SimulatedOutcome, SimulatedRequest, made_up_ids
 from noria.shared.errors import UserError
 
 _NEVER: Final = 0
-_FACTS: Final[dict[str, Body]] = {
+_FACTS: Final[dict[str, EventBody]] = {
     "AdmissionJoined": AdmissionJoined(),
     "ExecutorLost": ExecutorLost(),
     "ExecutorSilent": ExecutorSilent(),
@@ -39,22 +39,22 @@ _FACTS: Final[dict[str, Body]] = {
 }
 
 
-class Recording:
+class RecordedRun:
     """An event log. Raises UserError for a file that is none, or that holds no run."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self.records = list(records.read(path))
+            self.records = list(log_records.read(path))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read the event log {path}: {error}") from error
         began = self.records[0] if self.records else None
-        geometries = [each.geometry for each in self.records if isinstance(each, records.Joined)]
-        if not isinstance(began, records.Began) or not geometries:
+        geometries = [each.geometry for each in self.records if isinstance(each, log_records.LoggedGeometry)]
+        if not isinstance(began, log_records.LogBegan) or not geometries:
             raise UserError(f"{path} holds no run: no executor ever joined")
-        self.began: records.Began = began
+        self.began: log_records.LogBegan = began
         self.geometry: Geometry = geometries[-1]
         self._pages: dict[Stream, bytes] = {}
-        self.arrivals: dict[Stream, tuple[int, Arrival]] = {}
+        self.arrivals: dict[Stream, tuple[int, LoggedSubmission]] = {}
         self._outputs: dict[Stream, int] = {}
         self._stopped: dict[Stream, int] = {}
         self._withdrawn: dict[Stream, int] = {}
@@ -70,11 +70,11 @@ class Recording:
         """The step-time model of the recorded steps."""
         model = StepTimeModel()
         for each in self.records:
-            if isinstance(each, records.Completed):
+            if isinstance(each, log_records.LoggedStepDone):
                 model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us, each.pairs)
         return model.coefficients()
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SimulatedRequest]:
         """Every stream whose end is in the log, at the time of its arrival there."""
         found = []
         for stream, (at_ns, arrival) in self.arrivals.items():
@@ -84,10 +84,10 @@ class Recording:
             made = max(1, outputs)
             stops = self._stopped.get(stream) == made - 1
             submission = self.submission(arrival)
-            found.append(Job(at_ns, submission, made, stops, self._withdrawn.get(stream)))
+            found.append(SimulatedRequest(at_ns, submission, made, stops, self._withdrawn.get(stream)))
         return found
 
-    def submission(self, arrival: Arrival) -> Submission:
+    def submission(self, arrival: LoggedSubmission) -> Submission:
         """The submission with made-up ids."""
         count = arrival.prompt_tokens + arrival.output_tokens
         ids = tuple(self.token(arrival.stream, position) for position in range(count))
@@ -116,91 +116,93 @@ class Recording:
             return 1 + (int.from_bytes(key, "big") >> 2) + offset
         return made_up_ids(stream.request * 64 + stream.choice, position, 1)[0]
 
-    def again(self) -> Iterator[tuple[Scheduler, int, Body | None, list[StepPlan]]]:
+    def again(self) -> Iterator[tuple[Scheduler, int, EventBody | None, list[StepPlan]]]:
         """Tell a new core everything; yields it with each time, event (None for planning) and the plans made."""
         core = Scheduler(self.began.settings)
         for each in self.records:
-            if isinstance(each, records.Began):
+            if isinstance(each, log_records.LogBegan):
                 continue
             plans: list[StepPlan] = []
-            if isinstance(each, records.Planned):
+            if isinstance(each, log_records.LoggedPlanning):
                 while (plan := core.plan(each.at_ns)) is not None:
                     plans.append(plan)
                 yield core, each.at_ns, None, plans
             else:
                 yield core, each.at_ns, self._body(each, core), plans
 
-    def measured(self) -> tuple[Scheduler, list[Outcome]]:
+    def measured(self) -> tuple[Scheduler, list[SimulatedOutcome]]:
         """What became of every stream in the recorded run, and the core at its end."""
-        listener = Listener([Job(at_ns, self.submission(each), 1) for at_ns, each in self.arrivals.values()])
+        listener = OutcomeRecorder(
+            [SimulatedRequest(at_ns, self.submission(each), 1) for at_ns, each in self.arrivals.values()]
+        )
         core: Scheduler | None = None
         for core, now_ns, body, _ in self.again():
             if body is not None:
-                listener.hear(core.apply(Event(now_ns, body)), now_ns)
+                listener.hear(core.apply(SchedulerEvent(now_ns, body)), now_ns)
         assert core is not None
         return core, listener.outcomes
 
-    def _end_ids(self, arrival: Arrival) -> tuple[int, ...]:
+    def _end_ids(self, arrival: LoggedSubmission) -> tuple[int, ...]:
         """The id at which the stream stopped, or one that never comes."""
         stopped = self._stopped.get(arrival.stream)
         if stopped is not None:
             return (self.token(arrival.stream, arrival.prompt_tokens + stopped),)
         return (_NEVER,) if arrival.can_stop else ()
 
-    def _scan(self, record: AnyRecord) -> None:
+    def _scan(self, record: AnyLogRecord) -> None:
         match record:
-            case records.Submitted():
+            case log_records.LoggedSubmit():
                 for arrival in record.arrivals:
                     self.arrivals.setdefault(arrival.stream, (record.at_ns, arrival))
                     if len(arrival.pages) > len(self._pages.get(arrival.stream, b"")):
                         self._pages[arrival.stream] = arrival.pages
-            case records.Completed() | records.Listed():
+            case log_records.LoggedStepDone() | log_records.LoggedInventory():
                 self._stopped.update(record.stops)
                 for stream, page in record.pages:
                     self._pages[stream] = self._pages.get(stream, b"") + page
-            case records.Forgotten():
+            case log_records.LoggedEnded():
                 for stream, outputs in zip(record.streams, record.outputs, strict=True):
                     if outputs >= 0:
                         self._outputs[stream] = outputs
-            case records.Withdrawn():
+            case log_records.LoggedWithdraw():
                 for stream in record.streams:
                     self._withdrawn[stream] = record.at_ns
             case _:
                 pass
 
-    def _body(self, record: AnyRecord, core: Scheduler) -> Body:
+    def _body(self, record: AnyLogRecord, core: Scheduler) -> EventBody:
         match record:
-            case records.Submitted():
+            case log_records.LoggedSubmit():
                 return Submit(tuple(map(self.submission, record.arrivals)), record.complete)
-            case records.Completed():
+            case log_records.LoggedStepDone():
                 return self._done(record, core)
-            case records.Withdrawn():
+            case log_records.LoggedWithdraw():
                 return Withdraw(record.streams, record.end)
-            case records.Forgotten():
+            case log_records.LoggedEnded():
                 return Ended(record.streams)
-            case records.Looked() | records.Asked() | records.Failed():
+            case log_records.LoggedProgress() | log_records.LoggedResend() | log_records.LoggedStepFailed():
                 return record.body
-            case records.Listed():
+            case log_records.LoggedInventory():
                 return Inventory(record.epoch, tuple(map(self._held, record.entries)))
-            case records.Joined():
+            case log_records.LoggedGeometry():
                 return record.geometry
-            case records.Happened():
+            case log_records.LoggedFact():
                 return _FACTS[record.name]
-            case records.Changed():
+            case log_records.LoggedPolicyChange():
                 return PolicyChanged(record.policy, record.rules)
-            case records.Began() | records.Planned():
+            case log_records.LogBegan() | log_records.LoggedPlanning():
                 raise AssertionError("no event")
             case _:
                 assert_never(record)
 
-    def _held(self, kept: records.Kept) -> Held:
+    def _held(self, kept: log_records.LoggedHeld) -> Held:
         """What was held, with made-up ids."""
         prompt = self.arrivals[kept.stream][1].prompt_tokens
         ids = [self.token(kept.stream, position) for position in range(prompt + kept.output_tokens)]
         digest = cache_digest(ids[: kept.length])
         return Held(kept.slot, kept.stream, kept.attempt, digest, kept.length, kept.blocks, tuple(ids[prompt:]))
 
-    def _done(self, record: records.Completed, core: Scheduler) -> StepDone:
+    def _done(self, record: log_records.LoggedStepDone, core: Scheduler) -> StepDone:
         sampled = []
         steps = core.board.lane.steps
         for entry in steps[0].entries if steps and record.epoch == core.board.lane.epoch else ():

@@ -9,28 +9,32 @@ from dataclasses import replace
 import msgspec
 
 from noria.services.scheduler.simulation.device import SimulatedDevice
-from noria.services.scheduler.simulation.jobs import Outcome
-from noria.services.scheduler.simulation.recording import Recording
-from noria.services.scheduler.simulation.report import Objective, Row, rows
+from noria.services.scheduler.simulation.jobs import SimulatedOutcome
+from noria.services.scheduler.simulation.recording import RecordedRun
+from noria.services.scheduler.simulation.report import ObjectiveRow, ServiceObjective, rows
 from noria.services.scheduler.simulation.runner import Simulation
 
 
-class Run(msgspec.Struct, frozen=True):
+class SimulatedRun(msgspec.Struct, frozen=True):
     """One run of the workload. how: `recorded`, or `simulated`."""
 
     policy: str
     how: str
     seconds: float
-    rows: list[Row]
+    rows: list[ObjectiveRow]
 
 
-def objectives_of(recording: Recording, chosen: Mapping[str, Objective]) -> dict[str, Objective]:
+def objectives_of(recording: RecordedRun, chosen: Mapping[str, ServiceObjective]) -> dict[str, ServiceObjective]:
     """What each class is held to: as chosen, else its inter-token target, if it has one."""
-    found = {each.name: Objective(itl_ms=each.itl_target_ms or 0.0) for each in recording.began.settings.rules.classes}
+    found = {
+        each.name: ServiceObjective(itl_ms=each.itl_target_ms or 0.0) for each in recording.began.settings.rules.classes
+    }
     return {**found, **chosen}
 
 
-def replay(recording: Recording, policies: tuple[str, ...], chosen: Mapping[str, Objective]) -> list[Run]:
+def replay(
+    recording: RecordedRun, policies: tuple[str, ...], chosen: Mapping[str, ServiceObjective]
+) -> list[SimulatedRun]:
     """The recorded run where it can be told again, then a simulation under its own policy, then under each other."""
     objectives = objectives_of(recording, chosen)
     own = recording.began.settings.policy
@@ -51,7 +55,7 @@ def replay(recording: Recording, policies: tuple[str, ...], chosen: Mapping[str,
     return runs
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[SimulatedRun]) -> str:
     """All runs as one table, the rows of one class and tenant together."""
     head = ("class", "tenant", "policy", "", "requests", "served", "SLO", "TTFT p50", "p99", "ITL p50", "p99")
     lines: list[tuple[str, ...]] = [(*head, "end p50", "p99 ms", "tokens/s")]
@@ -69,14 +73,16 @@ def table(runs: list[Run]) -> str:
     )
 
 
-def _run(policy: str, how: str, outcomes: list[Outcome], objectives: Mapping[str, Objective]) -> Run:
+def _run(
+    policy: str, how: str, outcomes: list[SimulatedOutcome], objectives: Mapping[str, ServiceObjective]
+) -> SimulatedRun:
     begun = min((each.job.at_ns for each in outcomes), default=0)
     over = max((each.ended_ns or 0 for each in outcomes), default=0)
     seconds = max(0.0, (over - begun) / 1e9)
-    return Run(policy, how, seconds, rows(outcomes, objectives, seconds))
+    return SimulatedRun(policy, how, seconds, rows(outcomes, objectives, seconds))
 
 
-def _line(run: Run, row: Row) -> tuple[str, ...]:
+def _line(run: SimulatedRun, row: ObjectiveRow) -> tuple[str, ...]:
     times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms, row.total_p50_ms, row.total_p99_ms)
     return (
         row.traffic_class or "all",

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from noria.services.scheduler.simulation.jobs import Outcome
+from noria.services.scheduler.simulation.jobs import SimulatedOutcome
 
 
-class Objective(msgspec.Struct, frozen=True):
+class ServiceObjective(msgspec.Struct, frozen=True):
     """A service-level objective: the first token within `ttft_ms`, tokens `itl_ms` apart on average; 0 for no bound."""
 
     ttft_ms: float = 0.0
     itl_ms: float = 0.0
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: SimulatedOutcome) -> bool:
         """Whether a request was served to its end within the objective."""
         ttft_ms = outcome.ttft_ms
         if not outcome.served or ttft_ms is None:
@@ -21,7 +21,7 @@ class Objective(msgspec.Struct, frozen=True):
         return (not self.ttft_ms or ttft_ms <= self.ttft_ms) and (not self.itl_ms or outcome.itl_ms <= self.itl_ms)
 
 
-class Row(msgspec.Struct, frozen=True):
+class ObjectiveRow(msgspec.Struct, frozen=True):
     """One class, tenant or both ("" where all are meant). Latencies in milliseconds; tokens are those of outputs.
 
     attained: share of the requests that came, refused ones included, that were served within their objective.
@@ -44,9 +44,11 @@ class Row(msgspec.Struct, frozen=True):
     tokens_s: float
 
 
-def rows(outcomes: Sequence[Outcome], objectives: Mapping[str, Objective], seconds: float) -> list[Row]:
+def rows(
+    outcomes: Sequence[SimulatedOutcome], objectives: Mapping[str, ServiceObjective], seconds: float
+) -> list[ObjectiveRow]:
     """A row for each class and tenant that occurs, for each class with several tenants, and for all together."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
+    found: dict[tuple[str, str], list[SimulatedOutcome]] = {}
     for each in outcomes:
         name, tenant = each.job.submission.traffic_class, each.job.submission.tenant
         found.setdefault((name, tenant), []).append(each)
@@ -58,9 +60,9 @@ def rows(outcomes: Sequence[Outcome], objectives: Mapping[str, Objective], secon
     return [_row(*key, each, objectives, seconds) for key, each in sorted(found.items(), key=lambda item: item[0])]
 
 
-def attained(outcomes: Iterable[Outcome], objectives: Mapping[str, Objective]) -> float:
+def attained(outcomes: Iterable[SimulatedOutcome], objectives: Mapping[str, ServiceObjective]) -> float:
     """The share of requests within the objective of their class; 1 without requests."""
-    met = [objectives.get(each.job.submission.traffic_class, Objective()).met(each) for each in outcomes]
+    met = [objectives.get(each.job.submission.traffic_class, ServiceObjective()).met(each) for each in outcomes]
     return sum(met) / len(met) if met else 1.0
 
 
@@ -71,12 +73,14 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, max(0, round(share * len(values) + 0.5) - 1))]
 
 
-def _row(name: str, tenant: str, outcomes: list[Outcome], objectives: Mapping[str, Objective], seconds: float) -> Row:
+def _row(
+    name: str, tenant: str, outcomes: list[SimulatedOutcome], objectives: Mapping[str, ServiceObjective], seconds: float
+) -> ObjectiveRow:
     ttft = [each.ttft_ms for each in outcomes if each.ttft_ms is not None]
     gaps = [gap / 1e6 for each in outcomes for gap in each.gaps_ns]
     total = [each.total_ms for each in outcomes if each.total_ms is not None]
     ends = [each.end.label for each in outcomes if each.end is not None]
-    return Row(
+    return ObjectiveRow(
         traffic_class=name,
         tenant=tenant,
         requests=len(outcomes),

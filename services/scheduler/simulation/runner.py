@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable
 from noria.proto.base import End, Ended, Stream
 from noria.proto.execution import Geometry
 from noria.proto.scheduling import Capacity, Submit, Withdraw
-from noria.services.scheduler.core.events import Body, Event, TimePassed
-from noria.services.scheduler.core.lane import Lane
+from noria.services.scheduler.core.interface.events import EventBody, SchedulerEvent, TimePassed
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.settings import Settings
-from noria.services.scheduler.event_log import EventLog
+from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
+from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.simulation.device import SimulatedDevice, Token
-from noria.services.scheduler.simulation.jobs import Job, Listener, Outcome, made_up_ids
+from noria.services.scheduler.simulation.jobs import OutcomeRecorder, SimulatedOutcome, SimulatedRequest, made_up_ids
 
 # Asked for each job as it arrives; a job that is not admitted is refused.
-Gate = Callable[[Job, Capacity, int], bool]
+ArrivalGate = Callable[[SimulatedRequest, Capacity, int], bool]
 _ARRIVAL, _WITHDRAWAL = 0, 1
 
 
-def admit_all(job: Job, capacity: Capacity, now_ns: int) -> bool:
+def admit_all(job: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
     """A gate that is always open."""
     del job, capacity, now_ns
     return True
@@ -34,19 +34,19 @@ class Simulation:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CoreSettings,
         geometry: Geometry,
         device: Callable[[Token], SimulatedDevice],
-        jobs: Iterable[Job],
+        jobs: Iterable[SimulatedRequest],
         *,
-        gate: Gate = admit_all,
-        output: Callable[[Job, int], int] | None = None,
-        record: Callable[[Lane], EventLog] | None = None,
+        gate: ArrivalGate = admit_all,
+        output: Callable[[SimulatedRequest, int], int] | None = None,
+        record: Callable[[InFlightSteps], EventLog] | None = None,
     ) -> None:
         self.core = Scheduler(settings)
         self._log = record(self.core.board.lane) if record is not None else None
         self.device = device(self._token)
-        self._listener = Listener(jobs)
+        self._listener = OutcomeRecorder(jobs)
         self.outcomes = self._listener.outcomes
         self.now_ns = 0
         self._gate = gate
@@ -63,7 +63,7 @@ class Simulation:
         """Whether anything is still to happen."""
         return self._next_ns() is not None
 
-    def run(self, until_ns: int | None = None) -> list[Outcome]:
+    def run(self, until_ns: int | None = None) -> list[SimulatedOutcome]:
         """Until all jobs have ended, or to a time; returns the outcomes."""
         while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
             self.now_ns = next_ns
@@ -98,7 +98,7 @@ class Simulation:
         while (plan := self.core.plan(now_ns)) is not None:
             self.device.send(plan, now_ns)
 
-    def _happen(self, kind: int, outcome: Outcome) -> None:
+    def _happen(self, kind: int, outcome: SimulatedOutcome) -> None:
         job = outcome.job
         if kind == _ARRIVAL:
             if self._gate(job, self.core.capacity(), self.now_ns):
@@ -109,10 +109,10 @@ class Simulation:
             outcome.end, outcome.ended_ns = End.CANCELLED, self.now_ns
             self._apply(Withdraw((job.submission.stream,)))
 
-    def _apply(self, body: Body) -> None:
+    def _apply(self, body: EventBody) -> None:
         if self._log is not None:
             self._log.told(self.now_ns, body)
-        self._listener.hear(self.core.apply(Event(self.now_ns, body)), self.now_ns)
+        self._listener.hear(self.core.apply(SchedulerEvent(self.now_ns, body)), self.now_ns)
 
     def _token(self, stream: Stream, position: int) -> int:
         job = self._listener.by_stream[stream].job

@@ -7,15 +7,15 @@ from fakes import world
 from fakes.simulated.chance import Chance
 
 from noria.proto.execution import Geometry
-from noria.services.scheduler.core.rules import Rules
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 
-def draw_settings(draw: random.Random, chance: Chance, rules: Rules | None) -> Settings:
+def draw_settings(draw: random.Random, chance: Chance, rules: FairRules | None) -> CoreSettings:
     """Small limits. rules: of the classes, if there are any; then they share."""
-    return Settings(
+    return CoreSettings(
         policy=draw.choice(["fifo", "prefill_first"]) if rules is None else "fair",
-        rules=rules or Rules(),
+        rules=rules or FairRules(),
         max_batch_tokens=draw.choice([2, 3, 7, 16, 64]),
         # A class that is isolated and one that is not need a slot each.
         max_requests_per_batch=draw.choice([1, 2, 4, 8] if rules is None else [2, 4, 8]),

@@ -28,13 +28,13 @@ from noria.services.admission.service import AdmissionService
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
 from noria.services.executor.slots import Slots
-from noria.services.scheduler import bundle as bundle_module
 from noria.services.scheduler import service as scheduler_module
-from noria.services.scheduler.core.costs import Costs
-from noria.services.scheduler.core.intake import Intake
-from noria.services.scheduler.core.request import Request
+from noria.services.scheduler import token_batches as bundle_module
+from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.suspects import Suspects
+from noria.services.scheduler.core.state.request import Request
+from noria.services.scheduler.core.state.suspects import Suspects
+from noria.services.scheduler.stream_costs import StreamCosts
 from noria.shared.mailbox import Mailbox
 
 
@@ -71,7 +71,7 @@ def _lost_end() -> AbstractContextManager[None]:
 def _double_submit() -> AbstractContextManager[None]:
     """A stream that is known is taken again, as if it were new."""
 
-    def submit(self: Intake, now_ns: int, body: Submit) -> None:
+    def submit(self: StreamHandler, now_ns: int, body: Submit) -> None:
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
             known = self._board.requests.get(submission.stream)
@@ -79,7 +79,7 @@ def _double_submit() -> AbstractContextManager[None]:
                 self._board.forget(known, now_ns, "again", reclaim=False)
             self._take(now_ns, submission)
 
-    return planted(Intake, "submit", submit)
+    return planted(StreamHandler, "submit", submit)
 
 
 def _old_plan() -> AbstractContextManager[None]:
@@ -121,14 +121,14 @@ def _ignored_start() -> AbstractContextManager[None]:
 def _ignored_attempt() -> AbstractContextManager[None]:
     """The scheduler takes a stream that is to begin again for the one that it knows."""
 
-    def submit(self: Intake, now_ns: int, body: Submit) -> None:
+    def submit(self: StreamHandler, now_ns: int, body: Submit) -> None:
         known = tuple(each for each in body.submissions if each.stream not in self._board.requests)
         for each in body.submissions:
             self._unnamed.pop(each.stream, None)
         sound(self, now_ns, Submit(known, body.complete))
 
-    sound = Intake.submit
-    return planted(Intake, "submit", submit)
+    sound = StreamHandler.submit
+    return planted(StreamHandler, "submit", submit)
 
 
 def _skipped_commit() -> AbstractContextManager[None]:
@@ -178,7 +178,7 @@ def _condemned_together() -> AbstractContextManager[None]:
 
 def _costs_told_once() -> AbstractContextManager[None]:
     """A scheduler takes what it once told of costs for known to every admission."""
-    return planted(Costs, "tell_again", lambda self: None)
+    return planted(StreamCosts, "tell_again", lambda self: None)
 
 
 def _costs_counted_again() -> AbstractContextManager[None]:
@@ -194,12 +194,12 @@ def _costs_counted_again() -> AbstractContextManager[None]:
 
 def _joined_late() -> AbstractContextManager[None]:
     """Tokens that are told together are said to begin where the last of them does."""
-    sound = bundle_module._one
+    sound = bundle_module._joined
 
     def one(runs: list[TokenRun]) -> TokenRun:
         return structs.replace(sound(runs), start=runs[-1].start)
 
-    return planted(bundle_module, "_one", one)
+    return planted(bundle_module, "_joined", one)
 
 
 FAULTS: Final[dict[str, Fault]] = {

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
 from noria.services.executor.slots import Slots
-from noria.services.scheduler.core.adoption import Adoption
-from noria.services.scheduler.core.cache import Cache
-from noria.services.scheduler.core.request import Request
-from noria.services.scheduler.core.swaps import HostPool
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
+from noria.services.scheduler.core.cache.host_pool import HostPool
+from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
+from noria.services.scheduler.core.state.request import Request
 
 Fault = Callable[[], AbstractContextManager[None]]
 
@@ -30,29 +30,29 @@ def planted(owner: Any, name: str, value: object) -> Iterator[None]:
 
 def _too_much() -> AbstractContextManager[None]:
     """A scheduler takes over one position more than the executor holds."""
-    sound = Adoption.adopt
+    sound = CacheAdoption.adopt
 
-    def adopt(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+    def adopt(self: CacheAdoption, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
         return sound(self, request, blocks, min(length + 1, request.known - 1), now_ns)
 
-    return planted(Adoption, "adopt", adopt)
+    return planted(CacheAdoption, "adopt", adopt)
 
 
 def _host_in_disorder() -> AbstractContextManager[None]:
     """It takes the host's blocks of a stream in another order."""
-    sound = Adoption.adopt_stored
+    sound = CacheAdoption.adopt_stored
 
-    def adopt_stored(self: Adoption, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
+    def adopt_stored(self: CacheAdoption, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
         return sound(self, request, [tuple(reversed(table)) for table in blocks], length)
 
-    return planted(Adoption, "adopt_stored", adopt_stored)
+    return planted(CacheAdoption, "adopt_stored", adopt_stored)
 
 
 def _anothers_cache() -> AbstractContextManager[None]:
     """It takes what lies in one stream's slot for another's."""
-    sound = Adoption.told
+    sound = CacheAdoption.told
 
-    def told(self: Adoption, inventory: Inventory) -> None:
+    def told(self: CacheAdoption, inventory: Inventory) -> None:
         held = [each for each in inventory.entries if each.slot >= 0]
         turned = dict(zip((each.stream for each in held), [*held[1:], *held[:1]], strict=True))
         entries = tuple(
@@ -60,29 +60,29 @@ def _anothers_cache() -> AbstractContextManager[None]:
         )
         sound(self, replace(inventory, entries=entries))
 
-    return planted(Adoption, "told", told)
+    return planted(CacheAdoption, "told", told)
 
 
 def _not_claimed() -> AbstractContextManager[None]:
     """What is taken over may be given to others, too."""
 
-    def claim(self: Cache, tables: Sequence[Sequence[int]]) -> bool:
+    def claim(self: CacheAllocator, tables: Sequence[Sequence[int]]) -> bool:
         return True
 
-    return planted(Cache, "_claim", claim)
+    return planted(CacheAllocator, "_claim", claim)
 
 
 def _token_again() -> AbstractContextManager[None]:
     """It takes the last token that it knows for one that nobody has heard of."""
-    sound = Adoption._learn
+    sound = CacheAdoption._learn
 
-    def learn(self: Adoption, request: Request, held: Held, now_ns: int) -> None:
+    def learn(self: CacheAdoption, request: Request, held: Held, now_ns: int) -> None:
         ids, known = held.output_ids, len(request.output)
         if len(ids) > known > 0:
             held = replace(held, output_ids=(*ids[:known], ids[known - 1], *ids[known:]))
         sound(self, request, held, now_ns)
 
-    return planted(Adoption, "_learn", learn)
+    return planted(CacheAdoption, "_learn", learn)
 
 
 def _not_emptied() -> AbstractContextManager[None]:
@@ -108,9 +108,9 @@ def _not_emptied() -> AbstractContextManager[None]:
 
 def _left_claimed() -> AbstractContextManager[None]:
     """It claims the blocks of streams that it does not know, and never gives them back."""
-    sound = Adoption.settle
+    sound = CacheAdoption.settle
 
-    def settle(self: Adoption, now_ns: int) -> None:
+    def settle(self: CacheAdoption, now_ns: int) -> None:
         inventory, memory = self._inventory, self._board.memory
         waited = self.due_ns is not None
         sound(self, now_ns)
@@ -119,7 +119,7 @@ def _left_claimed() -> AbstractContextManager[None]:
                 if held.slot >= 0 and held.stream not in self._board.requests:
                     memory.cache._claim([list(table) for table in held.blocks])
 
-    return planted(Adoption, "settle", settle)
+    return planted(CacheAdoption, "settle", settle)
 
 
 def _host_taken_for_blank() -> AbstractContextManager[None]:

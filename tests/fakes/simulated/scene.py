@@ -12,7 +12,7 @@ from fakes.simulated.traffic import Traffic, draw_traffic
 
 from noria.proto.base import Service
 from noria.proto.execution import Geometry
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.config import RuntimeSettings
 
 _JOURNALS: Final = 0.8
@@ -27,7 +27,7 @@ class Scene:
 
     chance: Chance
     traffic: Traffic
-    settings: Settings
+    settings: CoreSettings
     tokens_interval_ns: int
     journal: bool
     geometry: Geometry

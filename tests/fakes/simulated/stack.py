@@ -25,7 +25,7 @@ from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import Result
 from noria.services.admission.usage import UsageBook
 from noria.services.detokenizer.service import DetokenizerService
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.config import TelemetrySettings
 from noria.shared.telemetry import Telemetry
@@ -136,7 +136,7 @@ def admission(
     return AdmissionService(life.actor, telemetry, door, pool, chosen, policy, usage, journal)  # type: ignore[arg-type]  # the pool's stand-in
 
 
-def scheduler(life: Life, settings: Settings, tokens_interval_ns: int) -> SchedulerService:
+def scheduler(life: Life, settings: CoreSettings, tokens_interval_ns: int) -> SchedulerService:
     """The scheduler. tokens_interval_ns: for how long it tells tokens together."""
     telemetry = Telemetry(Service.SCHEDULER, life.mailbox.incarnation, NO_TELEMETRY)
     return SchedulerService(life.actor, telemetry, settings, tokens_interval_ns=tokens_interval_ns)

@@ -18,7 +18,13 @@ from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import Note
 from noria.services.admission.core.request import Choice, Request
 from noria.services.admission.service import AdmissionService
-from noria.services.scheduler.core.events import Event, ExecutorLost, ExecutorReturned, ExecutorSilent, Reply
+from noria.services.scheduler.core.interface.events import (
+    ExecutorLost,
+    ExecutorReturned,
+    ExecutorSilent,
+    SchedulerEvent,
+    SchedulerReply,
+)
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.shell import Shell
 
@@ -101,7 +107,7 @@ def note_failures(shell: Shell, failed: Callable[[set[Stream]], None]) -> None:
         steps = [step for step in core.board.lane.steps if number in (None, step.number)]
         return {entry.request.stream for step in steps for entry in step.entries}
 
-    def tell_and_apply(event: Event) -> list[Reply]:
+    def tell_and_apply(event: SchedulerEvent) -> list[SchedulerReply]:
         match event.body:
             case ExecutorSilent():
                 doubted.update(streams())
@@ -125,7 +131,7 @@ def note_costs(shell: Shell, spent: Callable[[Spent], None]) -> None:
         return
     apply = shell._core.apply
 
-    def apply_and_tell(event: Event) -> list[Reply]:
+    def apply_and_tell(event: SchedulerEvent) -> list[SchedulerReply]:
         replies = apply(event)
         for reply in replies:
             if isinstance(reply, Spent):

@@ -8,7 +8,7 @@ from fakes.world import draw_rules
 
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
-from noria.services.scheduler.core.rules import Rules
+from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 # What every request of these runs fits into, whatever limits are drawn: three choices of 14 tokens after 21 each.
 _STREAMS_MIN = 3
@@ -19,7 +19,7 @@ _TOKENS_MIN = 120
 class Traffic:
     """rules: for the scheduler. policy: for admission. Both have the same classes, in a run without any the built-in ones."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: FairRules = field(default_factory=FairRules)
     policy: Policy = field(default_factory=Policy)
 
     def draw_sender(self, draw: random.Random) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def draw_traffic(draw: random.Random) -> Traffic:
     return Traffic(rules, Policy(classes, (free, limited)))
 
 
-def draw_servable_rules(draw: random.Random) -> Rules:
+def draw_servable_rules(draw: random.Random) -> FairRules:
     """Rules under which each class can be served: an isolated one has a slot."""
     rules = draw_rules(draw)
     return replace(

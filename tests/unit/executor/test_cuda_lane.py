@@ -22,7 +22,7 @@ from noria.services.executor.cuda.loading import load
 from noria.services.executor.cuda.streams import Device, DeviceLostError
 from noria.services.executor.cuda.torch_device import open_device
 from noria.services.executor.shape import Shape
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.instruments import DEVICE_STEPS, DEVICE_UNRECORDED
@@ -61,7 +61,7 @@ def config(model: Path, **changes: Any) -> ExecutorConfig:
 def drive(settings: ExecutorConfig, device: Device) -> ShellDrive:
     return ShellDrive(
         lambda wake: CudaLane(lambda tell: load(settings, device, choose_operations, tell), wake),
-        Settings(max_batch_tokens=48, max_requests_per_batch=6, steps_in_flight=2),
+        CoreSettings(max_batch_tokens=48, max_requests_per_batch=6, steps_in_flight=2),
     )
 
 

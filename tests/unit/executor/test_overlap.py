@@ -15,7 +15,7 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
-from noria.services.scheduler.core.settings import Settings
+from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.step_times import StepTime, chrome, overlap
 
 SHAPE = Shape(max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=120, vocabulary=50)
@@ -28,7 +28,7 @@ STEPS = 12
 def steps(in_flight: int) -> list[StepTime]:
     drive = ShellDrive(
         lambda wake: SimulatedLane(LOADED, COMPUTE_S, wake),
-        Settings(max_batch_tokens=64, max_requests_per_batch=8, steps_in_flight=in_flight),
+        CoreSettings(max_batch_tokens=64, max_requests_per_batch=8, steps_in_flight=in_flight),
     )
     geometry = drive.load()
     asked = [((5, 6, number), Sampling(temperature=0.0, max_tokens=STEPS, ignore_eos=True)) for number in range(6)]

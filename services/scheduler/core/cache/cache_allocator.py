@@ -1,0 +1,272 @@
+"""The paged cache's block numbers: one allocator for each group over one pool, and the pages that streams share.
+
+Every question and allocation is all or nothing over the groups. Amounts that are compared over groups are in units: a
+chunk is as many units as the least common multiple of the groups' blocks in a chunk, a block the part of it that it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from math import lcm
+from typing import Final
+
+from noria.proto.execution import Geometry
+from noria.services.scheduler.core.cache.block_allocators import (
+    UNLIMITED,
+    Allocator,
+    FullAttentionAllocator,
+    allocator_for,
+)
+from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.pages import Page, Prefix
+from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
+from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, Needs, PublishResult, RequestBlocks
+
+
+class CacheAllocator:
+    """All allocators over one pool. `index` is None where pages are not shared.
+
+    pages: how many pages of each group it holds, kept_pages: how many of them are kept for isolated classes.
+    largest_tokens: the longest request that the rest could hold alone, whole_tokens: all of it.
+    """
+
+    def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
+        self.page_tokens: Final = geometry.page_size
+        self.pool: Final = ChunkPool(geometry.num_blocks, geometry.reserved_blocks)
+        self.allocators: Final[tuple[Allocator, ...]] = tuple(
+            allocator_for(group, self.pool, geometry.page_size) for group in geometry.groups
+        )
+        every = all(isinstance(each, FullAttentionAllocator) for each in self.allocators)
+        self.index: Final = PrefixIndex() if sharing and every else None
+        self._chunk_units: Final = lcm(*(each.per_chunk for each in self.allocators))
+        self._units: Final = tuple(self._chunk_units // each.per_chunk for each in self.allocators)
+        self._page_units: Final = sum(self._units)
+        self.page: Final = (1,) * len(self.allocators)
+        self.size: Final = self.pool.size * self._chunk_units
+        self.pages: Final = self.size // self._page_units
+        self.promised = 0
+        self._model_tokens: Final = geometry.max_model_tokens
+        self.kept_pages = 0
+        self.whole_tokens: Final = self._largest(0)
+        self.largest_tokens = self.whole_tokens
+
+    @property
+    def available(self) -> int:
+        """Units that can be given out: blank, spare, or cached and without a user."""
+        spare = sum(each.spare * units for each, units in zip(self.allocators, self._units, strict=True))
+        cached = self.index.cached * self._page_units if self.index else 0
+        return self.pool.blank * self._chunk_units + spare + cached
+
+    @property
+    def used(self) -> int:
+        """Blocks in holdings, or in no holding any more but touched by a step in flight."""
+        cached = self.index.cached * len(self.allocators) if self.index else 0
+        return sum(each.used for each in self.allocators) - cached
+
+    def find(self, prefix: Prefix) -> Sequence[Page]:
+        """The published pages that a stream may begin with."""
+        return self.index.find(prefix) if self.index else ()
+
+    def open(self, prefix: Prefix, pages: Sequence[Page]) -> RequestBlocks:
+        """Begin a holding with these published pages."""
+        if self.index is not None:
+            self.index.use(pages)
+        tables = tuple([page.blocks[group] for page in pages] for group in range(len(self.allocators)))
+        due = (len(pages) + 1) * self.page_tokens if self.index is not None else UNLIMITED
+        return RequestBlocks(tables, list(pages), prefix, due)
+
+    def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> RequestBlocks | None:
+        """Begin a holding with blocks that hold `length` positions already; what is full of them is published.
+
+        Where another holding has published the same content, its blocks take their place. None, changing nothing, when
+        a block is another's, or lacking.
+        """
+        if len(blocks) != len(self.allocators):
+            return None
+        counts = [each.pages(length) for each in self.allocators]
+        if any(len(table) < count for table, count in zip(blocks, counts, strict=True)):
+            return None
+        pages = self.index.shared_with(prefix, length // self.page_tokens) if self.index is not None else []
+        own = [list(table[len(pages) : count]) for table, count in zip(blocks, counts, strict=True)]
+        if not self._claim(own):
+            return None
+        holding = self.open(prefix, pages)
+        for table, claimed in zip(holding.tables, own, strict=True):
+            table.extend(claimed)
+        if self.index is not None:
+            published = self.publish(holding, length)
+            assert not published.spare, "what follows an unknown page is unknown"
+        return holding
+
+    def needs(self, held: Sequence[int], length: int) -> Needs:
+        """How many blocks each group lacks to hold `length` positions when its table has so many entries."""
+        return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
+
+    def lacks(self, holding: RequestBlocks, length: int) -> Needs:
+        """How many blocks each of a holding's tables lacks to hold `length` positions."""
+        return self.needs([len(table) for table in holding.tables], length)
+
+    def units(self, blocks: Iterable[int]) -> int:
+        """So many blocks of each group, in units."""
+        return sum(count * units for count, units in zip(blocks, self._units, strict=True))
+
+    def fits(self, needs: Needs, keep: int = 0, spared: int = 0) -> bool:
+        """Whether all of it can be given out, cached pages given up for it, all but `keep` of them.
+
+        spared: pages of each group that could be given out beyond that.
+        """
+        cached = (self.index.cached - keep if self.index else 0) - spared
+        chunks = sum(each.chunks(max(0, need - cached)) for each, need in zip(self.allocators, needs, strict=True))
+        return chunks <= self.pool.blank
+
+    def keep(self, pages: int) -> None:
+        """Keep so many pages of each group for isolated classes, as far as there is room for others then."""
+        while pages and not self._largest(pages):
+            pages //= 2
+        self.kept_pages = pages
+        self.largest_tokens = self._largest(pages)
+
+    def extend(self, holding: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
+        """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
+        needs = self.lacks(holding, length)
+        if not self.fits(needs, 0, spared):
+            return None
+        while not self._in_hand(needs):
+            self._evict()
+        added = tuple(tuple(each.take(need)) for each, need in zip(self.allocators, needs, strict=True))
+        for table, blocks in zip(holding.tables, added, strict=True):
+            table.extend(blocks)
+        return added
+
+    def room(self, holding: RequestBlocks) -> int:
+        """How many positions the tables can hold."""
+        return min(each.room(table) for each, table in zip(self.allocators, holding.tables, strict=True))
+
+    def reachable(self, holding: RequestBlocks, length: int, spared: int = 0) -> int:
+        """How many positions, `length` at most, the tables can hold with what can be given out."""
+        low, high = self.room(holding) // self.page_tokens, -(-length // self.page_tokens)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(self.lacks(holding, middle * self.page_tokens), 0, spared):
+                low = middle
+            else:
+                high = middle - 1
+        return min(length, low * self.page_tokens)
+
+    def gain(self, holding: RequestBlocks) -> int:
+        """Units that can be given out when a holding ends: all that nobody else uses."""
+        units = self.units(map(len, holding.tables))
+        if self.index is None:
+            return units
+        return units - (len(holding.pages) - self.index.sole(holding.pages)) * self._page_units
+
+    def release(self, holding: RequestBlocks) -> None:
+        """End a holding: published pages stay cached, all other blocks are free."""
+        published = len(holding.pages)
+        for each, table in zip(self.allocators, holding.tables, strict=True):
+            for block in table[published:]:
+                each.give_back(block)
+        if self.index is not None:
+            self.index.leave(holding.pages)
+
+    def publish(self, holding: RequestBlocks, end: int) -> PublishResult:
+        """Positions up to `end` are computed: publish every page that is full and of known ids.
+
+        Where another stream has published the same content, its blocks take the place of the holding's own.
+        """
+        result, index, tables = PublishResult(), self.index, holding.tables
+        assert index is not None
+        for number in range(len(holding.pages), min(end, holding.prefix.known) // self.page_tokens):
+            own = tuple(table[number] for table in tables)
+            page = index.publish(holding.prefix, number, holding.pages[-1] if holding.pages else None, own)
+            if page is None:
+                holding.due = UNLIMITED
+                return result
+            holding.pages.append(page)
+            if page.blocks != own:
+                for table, block in zip(tables, page.blocks, strict=True):
+                    table[number] = block
+                result.replaced.append(number)
+                result.spare.append(own)
+        holding.due = (len(holding.pages) + 1) * self.page_tokens
+        return result
+
+    def give_back(self, blocks: tuple[int, ...]) -> None:
+        """Take back a page that a published one replaced."""
+        for each, block in zip(self.allocators, blocks, strict=True):
+            each.give_back(block)
+
+    def gather(self, holding: RequestBlocks) -> list[dict[int, int]]:
+        """Of the only holding there is, move blocks together so that chunks become free: old to new by group."""
+        moved = []
+        for each, table in zip(self.allocators, holding.tables, strict=True):
+            renamed = each.gather(table) if each.per_chunk > 1 else {}
+            table[:] = [renamed.get(block, block) for block in table]
+            moved.append(renamed)
+        for number, page in enumerate(holding.pages):
+            page.blocks = tuple(table[number] for table in holding.tables)
+        return moved
+
+    def evictions(self) -> int:
+        """How many cached pages were given up since this was last asked."""
+        if self.index is None:
+            return 0
+        count, self.index.evictions = self.index.evictions, 0
+        return count
+
+    def counts(self) -> list[BlockStateCounts]:
+        """Blocks by state, for each group."""
+        cached, shared = (self.index.cached, self.index.shared) if self.index else (0, 0)
+        return [
+            BlockStateCounts(self.pool.blank * each.per_chunk + each.spare, each.used - cached - shared, shared, cached)
+            for each in self.allocators
+        ]
+
+    def check(self, holdings: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
+        """Every block is blank, cached, or owned once; users are counted right; every chunk has one group."""
+        published: list[Page] = []
+        if self.index is not None:
+            published = self.index.check([holding.pages for holding in holdings])
+        for holding in holdings:
+            for group, table in enumerate(holding.tables):
+                assert [page.blocks[group] for page in holding.pages] == table[: len(holding.pages)]
+        chunks: list[int] = []
+        for group, each in enumerate(self.allocators):
+            own = chain.from_iterable(holding.tables[group][len(holding.pages) :] for holding in holdings)
+            used = [*own, *(page.blocks[group] for page in published), *(blocks[group] for blocks in spare)]
+            chunks += each.check(used)
+        self.pool.check(chunks)
+
+    def _claim(self, blocks: Sequence[Sequence[int]]) -> bool:
+        """Claim blocks of each group, all or none."""
+        claimed: list[tuple[Allocator, int]] = []
+        for each, own in zip(self.allocators, blocks, strict=True):
+            for block in own:
+                if not each.claim(block):
+                    for allocator, taken in claimed:
+                        allocator.give_back(taken)
+                    return False
+                claimed.append((each, block))
+        return True
+
+    def _in_hand(self, needs: Needs) -> bool:
+        chunks = sum(each.chunks(need) for each, need in zip(self.allocators, needs, strict=True))
+        return chunks <= self.pool.blank
+
+    def _evict(self) -> None:
+        assert self.index is not None
+        self.give_back(self.index.evict().blocks)
+
+    def _largest(self, kept: int) -> int:
+        """The longest request that the pool could hold alone, but for so many pages of each group."""
+        low, high = 0, self._model_tokens
+        empty = [0] * len(self.allocators)
+        while low < high:
+            middle = (low + high + 1) // 2
+            needs = self.needs(empty, middle)
+            pairs = zip(self.allocators, needs, strict=True)
+            chunks = sum(-(-(need + kept) // each.per_chunk) for each, need in pairs)
+            if chunks <= self.pool.size:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -1,0 +1,140 @@
+"""What admission may count on: credit, the step-time model, and when a new request would start.
+
+A prediction is the work that waits: where slots are what lacks, until so many come free; where the token budget is, at the
+pace at which such work was started lately. It is compared with what comes true, and how far it was off is published with
+it. Everything costs O(classes + running requests) a step, and O(1) a waiting request.
+"""
+
+from typing import Final
+
+from noria.proto.scheduling import Capacity, ClassCapacity
+from noria.services.scheduler.core.predict.slot_forecast import SlotForecast
+from noria.services.scheduler.core.predict.start_rate import StartRate
+from noria.services.scheduler.core.predict.step_times import StepTimePredictor
+from noria.services.scheduler.core.state.in_flight_steps import InFlightStep
+from noria.services.scheduler.core.state.request import Request
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.step_decisions import WaitReason
+
+ALL: Final = ""
+_STEPS_KEPT: Final = 1.0 - 1.0 / 64
+
+
+class CapacityReport:
+    """Counts submissions and predicts starts. `submitted` counts those of admission's present life."""
+
+    def __init__(self, board: SchedulerState) -> None:
+        self._board = board
+        self.submitted = 0
+        self.times = StepTimePredictor()
+        self._paces: dict[str, StartRate] = {ALL: StartRate()}
+        self._last_plan_ns = 0
+        self._waited: list[str] = []
+        self._step_us = 0.0
+        # While some waited: how long steps lasted, and how long they computed.
+        self._lasted_ns = 0.0
+        self._computed_ns = 0.0
+
+    def done(self, step: InFlightStep, compute_us: int) -> None:
+        """A step took so long."""
+        self.times.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
+        if self._waited:
+            self._computed_ns += compute_us * 1000
+        if step.tokens and compute_us:
+            old = self._step_us
+            self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)
+
+    def received(self, requests: list[Request]) -> None:
+        """New requests wait: keep what is foretold to each, to learn how far it is off."""
+        classes = {each.traffic_class: each for each in self.capacity().classes}
+        for request in requests:
+            offered = classes.get(request.submission.traffic_class, classes[ALL])
+            request.foreseen_ns = int(offered.start_ms * 1e6)
+
+    def planned(self, now_ns: int, started: list[Request]) -> None:
+        """A plan was sent that started these requests, the first time for each."""
+        spent_ns = now_ns - self._last_plan_ns
+        for name in self._waited:
+            self._pace(name).wait(spent_ns, by_slots=self._by_slots(name))
+        if self._waited:
+            self._lasted_ns = self._lasted_ns * _STEPS_KEPT + spent_ns
+            self._computed_ns *= _STEPS_KEPT
+        for request in started:
+            for name in dict.fromkeys((ALL, request.submission.traffic_class)):
+                if name in self._waited:
+                    self._pace(name).start(request.prompt_tokens, now_ns - request.received_ns, request.foreseen_ns)
+        self._last_plan_ns, self._waited = now_ns, self._board.waiting.busy()
+
+    def capacity(self) -> Capacity:
+        """The present credit and predictions, for all together and for each class that was seen."""
+        board = self._board
+        settings, waiting, geometry, memory = board.settings, board.waiting, board.geometry, board.memory
+        requests = max(0, settings.queue_requests_max - len(waiting))
+        tokens = max(0, settings.queue_tokens_max - waiting.tokens)
+        step = board.decisions.steps[-1] if board.decisions.steps else None
+        prefill_tokens = max(1, step.tokens_max - step.decodes if step is not None else settings.max_batch_tokens)
+        cache_tokens, running = (step.cache_tokens, step.running) if step is not None else (0, 0)
+        prefill_us = self.times.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
+        outlook = self._outlook(cache_tokens)
+        return Capacity(
+            submitted=self.submitted,
+            classes=tuple(
+                self._offer(name, requests, tokens, prefill_us / prefill_tokens, outlook) for name in self._paces
+            ),
+            step_time=self.times.all.coefficients(),
+            largest_tokens=memory.cache.largest_tokens if memory is not None else 0,
+            ready=geometry is not None,
+            step_ms=round(self._step_us / 1000, 3),
+            prefill_tokens=prefill_tokens,
+            prefill_step_ms=round(prefill_us / 1000, 3),
+        )
+
+    def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: SlotForecast) -> ClassCapacity:
+        """A new request starts after those that wait before it."""
+        own = name if self._by_class else ALL
+        queue, pace, whole, held = self._board.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
+        by_slots = pace.by_slots if pace.spent_ns else float(held or not self._board.slots.free)
+        token_ns = pace.token_ns if pace.requests else (1.0 - by_slots) * token_us * 1000
+        # By its turn others have started, too. A slot that is free while slots are what lacks is kept for somebody else.
+        free = 0 if held else self._board.slots.free
+        starts = (queue.requests + 1 - free) * (pace.gap_ns / whole.gap_ns if pace.gap_ns and whole.gap_ns else 1.0)
+        return ClassCapacity(
+            name,
+            requests,
+            tokens,
+            start_ms=round((by_slots * outlook.wait_ns(starts) + queue.tokens * token_ns) / 1e6, 2),
+            request_ms=round(pace.request_ns / 1e6, 4),
+            token_ms=round(token_ns / 1e6, 6),
+            margin=round(pace.margin, 3),
+        )
+
+    def _outlook(self, cache_tokens: int) -> SlotForecast:
+        """When slots come free."""
+        board = self._board
+        waiting, running = board.waiting.queue(ALL), (*board.decoding, *board.prefilling)
+        begun = sum([request.filled - request.length for request in board.prefilling])
+        # A step takes longer than it computes where others need the processor, too.
+        us_ns = 1000 * max(1.0, self._lasted_ns / self._computed_ns if self._computed_ns else 1.0)
+        token_ns = self.times.with_prompts().query_token_us * us_ns
+        return SlotForecast(
+            [request.limit - request.planned for request in running],
+            board.endings,
+            coming=board.slots.count - board.slots.free - len(running),
+            step_ns=self.times.predict_us(len(running), cache_tokens, len(running)) * us_ns,
+            prompt_ns=token_ns * waiting.tokens / waiting.requests if waiting.requests else 0.0,
+            begun_ns=token_ns * begun,
+        )
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether classes have queues of their own."""
+        return self._board.policy.name == "fair"
+
+    def _pace(self, name: str) -> StartRate:
+        pace = self._paces.get(name)
+        if pace is None:
+            pace = self._paces[name] = StartRate()
+        return pace
+
+    def _by_slots(self, name: str) -> bool:
+        return self._board.decisions.reason(name) in (WaitReason.SLOTS, WaitReason.RESERVED)

@@ -1,0 +1,81 @@
+"""What the scheduler is told of classes and tenants: how the slots, the cache and the tokens are to be shared."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+STANDARD: Final = "standard"
+# The longest prompt that the built-in class for people takes.
+HEAD_START: Final = 4096.0
+# Of the cache, what one request of an isolated class may take from everybody else.
+_WHOLE_PART_MAX: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClass:
+    """One class. rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share.
+
+    reserved_slots, reserved_cache: what it gets back within one preemption; the second is a share of the cache.
+    isolated: what it reserves is nobody else's, even unused, and it has no other slots. request_tokens: the most that one
+    request may have, prompt and output together; None without a limit.
+    quantum_tokens: output after which a request lets others go first that wait for a slot. itl_target_ms: time between
+    tokens that steps are sized to keep. head_start: service that a class with such a target may have had more than its
+    share, and still go first. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
+    """
+
+    name: str
+    rank: int = 1
+    weight: float = 1.0
+    reserved_slots: int = 0
+    reserved_cache: float = 0.0
+    preemptible: bool = True
+    isolated: bool = False
+    request_tokens: int | None = None
+    quantum_tokens: int | None = None
+    itl_target_ms: float | None = None
+    head_start: float = HEAD_START
+    queue_requests_max: int | None = None
+    queue_tokens_max: int | None = None
+
+    def reserved_pages(self, pages: int, page_tokens: int) -> int:
+        """What it reserves of a cache of so many pages; an isolated class at least one request, if that is a small part."""
+        share = int(self.reserved_cache * pages)
+        if not self.isolated or self.request_tokens is None:
+            return share
+        whole = -(-self.request_tokens // page_tokens)
+        return max(share, whole) if whole <= _WHOLE_PART_MAX * pages else share
+
+    def cramped(self, pages: int, page_tokens: int) -> bool:
+        """Whether it is isolated, and its largest request may not find room in what it reserves."""
+        reserved = self.reserved_pages(pages, page_tokens) * page_tokens
+        return self.isolated and (self.request_tokens is None or reserved < self.request_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePrices:
+    """What a token costs its tenant: computed for a prompt, found in the cache, generated."""
+
+    prompt: float = 1.0
+    cached: float = 0.1
+    output: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FairRules:
+    """All classes and the tenants' weights (1 where absent).
+
+    progress_tokens: output that a preempted request makes before it may be preempted again.
+    """
+
+    classes: tuple[TrafficClass, ...] = (TrafficClass(STANDARD),)
+    tenants: dict[str, float] = field(default_factory=dict)
+    prices: ServicePrices = ServicePrices()
+    progress_tokens: int = 16
+
+    def class_named(self, name: str) -> TrafficClass:
+        """The class of this name; the default one where there is none."""
+        known = {each.name: each for each in self.classes}
+        if name in known:
+            return known[name]
+        if STANDARD in known:
+            return known[STANDARD]
+        return next((each for each in self.classes if not each.isolated), TrafficClass(STANDARD))

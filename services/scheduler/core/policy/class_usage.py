@@ -1,0 +1,148 @@
+"""What each class holds at one moment, and what it may take. Costs as much as there are running requests.
+
+Slots reserved for a class stand free or hold requests that can be pushed aside, so that one preemption brings each back:
+what can't be pushed aside, because its class says so or because it has to make progress first, is firm, and firm requests
+stay out of what others have reserved.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.policy.service_accounts import ClassShare
+from noria.services.scheduler.core.state.request import Request
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+
+
+@dataclass(slots=True)
+class ClassUsage:
+    """One class. reserved, reserved_pages: as far as there is that much. firm: of its slots, those it can't be made to give."""
+
+    reserved: int = 0
+    reserved_pages: int = 0
+    slots: int = 0
+    firm: int = 0
+    pages: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SlotUsage:
+    """All classes. shared: slots that are in no isolated pool."""
+
+    uses: dict[ClassShare, ClassUsage] = field(default_factory=dict)
+    shared: int = 0
+    shared_used: int = 0
+    decodes: int = 0
+    cache_tokens: int = 0
+
+    def has_slot(self, share: ClassShare) -> bool:
+        """Whether a slot is free for a class, as far as isolated pools go."""
+        if share.terms.isolated:
+            use = self.uses[share]
+            return use.slots < use.reserved
+        return self.shared_used < self.shared
+
+    def leaves(self, share: ClassShare, *, firm: bool) -> bool:
+        """Whether one more of a class leaves to others the slots that are reserved for them."""
+        if not firm or share.terms.isolated:
+            return True
+        total = 0
+        for each, use in self.uses.items():
+            if not each.terms.isolated:
+                total += max(use.reserved, use.firm + (each is share))
+        return total <= self.shared
+
+    def spared(self, share: ClassShare, *, firm: bool, kept: int) -> int:
+        """Pages that one more of a class must leave to others: those of isolated pools, and what is reserved if firm."""
+        if share.terms.isolated:
+            return 0
+        pages = max(0, kept - self.isolated_pages)
+        if firm:
+            for each, use in self.uses.items():
+                if each is not share and not each.terms.isolated:
+                    pages += max(0, use.reserved_pages - use.pages)
+        return pages
+
+    @property
+    def isolated_pages(self) -> int:
+        """Pages that isolated classes hold."""
+        return sum(use.pages for share, use in self.uses.items() if share.terms.isolated)
+
+    def add(self, request: Request, *, firm: bool) -> None:
+        """A request holds a slot."""
+        assert request.account is not None and request.held is not None
+        share = request.account.share
+        use = self.uses[share]
+        use.slots += 1
+        use.firm += firm
+        use.pages += request.held.pages_long
+        self.shared_used += not share.terms.isolated
+
+    def count(self, requests: Iterable[Request], fair: FairPolicy) -> None:
+        """These requests hold slots. As `add`, for all of them in every step."""
+        uses, progress = self.uses, fair.rules.progress_tokens
+        for request in requests:
+            account, held, at = request.account, request.held, request.preempted_at
+            assert account is not None and held is not None
+            use = uses[account.share]
+            use.slots += 1
+            use.pages += held.pages_long
+            if at >= 0 and len(request.output) < at + progress:
+                use.firm += 1
+
+    def remove(self, request: Request, pages: int) -> None:
+        """A request that could be pushed aside was."""
+        assert request.account is not None
+        use = self.uses[request.account.share]
+        use.slots -= 1
+        use.pages -= pages
+        self.shared_used -= not request.account.share.terms.isolated
+
+    def check(self) -> None:
+        """Nobody is in another's pool, and what is reserved can be had back; holds as long as the rules don't change."""
+        assert self.shared_used <= self.shared, "an isolated pool is used by others"
+        total = 0
+        for share, use in self.uses.items():
+            if share.terms.isolated:
+                assert use.slots <= use.reserved
+            else:
+                total += max(use.reserved, use.firm)
+        assert total <= self.shared, "what is reserved is held by those who can't be pushed aside"
+
+
+def count_usage(board: SchedulerState, fair: FairPolicy) -> SlotUsage:
+    """Count what runs."""
+    census = SlotUsage()
+    _reserve(census, board, fair)
+    census.count(board.decoding, fair)
+    census.count(board.prefilling, fair)
+    for share, use in census.uses.items():
+        if not share.terms.preemptible:
+            use.firm = use.slots
+        if not share.terms.isolated:
+            census.shared_used += use.slots
+    census.decodes = len(board.decoding)
+    census.cache_tokens = sum([request.length for request in board.decoding])
+    return census
+
+
+_LEFT_OVER: Final = 1
+
+
+def _reserve(census: SlotUsage, board: SchedulerState, fair: FairPolicy) -> None:
+    """What is reserved, higher ranks first; isolated pools and reservations each leave a slot to others."""
+    shares = sorted(fair.accounts.shares, key=lambda share: (-share.terms.rank, share.terms.name))
+    cache = board.cache
+    left = board.slots.count
+    for isolated in (True, False):
+        left = max(0, left - _LEFT_OVER)
+        for share in shares:
+            if share.terms.isolated is not isolated:
+                continue
+            pages = share.terms.reserved_pages(cache.pages, cache.page_tokens) if cache is not None else 0
+            use = census.uses[share] = ClassUsage(min(share.terms.reserved_slots, left), pages)
+            left -= use.reserved
+        if isolated:
+            left += _LEFT_OVER
+            census.shared = left

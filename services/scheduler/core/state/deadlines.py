@@ -1,0 +1,71 @@
+"""Who is out of time. Deadlines count from receipt, and only one that has passed ends a request.
+
+What cannot make it was refused by admission's prediction; what was accepted is not given up on a prediction, for that
+may be wrong and a passed deadline is not. Expired requests leave before requests are ordered, so that they are never
+prefilled and never the most urgent.
+"""
+
+import heapq
+from typing import Final
+
+from noria.services.scheduler.core.state.request import Request, RequestState
+
+_KEPT: Final = 1024
+
+
+class Deadlines:
+    """Deadlines by time: adding one costs O(log n), one that was met costs nothing until it is due."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[int, int, Request]] = []
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When somebody may be out of time next."""
+        return self._due[0][0] if self._due else None
+
+    def watch(self, request: Request) -> None:
+        """Keep a request's deadlines."""
+        for due_ns in (request.deadline_first_ns, request.deadline_ns):
+            if due_ns is not None:
+                self._entries += 1
+                heapq.heappush(self._due, (due_ns, self._entries, request))
+
+    def expired(self, now_ns: int) -> list[Request]:
+        """Requests whose time to the first token, or to the end, is over; each once."""
+        due = self._due
+        over: dict[Request, None] = {}
+        while due and due[0][0] <= now_ns:
+            request = heapq.heappop(due)[2]
+            if _is_over(request, now_ns):
+                over[request] = None
+        return list(over)
+
+    def tidy(self, requests: int) -> None:
+        """Drop the deadlines of requests that ended, when they are most of what is kept; `requests` live."""
+        if len(self._due) > 4 * requests + _KEPT:
+            self._due = [each for each in self._due if each[2].state not in (RequestState.FINISHED, RequestState.GONE)]
+            heapq.heapify(self._due)
+
+    def check(self, requests: list[Request], now_ns: int) -> None:
+        """Every deadline to come is watched."""
+        watched = {(due_ns, request) for due_ns, _, request in self._due}
+        for request in requests:
+            if request.state is RequestState.FINISHED:
+                continue
+            for due_ns in (request.deadline_first_ns, request.deadline_ns):
+                assert due_ns is None or due_ns <= now_ns or (due_ns, request) in watched
+
+
+def _is_over(request: Request, now_ns: int) -> bool:
+    """Whether a deadline that was due has been missed."""
+    if request.state in (RequestState.FINISHED, RequestState.GONE):
+        return False
+    if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+        return True
+    first_ns = request.deadline_first_ns
+    return first_ns is not None and first_ns <= now_ns and not request.output

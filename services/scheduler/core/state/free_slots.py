@@ -1,0 +1,67 @@
+"""The executor's slots: which are free, and which it must be told to empty."""
+
+import heapq
+
+
+class FreeSlots:
+    """Slots 0 to `count - 1`, lowest first.
+
+    A slot given back is free from the next plan on, whose `release` names it: that plan is applied after every step
+    that still used the slot, and its releases before its fills.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count))
+        self._pending: list[int] = []
+        self._untold: list[int] = []
+        self._stale = False
+
+    @property
+    def free(self) -> int:
+        """How many slots can be filled in the present plan."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """How many slots the executor believes filled."""
+        return self.count - len(self._free) + len(self._untold)
+
+    def take(self) -> int:
+        """Take the lowest free slot."""
+        return heapq.heappop(self._free)
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot from the next plan on."""
+        self._pending.append(slot)
+
+    def put_back(self, slot: int) -> None:
+        """Free a slot at once that the executor has not been told to fill."""
+        heapq.heappush(self._free, slot)
+
+    def begin(self) -> bool:
+        """A plan begins: what was given back is free. True when the executor has something to be told."""
+        for slot in self._pending:
+            heapq.heappush(self._free, slot)
+        self._untold += self._pending
+        self._pending.clear()
+        return self._stale or bool(self._untold)
+
+    def releases(self) -> tuple[int, ...]:
+        """The releases for the plan that is being sent; told once."""
+        self._stale = False
+        told = tuple(self._untold)
+        self._untold.clear()
+        return told
+
+    def clear(self) -> None:
+        """All slots are free; the executor learns it from the plan that opens the epoch."""
+        self._free = list(range(self.count))
+        self._pending.clear()
+        self._untold.clear()
+        self._stale = True
+
+    def check(self, held: list[int]) -> None:
+        """Every slot is held once, free or given back."""
+        every = sorted([*held, *self._free, *self._pending])
+        assert every == list(range(self.count)), "a slot has two holders or none"

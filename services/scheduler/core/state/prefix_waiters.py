@@ -1,0 +1,90 @@
+"""Requests that wait for a page which another is about to compute: a twin of theirs, as far as their prefixes go.
+
+They hold no blocks. Each waits for one page: the last in an unbroken row that one twin has claimed. It is woken when
+that page is published, and when the twin gives the claim up, whatever the reason.
+"""
+
+from typing import NamedTuple
+
+from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
+from noria.services.scheduler.core.state.request import Request
+
+
+class PrefixClaim(NamedTuple):
+    """Who computes a page, and what it holds. One for all pages that it claims at once."""
+
+    request: Request
+    holding: RequestBlocks
+
+
+class PrefixWaiters:
+    """Claims on pages by key, and who waits for which."""
+
+    def __init__(self) -> None:
+        self._claims: dict[bytes, PrefixClaim] = {}
+        self._waiting: dict[bytes, list[Request]] = {}
+
+    def claim(self, request: Request, holding: RequestBlocks) -> None:
+        """A request begins to compute its prefix: others may wait for its full pages."""
+        prefix, claims = holding.prefix, self._claims
+        holding.claimed = max(len(holding.pages), prefix.known // prefix.page_tokens)
+        claim = PrefixClaim(request, holding)
+        for number in range(len(holding.pages), holding.claimed):
+            claims.setdefault(prefix.key(number), claim)
+
+    def follow(self, request: Request, found: int) -> bool:
+        """Let a request wait when the page after the `found` published ones of its prefix is claimed.
+
+        Nobody waits for a request of a lower class, or of another one beside it: that one's share may be far smaller.
+        """
+        prefix = request.prefix
+        assert prefix is not None
+        limit, claims = prefix.shareable, self._claims
+        if found >= limit:
+            return False
+        twin = claims.get(prefix.key(found))
+        if twin is None or not _may_wait(request, twin.request):
+            return False
+        last = found
+        while last + 1 < limit and claims.get(prefix.key(last + 1)) is twin:
+            last += 1
+        self._waiting.setdefault(prefix.key(last), []).append(request)
+        return True
+
+    def resolve(self, holding: RequestBlocks, first: int, end: int) -> list[Request]:
+        """The holding's pages from `first` to before `end` are published or given up; returns who waited for them."""
+        prefix = holding.prefix
+        woken: list[Request] = []
+        for number in range(first, min(end, holding.claimed)):
+            key = prefix.key(number)
+            claim = self._claims.get(key)
+            if claim is not None and claim.holding is holding:
+                del self._claims[key]
+                woken += self._waiting.pop(key, ())
+        return woken
+
+    def give_up(self, holding: RequestBlocks, page: int) -> list[Request]:
+        """The holding will compute no page from `page` on; returns who waited for them."""
+        woken = self.resolve(holding, page, holding.claimed)
+        holding.claimed = min(holding.claimed, page)
+        return woken
+
+    def dismiss(self) -> list[Request]:
+        """Nobody waits any more: the policy has changed, and with it perhaps who may wait for whom. Returns who waited."""
+        woken = [request for requests in self._waiting.values() for request in requests]
+        self._waiting.clear()
+        return woken
+
+    def check(self, holdings: list[RequestBlocks]) -> None:
+        """Only what is being computed is claimed, and nobody waits for what is not."""
+        for key, (_, holding) in self._claims.items():
+            assert holding in holdings, "a claim outlives its holding"
+            assert any(holding.prefix.key(page) == key for page in range(len(holding.pages), holding.claimed))
+        assert self._waiting.keys() <= self._claims.keys(), "a request waits for nothing"
+
+
+def _may_wait(request: Request, twin: Request) -> bool:
+    """Whether the twin is served no later than the request would be."""
+    if request.account is None or twin.account is None:
+        return True
+    return twin.rank > request.rank or twin.account.share is request.account.share

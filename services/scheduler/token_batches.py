@@ -1,0 +1,102 @@
+"""When tokens are told: those of several short steps at once, as long as nobody waits for them.
+
+Telling wakes detokenizer, admission and gateway one after the other, and a service that runs beside computing threads finds its
+caches empty each time. With few streams, whose steps take a few milliseconds, that makes every step a tenth longer. So plain
+continuations are held back for an interval. When it is over is decided as steps end, which wakes this process anyway.
+Knows no clock and no socket.
+"""
+
+from collections.abc import Container
+from itertools import chain
+
+from msgspec.structs import replace
+
+from noria.proto.base import Stream
+from noria.proto.output import TokenRun
+from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+
+
+class TokenBatches:
+    """Runs of tokens that have not been told yet. interval_ns: how long they are held back, 0 for not at all.
+
+    Never held back is what somebody waits for: a stream's first token, also after it waited or was computed again, its end,
+    answers to who asked, and all of streams with stop strings, which go on only as far as their text was looked at.
+    """
+
+    def __init__(self, board: SchedulerState, interval_ns: int) -> None:
+        self._board = board
+        self._interval_ns = interval_ns
+        self._runs: list[TokenRun] = []
+        self._awaited = False
+        self._told_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When they are told though the step under way takes longer than was predicted; None without any."""
+        return self._told_ns + self._interval_ns * 3 // 2 if self._runs else None
+
+    def add(self, run: TokenRun, *, asked: bool) -> None:
+        """Take what is to be told. asked: it answers somebody; else it comes from a step."""
+        self._runs.append(run)
+        if not self._awaited:
+            request = self._board.requests.get(run.stream)
+            plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
+            self._awaited = not plain or request is None or request.has_stop
+
+    def moved(self, move: PhaseChanged) -> None:
+        """A stream entered another stage; if that is decoding, its tokens have been waited for."""
+        self._awaited = self._awaited or move.stage is RequestPhase.DECODING
+
+    def due(self, now_ns: int) -> bool:
+        """Whether they are to be told now; else the end of the step under way comes soon enough."""
+        if self.due_ns is None:
+            return False
+        ends_ns = self._board.lane.next_ns
+        return self._awaited or not 0 < ends_ns < self._told_ns + self._interval_ns or now_ns >= self.due_ns
+
+    def take(self, now_ns: int) -> tuple[TokenRun, ...]:
+        """All of them, consecutive ones of a stream as one; they are told now."""
+        runs, self._runs, self._awaited, self._told_ns = self._runs, [], False, now_ns
+        return tuple(map(_joined, _chains(runs)))
+
+    def drop(self, streams: Container[Stream]) -> list[TokenRun]:
+        """Take back those of some streams, which are to be told otherwise."""
+        dropped = [run for run in self._runs if run.stream in streams]
+        self._runs = [run for run in self._runs if run.stream not in streams]
+        return dropped
+
+    def clear(self) -> None:
+        """Nobody is to be told: whoever lacks them will ask."""
+        self._runs.clear()
+
+
+def _chains(runs: list[TokenRun]) -> list[list[TokenRun]]:
+    """Runs that continue one another, those of a stream in order."""
+    chains: list[list[TokenRun]] = []
+    newest: dict[Stream, list[TokenRun]] = {}
+    for run in runs:
+        known = newest.get(run.stream)
+        if known is not None and _continues(known[-1], run):
+            known.append(run)
+        else:
+            newest[run.stream] = [run]
+            chains.append(newest[run.stream])
+    return chains
+
+
+def _continues(before: TokenRun, run: TokenRun) -> bool:
+    # Likelihoods are of each id or of none.
+    alike = bool(before.likelihoods) == bool(run.likelihoods)
+    return run.start == before.start + len(before.ids) and run.attempt == before.attempt and not before.end and alike
+
+
+def _joined(runs: list[TokenRun]) -> TokenRun:
+    if len(runs) == 1:
+        return runs[0]
+    ids = tuple(chain.from_iterable(run.ids for run in runs))
+    likelihoods = tuple(chain.from_iterable(run.likelihoods for run in runs))
+    return replace(runs[-1], start=runs[0].start, ids=ids, likelihoods=likelihoods)
