@@ -26,7 +26,7 @@ from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.engine import CACHE_DTYPES, Engine, load
 from noria.services.executor.shape import RESERVED_CHUNKS
 from noria.services.executor.slots import Slots
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 
 BATCH, SLOTS, SHORT, DECODES = 512, 64, 8, 40
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=1, max_tokens=1000)
@@ -97,7 +97,7 @@ class Peak:
 def bytes_taken(model: str, cache_dtype: str) -> None:
     """Print the table's sum and the peaks of this process."""
     small = ModelSettings(name=model)
-    from noria.shared.models import facts, resolve
+    from noria.shared.model.model_folder import facts, resolve
 
     blocks = RESERVED_CHUNKS + -(-facts(resolve(small), small).max_model_tokens // PAGE) + SLOTS + 1
     torch.ones(256, 256) @ torch.ones(256, 256)  # what the libraries allocate for themselves when first used

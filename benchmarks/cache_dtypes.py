@@ -26,8 +26,8 @@ from noria.services.executor.groups import cache_groups
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
-from noria.shared.config_sources import load
-from noria.shared.models import resolve
+from noria.shared.config.sources import load
+from noria.shared.model.model_folder import resolve
 
 SEQUENCE, STEP, SEQUENCES = 1024, 256, 6
 PROMPT, FREE, RUNS = 128, 64, 16

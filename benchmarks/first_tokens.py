@@ -19,9 +19,9 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.runner import Simulation
-from noria.shared.config import ModelSettings
-from noria.shared.models import resolve
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.config.config import ModelSettings
+from noria.shared.model.model_folder import resolve
+from noria.shared.model.tokenizer import Tokenizer
 
 
 def lengths(workload: Path, model: str) -> list[tuple[int, int]]:

@@ -36,8 +36,8 @@ from noria.cli.keys import hash_of
 from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
 from noria.services.scheduler.simulation.report import quantile
-from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import inspect
+from noria.shared.actor.inspect import inspect
+from noria.shared.config.config import RuntimeSettings
 
 POLICIES: Final = ("fifo", "fair")
 PEOPLE, CRAWLER = "people", "crawler"

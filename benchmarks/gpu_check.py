@@ -22,9 +22,9 @@ from typing import Final
 import msgspec
 import torch
 
-from noria.shared.config import LogSettings
+from noria.shared.config.config import LogSettings
 from noria.shared.errors import UserError
-from noria.shared.log import configure
+from noria.shared.telemetry.log import configure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu.bench import Bench, Report

@@ -29,8 +29,8 @@ from noria.services.executor.machine import cores
 from noria.services.executor.native.library import Kernels, open_kernels
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.packed import PackedWeights
-from noria.shared.config_sources import load
-from noria.shared.models import resolve
+from noria.shared.config.sources import load
+from noria.shared.model.model_folder import resolve
 
 TOKENS_MIN = 10_000
 PARAGRAPH_CHARACTERS_MIN = 200

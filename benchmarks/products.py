@@ -23,8 +23,8 @@ from noria.services.executor.native.library import open_kernels
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Linear, Matrix
-from noria.shared.config_sources import load
-from noria.shared.models import resolve
+from noria.shared.config.sources import load
+from noria.shared.model.model_folder import resolve
 
 ROWS = (1, 4, 16, 32, 64, 256, 512)
 REPEATS = 7

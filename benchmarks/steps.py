@@ -31,8 +31,8 @@ from noria.services.executor.machine import cores
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
-from noria.shared.config_sources import load
-from noria.shared.models import resolve
+from noria.shared.config.sources import load
+from noria.shared.model.model_folder import resolve
 
 PREFILL_MAX = 512
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.shared.models import BLOCK_BYTES, BLOCKS
+from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor

@@ -5,7 +5,7 @@ import msgspec
 
 from noria.cli.flags import config_flags, settings, sources
 from noria.cli.handover import to_toml
-from noria.shared.config_sources import dump, origins
+from noria.shared.config.sources import dump, origins
 
 
 @click.command()

@@ -10,9 +10,9 @@ import click
 from noria.cli.flags import config_flags, settings
 from noria.cli.services import gone, send
 from noria.proto.base import Service
-from noria.shared.endpoints import runtime_dir
+from noria.shared.actor.endpoints import runtime_dir
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, living_holder
+from noria.shared.process.locks import Holder, living_holder
 
 _MARGIN_S: Final = 5.0
 _SECOND_SIGNAL_S: Final = 0.3

@@ -10,7 +10,7 @@ from noria.cli.flags import config_flags, settings
 from noria.cli.services import gone, send, supervisor_of
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.shared.endpoints import runtime_dir
+from noria.shared.actor.endpoints import runtime_dir
 
 _ANSWER_S: Final = 5.0
 _SHOW_EVERY_S: Final = 1.0
@@ -30,7 +30,7 @@ def drain() -> None:
     After runtime.drain_timeout_s the stack stops all the same: what is left is on record and goes on at the next start.
     Ctrl-C only ends this command.
     """
-    from noria.shared.inspect import inspect
+    from noria.shared.actor.inspect import inspect
 
     runtime = settings().runtime
     folder = runtime_dir(runtime)

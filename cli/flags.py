@@ -1,6 +1,6 @@
 """Command-line flags for the declared options, and the configuration that they, variables and the file amount to.
 
-Nothing is declared here: names, types, bounds and help come from `noria.shared.config`.
+Nothing is declared here: names, types, bounds and help come from `noria.shared.config.config`.
 """
 
 import os
@@ -12,9 +12,9 @@ from typing import Final, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from noria.shared.config import Config
-from noria.shared.config_sources import CONFIG_VARIABLE, load
-from noria.shared.options import Option, options, parse
+from noria.shared.config.config import Config
+from noria.shared.config.options import Option, options, parse
+from noria.shared.config.sources import CONFIG_VARIABLE, load
 
 _FLAGS: Final = "noria.flags"
 _FILE: Final = "noria.file"

@@ -8,7 +8,7 @@ import msgspec
 
 from noria.cli.flags import config_flags, settings
 from noria.cli.sampling import complain, connected, sampling_flags, show, wanted
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 
 if TYPE_CHECKING:
     from noria.client import Client, Completion, Logprobs

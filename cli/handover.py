@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from noria.shared.config import Config
-from noria.shared.config_sources import dump
-from noria.shared.options import KEYED, VARIABLE_PREFIX
+from noria.shared.config.config import Config
+from noria.shared.config.options import KEYED, VARIABLE_PREFIX
+from noria.shared.config.sources import dump
 
 
 def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:
@@ -68,7 +68,7 @@ def become(module: str, config: Config) -> NoReturn:
     os.set_inheritable(descriptor, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Ctrl-C waits until the other program is ready for it: `noria.shared.process.main` lets it in.
+    # Ctrl-C waits until the other program is ready for it: `noria.shared.process.service_process.main` lets it in.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     line = command(module, descriptor)
     os.execve(line[0], line, environment())  # noqa: S606 - our own interpreter and module

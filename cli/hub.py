@@ -9,7 +9,7 @@ from typing import Final
 
 from noria.cli.progress import Report, bytes_in
 from noria.shared.errors import UserError
-from noria.shared.models import ALIASES
+from noria.shared.model.model_folder import ALIASES
 
 _FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 _POLL_S: Final = 0.2

@@ -12,8 +12,8 @@ from typing import Final
 import click
 import msgspec
 
+from noria.shared.config.tenants import KEY_PREFIX, TENANT_NAME
 from noria.shared.errors import UserError
-from noria.shared.traffic import KEY_PREFIX, TENANT_NAME
 
 _KEY_BYTES: Final = 32
 
@@ -51,7 +51,7 @@ def curve(folder: Path) -> None:
 
     Every machine needs all .key files; of the .key_secret files only those of the services that run on it.
     """
-    from noria.shared.curve import OWNERS, make
+    from noria.shared.actor.curve import OWNERS, make
 
     made = make(folder, OWNERS)
     what = f"made the keys of {', '.join(made)}" if made else "every key was there already"
@@ -66,7 +66,7 @@ def client(name: str, folder: Path) -> None:
 
     From then on only clients with a key there may connect to the public mailbox over tcp, once admission has restarted.
     """
-    from noria.shared.curve import CLIENTS, make
+    from noria.shared.actor.curve import CLIENTS, make
 
     if re.fullmatch(TENANT_NAME, name) is None:
         raise UserError(f"{name!r} is no name for a client: it must match {TENANT_NAME}")

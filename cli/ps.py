@@ -8,7 +8,7 @@ import msgspec
 from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 
 _COLUMNS = ("service", "pid", "incarnation", "state")
 
@@ -51,9 +51,9 @@ def ps(services: tuple[str, ...], as_json: bool) -> int:
 
 def survey(runtime: RuntimeSettings, services: Sequence[Service] = tuple(Service)) -> list[Row]:
     """Ask every service for its state; those that hold their lock but do not answer are silent, others absent."""
-    from noria.shared.endpoints import runtime_dir
-    from noria.shared.inspect import inspect_all
-    from noria.shared.locks import living_holder
+    from noria.shared.actor.endpoints import runtime_dir
+    from noria.shared.actor.inspect import inspect_all
+    from noria.shared.process.locks import living_holder
 
     folder = runtime_dir(runtime)
     holders = {service: living_holder(folder, service.value) for service in services}

@@ -42,7 +42,7 @@ def why(request: str, log: Path | None) -> int:
     """
     if log is not None:
         return _run("why", str(log), request)
-    from noria.shared.inspect import explain
+    from noria.shared.actor.inspect import explain
 
     lines = explain(settings().runtime, request, _ANSWER_S)
     click.echo("\n".join(lines) if lines else f"nothing is known of request {request!r}")

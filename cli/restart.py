@@ -12,10 +12,10 @@ from noria.cli.flags import config_flags, settings
 from noria.cli.services import POLL_S, send, supervisor_of
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import runtime_dir
+from noria.shared.actor.endpoints import runtime_dir
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, living_holder
+from noria.shared.process.locks import Holder, living_holder
 
 # From the inside out: whoever comes back finds those that it depends on.
 _ORDER: Final = (Service.DETOKENIZER, Service.EXECUTOR, Service.SCHEDULER, Service.ADMISSION, Service.GATEWAY)
@@ -55,7 +55,7 @@ def restart(services: tuple[str, ...]) -> None:
 
 def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before: Holder | None) -> Holder:
     """Wait until another process is this service, and ready. Raises UserError."""
-    from noria.shared.inspect import inspect
+    from noria.shared.actor.inspect import inspect
 
     deadline = time.monotonic() + runtime.start_timeout_s
     while time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before:
 
 def _accepting(runtime: RuntimeSettings) -> None:
     """Wait until requests are accepted again, before the next service is sent away. Raises UserError."""
-    from noria.shared.inspect import inspect
+    from noria.shared.actor.inspect import inspect
 
     deadline = time.monotonic() + runtime.start_timeout_s
     waiting: tuple[str, ...] = ()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from noria.proto.sampling import Bounds, Parameter, parameters
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import public_mailbox
+from noria.shared.actor.endpoints import public_mailbox
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def wanted() -> "Options":
 def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
     """A client of the stack in this runtime folder; what goes wrong with it is told as a UserError."""
     from noria.client import Client, ClientError, Unreachable
-    from noria.shared.curve import PUBLIC, keys_of
+    from noria.shared.actor.curve import PUBLIC, keys_of
 
     endpoint, keys = public_mailbox(runtime), keys_of(runtime)
     curve = keys.toward(PUBLIC, keys.asker()) if keys is not None else None

@@ -8,7 +8,7 @@ from typing import Final
 
 from noria.proto.base import Service
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, living_holder
+from noria.shared.process.locks import Holder, living_holder
 
 POLL_S: Final = 0.05
 _PROC: Final = Path("/proc/self")

@@ -9,13 +9,13 @@ import msgspec
 
 from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
     from noria.cli.top_view import Picture
-    from noria.shared.inspect import Inspector
-    from noria.shared.latency import Latency
+    from noria.shared.actor.inspect import Inspector
+    from noria.shared.telemetry.latency import Latency
 
 _ANSWER_S: Final = 0.5
 _FIRST_ANSWER_S: Final = 2.0  # one that is busy is not taken for absent at the first look
@@ -33,8 +33,8 @@ def top(interval: float, once: bool) -> None:
     from rich.live import Live
 
     from noria.cli.top_view import Picture
-    from noria.shared.inspect import Inspector
-    from noria.shared.latency import Latency
+    from noria.shared.actor.inspect import Inspector
+    from noria.shared.telemetry.latency import Latency
 
     runtime = settings().runtime
     inspector, latency, picture = Inspector(runtime), Latency(), Picture()
@@ -66,7 +66,7 @@ def _look(
 ) -> None:
     """Ask everybody. scheduler_s: how long the scheduler is waited for, whose answer is most of the picture."""
     from noria.cli.top_view import Told
-    from noria.shared.metrics import told
+    from noria.shared.telemetry.metrics import told
 
     answer = inspector.ask((Service.SCHEDULER,), "live", picture.since, scheduler_s).get(Service.SCHEDULER)
     picture.take(msgspec.json.decode(answer.json, type=Told) if answer is not None else None, time.monotonic())

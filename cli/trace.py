@@ -8,9 +8,9 @@ import msgspec
 
 from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.step_times import STEPS_KEPT, StepTime, chrome
+from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime, chrome
 
 _ANSWER_S: Final = 5.0
 _HIDDEN: Final = ("noria.request", "noria.choice")
@@ -61,7 +61,7 @@ def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
 
 def step_times(runtime: RuntimeSettings, last: int) -> list[StepTime]:
     """When the executor's last steps were what. Raises UserError when it does not answer."""
-    from noria.shared.inspect import inspect
+    from noria.shared.actor.inspect import inspect
 
     answer = inspect(runtime, Service.EXECUTOR, _ANSWER_S, str(last), "steps")
     if answer is None:
@@ -71,7 +71,7 @@ def step_times(runtime: RuntimeSettings, last: int) -> list[StepTime]:
 
 def gather(runtime: RuntimeSettings, request: str) -> dict[Service, list[Seen]]:
     """The spans of the traces that a request is in, by the service that tells them."""
-    from noria.shared.inspect import numbers_of
+    from noria.shared.actor.inspect import numbers_of
 
     numbers = numbers_of(runtime, request, _ANSWER_S)
     ids = {each.trace for name in numbers for spans in _ask(runtime, name).values() for each in spans}
@@ -85,7 +85,7 @@ def gather(runtime: RuntimeSettings, request: str) -> dict[Service, list[Seen]]:
 
 
 def _ask(runtime: RuntimeSettings, name: str) -> dict[Service, list[Seen]]:
-    from noria.shared.inspect import inspect_all
+    from noria.shared.actor.inspect import inspect_all
 
     services = tuple(each for each in Service if each is not Service.SUPERVISOR)
     answers = inspect_all(runtime, services, _ANSWER_S, name, "spans")

@@ -17,10 +17,10 @@ from noria.cli.generate import answer
 from noria.cli.handover import become, command, environment, hand_over
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.shared.config import Config, RuntimeSettings
-from noria.shared.endpoints import prepare_runtime_dir, split_address
+from noria.shared.actor.endpoints import prepare_runtime_dir, split_address
+from noria.shared.config.config import Config, RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.models import resolve
+from noria.shared.model.model_folder import resolve
 
 if TYPE_CHECKING:
     from noria.client.request import Options
@@ -104,7 +104,7 @@ def _reachable(address: str) -> tuple[str, int]:
 
 def _ready(runtime: RuntimeSettings, host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
     """Wait until our stack's front door says that it is ready; False when the supervisor ended instead."""
-    from noria.shared.inspect import inspect
+    from noria.shared.actor.inspect import inspect
 
     while supervisor.poll() is None:
         # First our own supervisor: until it is ready, what answers at the address may be another stack.

@@ -12,7 +12,7 @@ from typing import Final
 
 from noria.cli.progress import Report, bytes_in
 from noria.shared.errors import UserError
-from noria.shared.models import Part, Source
+from noria.shared.model.model_folder import Part, Source
 
 _POLL_S: Final = 0.2
 _PIP_TIMEOUT_S: Final = 1800

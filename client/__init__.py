@@ -16,7 +16,7 @@ from noria.client.patience import Patience
 from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
 from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message, Standing
-from noria.shared.curve import Curve
+from noria.shared.actor.curve import Curve
 
 __all__ = [
     "Accepted",

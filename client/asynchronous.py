@@ -33,9 +33,9 @@ from noria.proto.frontdoor import (
     Preview,
     Standing,
 )
-from noria.shared.config import LimitSettings, RuntimeSettings
-from noria.shared.curve import Curve
-from noria.shared.endpoints import public_mailbox
+from noria.shared.actor.curve import Curve
+from noria.shared.actor.endpoints import public_mailbox
+from noria.shared.config.config import LimitSettings, RuntimeSettings
 
 RUNTIME_DIR_VARIABLE: Final = "NORIA_RUNTIME_DIR"
 _UNCONNECTED_TICK_S: Final = 0.05

@@ -12,7 +12,7 @@ import zmq
 from noria.proto.base import Header
 from noria.proto.frontdoor import TO_CLIENT
 from noria.proto.wire import Codec, FrameError
-from noria.shared.curve import Curve
+from noria.shared.actor.curve import Curve
 
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MAIL_PER_TURN_MAX: Final = 256

@@ -16,7 +16,7 @@ from noria.client.patience import Patience
 from noria.client.request import Options
 from noria.client.results import Accepted, Completion, Delta
 from noria.proto.frontdoor import Description, Forecast, Identified, Message
-from noria.shared.curve import Curve
+from noria.shared.actor.curve import Curve
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import state_dir
+from noria.shared.actor.endpoints import state_dir
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 
 DATABASE: Final = "noria.sqlite"

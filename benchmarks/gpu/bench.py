@@ -14,7 +14,7 @@ import msgspec
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda.streams import Device
 from noria.services.executor.cuda.torch_device import open_device
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 
 
 class Check(msgspec.Struct, frozen=True):

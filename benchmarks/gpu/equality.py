@@ -29,9 +29,9 @@ from noria.services.executor.families import architecture
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.shape import Shape
 from noria.services.executor.slots import Slots
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.models import resolve
+from noria.shared.model.model_folder import resolve
 
 
 def asked(count: int, vocabulary: int, seed: int = 0) -> list[tuple[tuple[int, ...], Sampling]]:

@@ -18,7 +18,7 @@ from noria.services.executor.cuda.loading import Made, set_up
 from noria.services.executor.cuda.products import DeviceProducts
 from noria.services.executor.decoder import Decoder
 from noria.services.executor.families import architecture
-from noria.shared.step_times import overlap
+from noria.shared.telemetry.step_timeline import overlap
 
 IDLE_MAX, BANDWIDTH_MIN, PEER_MIN = 0.03, 0.8, 3.0
 

@@ -209,8 +209,8 @@ def _target(wanted: Wanted) -> "tuple[str, Target]":
             )
         )
     from noria.cli.bench.mailbox_target import MailboxTarget
-    from noria.shared.curve import PUBLIC, keys_of
-    from noria.shared.endpoints import public_mailbox
+    from noria.shared.actor.curve import PUBLIC, keys_of
+    from noria.shared.actor.endpoints import public_mailbox
 
     runtime = settings().runtime
     mailbox, keys = public_mailbox(runtime), keys_of(runtime)
@@ -223,7 +223,7 @@ def _target(wanted: Wanted) -> "tuple[str, Target]":
 
 def _offline(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str, str, Driven]":
     from noria.cli.bench.offline import Offline
-    from noria.shared.log import configure
+    from noria.shared.telemetry.log import configure
 
     if wanted.url is not None:
         raise UserError("--offline and --url are different targets; give one of them")

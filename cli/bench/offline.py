@@ -29,12 +29,12 @@ from noria.services.scheduler.config import scheduler_settings
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.shared.config import Config, TelemetrySettings
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import Config, TelemetrySettings
 from noria.shared.errors import UserError
-from noria.shared.models import resolve, served_names
-from noria.shared.shell import Shell
-from noria.shared.telemetry import Telemetry
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.model.model_folder import resolve, served_names
+from noria.shared.model.tokenizer import Tokenizer
+from noria.shared.telemetry.telemetry import Telemetry
 
 _NOBODY: Final = Header("", "", 0)
 

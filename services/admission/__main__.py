@@ -11,22 +11,22 @@ from noria.services.admission.journal import own_journal
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import TABLES, UsageBook
-from noria.shared import models
-from noria.shared.actor import Actor
-from noria.shared.chat_template import ChatTemplate
-from noria.shared.config import Config
-from noria.shared.endpoints import public_mailbox
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import public_mailbox
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import Config
 from noria.shared.errors import UserError
-from noria.shared.mailbox import Mailbox
-from noria.shared.process import main, reload, run
-from noria.shared.telemetry import Telemetry
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.model import model_folder
+from noria.shared.model.chat_template import ChatTemplate
+from noria.shared.model.tokenizer import Tokenizer
+from noria.shared.process.service_process import main, reload, run
+from noria.shared.telemetry.telemetry import Telemetry
 from noria.shared.usage import database_path
 
 
 def start(config: Config) -> int:
     """Load the tokenizer and the chat template, then serve until SIGTERM."""
-    folder = models.resolve(config.model)
+    folder = model_folder.resolve(config.model)
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer)
     settings = admission_config(config, folder, has_chat_template=template.exists)

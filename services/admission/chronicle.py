@@ -12,8 +12,8 @@ from noria.services.admission.core.events import (
     RefusedNote,
 )
 from noria.services.admission.tokenizing import Result
-from noria.shared.log import logger
-from noria.shared.spans import (
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
     ATTRIBUTE_DECISION,
     ATTRIBUTE_INPUT_TOKENS,
@@ -22,8 +22,8 @@ from noria.shared.spans import (
     SPAN_ADMIT,
     SPAN_TOKENIZE,
 )
-from noria.shared.telemetry import Span, Telemetry
-from noria.shared.tracing import NOTHING, trace_id
+from noria.shared.telemetry.telemetry import Span, Telemetry
+from noria.shared.telemetry.tracing import NOTHING, trace_id
 
 _ID_CHARACTERS_SHOWN: Final = 128
 

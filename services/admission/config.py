@@ -7,9 +7,9 @@ from pathlib import Path
 from noria.services.admission.core.rules import Rules
 from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
 from noria.services.admission.metrics import bounds
-from noria.shared import models
-from noria.shared.config import Config
-from noria.shared.traffic import KEY_PREFIX, allowed_classes, default_class_of
+from noria.shared.config.config import Config
+from noria.shared.config.tenants import KEY_PREFIX, allowed_classes, default_class_of
+from noria.shared.model import model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class AdmissionConfig:
 
 def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -> AdmissionConfig:
     """Gather the limits and the facts of the model in `folder`. Raises UserError when it is unusable."""
-    facts = models.facts(folder, config.model)
+    facts = model_folder.facts(folder, config.model)
     limits, runtime = config.limits, config.runtime
     rules = Rules(
-        models=models.served_names(config.model),
+        models=model_folder.served_names(config.model),
         context_tokens=facts.max_model_tokens,
         vocabulary=facts.vocabulary,
         eos_ids=facts.eos_ids,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import Service
 from noria.shared.errors import UserError
-from noria.shared.log import logger
+from noria.shared.telemetry.log import logger
 
 _BUSY_S: Final = 0.05  # the loop waits for it
 _LOG_BYTES: Final = 4 * 1024 * 1024

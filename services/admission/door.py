@@ -20,9 +20,9 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Malformed
 from noria.proto.wire import Codec, FrameError
 from noria.services.admission.core.events import FromClient
-from noria.shared.curve import PUBLIC
+from noria.shared.actor.curve import PUBLIC
+from noria.shared.actor.curve_authenticator import Gate
 from noria.shared.errors import UserError
-from noria.shared.gate import Gate
 
 # A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
 _MESSAGES_PER_CLIENT_MAX: Final = 64

@@ -22,7 +22,7 @@ from noria.services.admission.core.traffic import Account, Traffic
 from noria.services.admission.database import Database, Write
 from noria.services.admission.records import Clock
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, Lock
+from noria.shared.process.locks import Holder, Lock
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",

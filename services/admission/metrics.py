@@ -10,11 +10,11 @@ from typing import Final
 from noria.proto.base import End
 from noria.services.admission.core.books import Books
 from noria.services.admission.core.traffic import Account, Measure, Traffic
-from noria.shared import instruments
-from noria.shared.instruments import Metric
-from noria.shared.metrics import Attributes, Labels, Value
-from noria.shared.spans import ATTRIBUTE_CLASS, ATTRIBUTE_CODE, ATTRIBUTE_END, ATTRIBUTE_TENANT
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.instruments import Metric
+from noria.shared.telemetry.metrics import Attributes, Labels, Value
+from noria.shared.telemetry.spans import ATTRIBUTE_CLASS, ATTRIBUTE_CODE, ATTRIBUTE_END, ATTRIBUTE_TENANT
+from noria.shared.telemetry.telemetry import Publication
 
 _NS: Final = 1_000_000_000
 # Each measure's metric, and how many of the measure's units are one of the metric's.

@@ -42,9 +42,9 @@ from noria.services.admission.names import Names
 from noria.services.admission.records import Clock
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import UsageBook
-from noria.shared.actor import Actor
-from noria.shared.instruments import ADMISSION_METRICS
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.telemetry.instruments import ADMISSION_METRICS
+from noria.shared.telemetry.telemetry import Telemetry
 
 _MAIL_PER_TURN_MAX: Final = 256
 _FAREWELL_NS: Final = 3_000_000_000

@@ -15,8 +15,8 @@ from typing import Final
 
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.events import Job
-from noria.shared.chat_template import ChatTemplate, TemplateError
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.model.chat_template import ChatTemplate, TemplateError
+from noria.shared.model.tokenizer import Tokenizer
 
 THREADS: Final = 2
 LONG_CHARACTERS: Final = 32_768  # some 20 ms of work

@@ -3,8 +3,8 @@
 from noria.proto.base import Service
 from noria.services.detokenizer.config import detokenizer_config
 from noria.services.detokenizer.service import DetokenizerService, load_vocabulary
-from noria.shared.config import Config
-from noria.shared.process import main, run
+from noria.shared.config.config import Config
+from noria.shared.process.service_process import main, run
 
 
 def start(config: Config) -> int:

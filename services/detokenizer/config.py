@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from noria.shared.config import Config
-from noria.shared.models import resolve
+from noria.shared.config.config import Config
+from noria.shared.model.model_folder import resolve
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True):

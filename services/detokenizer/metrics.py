@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from noria.services.detokenizer.core.detokenizer import Detokenizer
-from noria.shared import instruments
-from noria.shared.metrics import Value
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.telemetry import Publication
 
 
 class TextMetrics(Publication):

@@ -12,16 +12,16 @@ from noria.proto.output import Open, Progress, Resend, Texts, Tokens, Unknown
 from noria.services.detokenizer.core.detokenizer import AdmissionJoined, Detokenizer, News, SchedulerJoined
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
 from noria.services.detokenizer.metrics import TextMetrics
-from noria.shared import tokenizer as tokenizers
-from noria.shared.actor import Actor
-from noria.shared.spans import (
+from noria.shared.actor.actor import Actor
+from noria.shared.model import tokenizer as tokenizers
+from noria.shared.telemetry.spans import (
     ATTRIBUTE_CHOICE,
     ATTRIBUTE_END,
     ATTRIBUTE_OUTPUT_TOKENS,
     ATTRIBUTE_REQUEST,
     SPAN_STREAM,
 )
-from noria.shared.telemetry import Span, Telemetry
+from noria.shared.telemetry.telemetry import Span, Telemetry
 
 _RETRY_NS: Final = 10_000_000
 

@@ -6,11 +6,11 @@ import sys
 from noria.proto.base import Service
 from noria.services.executor.config import executor_config
 from noria.services.executor.machine import cores
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.process import main, run
-from noria.shared.telemetry import Telemetry
-from noria.shared.watchdog import leave_hung
+from noria.shared.actor.actor import Actor
+from noria.shared.config.config import Config
+from noria.shared.process.service_process import main, run
+from noria.shared.process.watchdog import leave_hung
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 def start(config: Config) -> int:

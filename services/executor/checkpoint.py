@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from noria.shared.errors import UserError
-from noria.shared.models import BLOCK_BYTES, BLOCKS
+from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"

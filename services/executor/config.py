@@ -2,11 +2,11 @@
 
 import msgspec
 
-from noria.shared.config import BATCH_TOKENS, Config, ModelSettings
+from noria.shared.config.config import BATCH_TOKENS, Config, ModelSettings
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
-    """Model, shape of a step, cache and threads; see `noria.shared.config` for each option's meaning.
+    """Model, shape of a step, cache and threads; see `noria.shared.config.config` for each option's meaning.
 
     host_gib and host_share_max bound the pool of preempted requests' blocks. calibrate: measure how many prompt
     tokens a step should have. The last four are of GPUs.

@@ -30,7 +30,7 @@ from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
 from noria.services.executor.sizing import sized
 from noria.services.executor.stores import page_bytes
 from noria.shared.errors import UserError
-from noria.shared.models import facts, resolve, served_names
+from noria.shared.model.model_folder import facts, resolve, served_names
 
 CACHE_DTYPES: Final = {
     "float32": torch.float32,

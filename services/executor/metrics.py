@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from noria.services.executor.lane import Computed
 from noria.services.executor.loaded import Loaded
-from noria.shared import instruments
-from noria.shared.metrics import Value
-from noria.shared.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY
+from noria.shared.telemetry.telemetry import Publication
 
 
 class DeviceMetrics(Publication):

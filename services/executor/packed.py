@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from noria.services.executor.native.library import checksum
-from noria.shared.models import BLOCKS
+from noria.shared.model.model_folder import BLOCKS
 
 LAYOUT: Final = 2
 """Raised whenever the same weights would be packed into other bytes."""

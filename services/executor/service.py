@@ -23,11 +23,11 @@ from noria.services.executor.slots import IllegalPlanError, Slots
 from noria.services.executor.spans import StepSpans
 from noria.services.executor.step_log import step_time
 from noria.services.executor.vigil import Vigil
-from noria.shared.garbage import freeze
-from noria.shared.log import logger
-from noria.shared.shell import Shell
-from noria.shared.step_times import STEPS_KEPT, StepTime
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.shell import Shell
+from noria.shared.process.garbage import freeze
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime
+from noria.shared.telemetry.telemetry import Telemetry
 
 QUEUED_PLANS_MAX: Final = 8
 HANG_S: Final = 15.0

@@ -4,8 +4,8 @@ Steps that admit a stream are always shown, of the others one in so many: which 
 """
 
 from noria.proto.execution import StepPlan
-from noria.shared.spans import ATTRIBUTE_QUERY_TOKENS, ATTRIBUTE_STEP, ATTRIBUTE_TRACES, SPAN_STEP
-from noria.shared.telemetry import Telemetry
+from noria.shared.telemetry.spans import ATTRIBUTE_QUERY_TOKENS, ATTRIBUTE_STEP, ATTRIBUTE_TRACES, SPAN_STEP
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 class StepSpans:

@@ -2,7 +2,7 @@
 
 from noria.services.executor.batch import Batch
 from noria.services.executor.lane import Times
-from noria.shared.step_times import StepTime
+from noria.shared.telemetry.step_timeline import StepTime
 
 
 def step_time(batch: Batch, prepare_ns: int, times: Times) -> StepTime:

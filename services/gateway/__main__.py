@@ -3,8 +3,8 @@
 from noria.proto.base import Service
 from noria.services.gateway.config import gateway_config
 from noria.services.gateway.service import GatewayShell
-from noria.shared.config import Config
-from noria.shared.process import main, run
+from noria.shared.config.config import Config
+from noria.shared.process.service_process import main, run
 
 
 def start(config: Config) -> int:

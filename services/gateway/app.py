@@ -26,8 +26,8 @@ from noria.services.gateway.operators import Operators
 from noria.services.gateway.pages import Pages
 from noria.services.gateway.scraping import Scraping
 from noria.services.gateway.viewing import Console
-from noria.shared.log import logger
-from noria.shared.telemetry import Telemetry
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> ASGIApp:

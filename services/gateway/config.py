@@ -3,9 +3,9 @@
 import msgspec
 
 from noria.proto.base import Service
-from noria.shared.config import Config, RuntimeSettings
-from noria.shared.curve import PUBLIC, Curve, keys_of
-from noria.shared.endpoints import public_mailbox, split_address
+from noria.shared.actor.curve import PUBLIC, Curve, keys_of
+from noria.shared.actor.endpoints import public_mailbox, split_address
+from noria.shared.config.config import Config, RuntimeSettings
 
 
 class GatewayConfig(msgspec.Struct, frozen=True):

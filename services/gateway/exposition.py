@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from noria.shared import instruments
-from noria.shared.instruments import Kind, Metric, label
-from noria.shared.metrics import Value
-from noria.shared.spans import ATTRIBUTE_END, ATTRIBUTE_STATE
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.instruments import Kind, Metric, label
+from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.spans import ATTRIBUTE_END, ATTRIBUTE_STATE
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,7 +18,7 @@ from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.serving import Disconnected, EventStream, Outcome, accepted_by_all, while_connected, whole
 from noria.services.gateway.work import Work, chat_work, completion_work
-from noria.shared.telemetry import Span, Telemetry
+from noria.shared.telemetry.telemetry import Span, Telemetry
 
 GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 Understand = Callable[[bytes, Headers], Work]

@@ -7,9 +7,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noria.shared import instruments
-from noria.shared.metrics import Histograms, Value
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Histograms, Value
+from noria.shared.telemetry.telemetry import Publication
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _OTHER: Final = "_OTHER"

@@ -3,8 +3,8 @@
 from noria.services.gateway.bodies import sampling
 from noria.services.gateway.serving import Outcome
 from noria.services.gateway.work import Work
-from noria.shared import spans
-from noria.shared.telemetry import Attribute, Span, Telemetry
+from noria.shared.telemetry import spans
+from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
 
 _FAILED_FROM = 500  # of a client's own mistakes the conventions say that they are no errors of the server
 

@@ -17,7 +17,7 @@ from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError, from_client
 from noria.services.gateway.generations import GENERATION_PATHS, Traffic, understand_chat, understand_completion
 from noria.services.gateway.operators import Operators
-from noria.shared.inspect import explain, inspect_all_async
+from noria.shared.actor.inspect import explain, inspect_all_async
 
 _DESCRIBE_S: Final = 2.0
 _INSPECT_S: Final = 1.0

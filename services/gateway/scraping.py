@@ -13,10 +13,10 @@ from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.errors import HttpError
 from noria.services.gateway.exposition import CONTENT_TYPE, exposition
 from noria.services.gateway.operators import Operators
-from noria.shared import instruments
-from noria.shared.inspect import inspect_all_async
-from noria.shared.metrics import Value, merged, told
-from noria.shared.spans import ATTRIBUTE_SERVICE
+from noria.shared.actor.inspect import inspect_all_async
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Value, merged, told
+from noria.shared.telemetry.spans import ATTRIBUTE_SERVICE
 
 _ANSWER_S: Final = 1.0
 _DESCRIBE_S: Final = 1.0

@@ -16,11 +16,11 @@ from noria.services.gateway.app import build
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.generations import Traffic
 from noria.services.gateway.protocol import BoundedHttp
-from noria.shared.actor import Actor
-from noria.shared.endpoints import runtime_dir
-from noria.shared.listener import Offer, listen
-from noria.shared.log import logger
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import runtime_dir
+from noria.shared.process.listener import Offer, listen
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.telemetry import Telemetry
 
 _KEEP_ALIVE_S: Final = 30
 _LAST_WORDS_S: Final = 1

@@ -23,7 +23,7 @@ from noria.services.gateway.metrics import HttpMetrics
 from noria.services.gateway.operators import Operators
 from noria.services.gateway.serving import Disconnected, while_connected
 from noria.services.gateway.watching import WATCHERS_MAX, Watch
-from noria.shared.inspect import explain, inspect, numbers_of
+from noria.shared.actor.inspect import explain, inspect, numbers_of
 
 _ANSWER_S: Final = 1.0
 _KEEP_ALIVE_S: Final = 15.0

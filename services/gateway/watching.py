@@ -15,10 +15,10 @@ import msgspec
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot
-from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import Inspector
-from noria.shared.latency import Latency
-from noria.shared.metrics import told
+from noria.shared.actor.inspect import Inspector
+from noria.shared.config.config import RuntimeSettings
+from noria.shared.telemetry.latency import Latency
+from noria.shared.telemetry.metrics import told
 
 TICK_S: Final = 0.2
 _SURVEY_TICKS: Final = 5

@@ -3,10 +3,10 @@
 from noria.proto.base import Service
 from noria.services.scheduler.config import event_log_of, scheduler_settings
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.process import main, reload, run
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.config.config import Config
+from noria.shared.process.service_process import main, reload, run
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 def start(config: Config) -> int:

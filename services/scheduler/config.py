@@ -7,8 +7,8 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, ServicePrices, TrafficClass
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.observe.event_log import EventLog
-from noria.shared.config import BATCH_TOKENS, Config
-from noria.shared.traffic import ClassSettings
+from noria.shared.config.config import BATCH_TOKENS, Config
+from noria.shared.config.tenants import ClassSettings
 
 
 def rules_of(config: Config) -> FairRules:

@@ -34,9 +34,9 @@ from noria.services.scheduler.observe.request_history import RequestHistory
 from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
 from noria.services.scheduler.observe.stage_spans import PhaseSpans
 from noria.services.scheduler.token_batches import TokenBatches
-from noria.shared.actor import Actor
-from noria.shared.log import logger
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.telemetry import Telemetry
 
 _RETRY_NS: Final = 50_000_000
 _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, StepFailed, Inventory)

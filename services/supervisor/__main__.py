@@ -2,7 +2,7 @@
 
 from noria.proto.base import Service
 from noria.services.supervisor.start import start
-from noria.shared.process import main
+from noria.shared.process.service_process import main
 
 if __name__ == "__main__":
     main(Service.SUPERVISOR, start)

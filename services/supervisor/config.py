@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from noria.services.supervisor.core.limits import Limits
-from noria.shared.config import Config
-from noria.shared.endpoints import runtime_dir, state_dir
-from noria.shared.models import cache_dir, resolve, served_names
+from noria.shared.actor.endpoints import runtime_dir, state_dir
+from noria.shared.config.config import Config
+from noria.shared.model.model_folder import cache_dir, resolve, served_names
 
 _DEATHS: Final = 5
 _PAUSE_MAX_NS: Final = 10_000_000_000  # a dead service is not left alone for longer

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from noria.proto.base import Service
-from noria.shared import instruments
-from noria.shared.metrics import Value
-from noria.shared.spans import ATTRIBUTE_SERVICE
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.spans import ATTRIBUTE_SERVICE
+from noria.shared.telemetry.telemetry import Publication
 
 
 class StackMetrics(Publication):

@@ -13,13 +13,13 @@ import msgspec
 from noria.proto.base import Service
 from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core.course import START_ORDER
-from noria.shared.config import Config
-from noria.shared.config_sources import dump, write
-from noria.shared.endpoints import prepare_runtime_dir, split_address
+from noria.shared.actor.endpoints import prepare_runtime_dir, split_address
+from noria.shared.config.config import Config
+from noria.shared.config.sources import dump, write
 from noria.shared.errors import UserError
-from noria.shared.last_words import last_words
-from noria.shared.listener import listen
-from noria.shared.locks import Holder, Lock, living_holder
+from noria.shared.process.crash_log import last_words
+from noria.shared.process.listener import listen
+from noria.shared.process.locks import Holder, Lock, living_holder
 
 CONFIG_NAME: Final = "effective.json"
 # What may differ between the configuration of running services and ours: it is read again, or only the supervisor's.

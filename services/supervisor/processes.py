@@ -17,8 +17,8 @@ import msgspec
 
 from noria.proto.base import Service
 from noria.services.supervisor.config import child_environment
-from noria.shared.last_words import last_words
-from noria.shared.locks import Tenant, tenant
+from noria.shared.process.crash_log import last_words
+from noria.shared.process.locks import Tenant, tenant
 
 _MODULES: Final = "noria.services"
 

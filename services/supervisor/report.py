@@ -8,8 +8,8 @@ import msgspec
 from noria.proto.base import Service
 from noria.proto.execution import Geometry
 from noria.services.supervisor.config import SupervisorConfig
-from noria.shared.endpoints import public_mailbox
-from noria.shared.inspect import inspect
+from noria.shared.actor.endpoints import public_mailbox
+from noria.shared.actor.inspect import inspect
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -7,10 +7,10 @@ import msgspec
 
 from noria.proto.base import Service
 from noria.services.supervisor.processes import Processes
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.config_sources import write
-from noria.shared.process import reload
+from noria.shared.actor.actor import Actor
+from noria.shared.config.config import Config
+from noria.shared.config.sources import write
+from noria.shared.process.service_process import reload
 
 
 class Rereading:

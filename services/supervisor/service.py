@@ -21,14 +21,14 @@ from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, 
 from noria.services.supervisor.metrics import StackMetrics
 from noria.services.supervisor.processes import Processes
 from noria.services.supervisor.rereading import Rereading
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.endpoints import split_address
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import split_address
+from noria.shared.config.config import Config
 from noria.shared.errors import UserError
-from noria.shared.listener import INHERITED, asked_for, listen
-from noria.shared.locks import living_holder
-from noria.shared.log import logger
-from noria.shared.telemetry import Telemetry
+from noria.shared.process.listener import INHERITED, asked_for, listen
+from noria.shared.process.locks import living_holder
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.telemetry import Telemetry
 
 _LOG: Final = logger(Service.SUPERVISOR.value)
 

@@ -14,15 +14,15 @@ from noria.services.supervisor import premises
 from noria.services.supervisor.config import child_command, supervisor_config
 from noria.services.supervisor.core.course import START_ORDER
 from noria.services.supervisor.service import Supervisor
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.endpoints import mailbox
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import Config
 from noria.shared.errors import UserError
-from noria.shared.listener import address_of
-from noria.shared.locks import Holder
-from noria.shared.mailbox import Mailbox
-from noria.shared.process import observe
-from noria.shared.telemetry import Telemetry
+from noria.shared.process.listener import address_of
+from noria.shared.process.locks import Holder
+from noria.shared.process.service_process import observe
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 def start(config: Config, command: Callable[[str, Path], list[str]] = child_command) -> int:

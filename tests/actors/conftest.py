@@ -5,7 +5,7 @@ import pytest
 from fakes.peers import BarePeer, runtime
 
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 
 
 @pytest.fixture

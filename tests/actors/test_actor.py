@@ -16,11 +16,11 @@ from fakes.peers import CODEC, BarePeer, Recorder, progress, running, runtime, w
 from noria.proto.base import Header, Service, Stream
 from noria.proto.lifecycle import Drain, Heartbeat, Hello, Inspect, Snapshot, State
 from noria.proto.output import TokenRun, Tokens
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import INSPECTOR_PREFIX, Mailbox
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import INSPECTOR_PREFIX, Mailbox
+from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1, 2, 3)),))

@@ -45,13 +45,13 @@ from noria.services.admission.door import Door
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
 from noria.services.admission.usage import TABLES, UsageBook
-from noria.shared.actor import Actor
-from noria.shared.chat_template import ChatTemplate
-from noria.shared.config import RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings, TelemetrySettings
+from noria.shared.model.chat_template import ChatTemplate
+from noria.shared.telemetry.telemetry import Telemetry
 from noria.shared.usage import database_path
 
 PATIENCE_S = 60

@@ -17,11 +17,11 @@ from noria.proto.frontdoor import Describe, Description
 from noria.proto.lifecycle import Heartbeat, Hello, Snapshot, State
 from noria.proto.wire import Codec, every_kind
 from noria.services.admission.door import Door
-from noria.shared.config import RuntimeSettings
-from noria.shared.curve import CLIENTS, OWNERS, PUBLIC, Keys, Pair, make
-from noria.shared.endpoints import mailbox, public_mailbox
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
+from noria.shared.actor.curve import CLIENTS, OWNERS, PUBLIC, Keys, Pair, make
+from noria.shared.actor.endpoints import mailbox, public_mailbox
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.output import Gap, Open, Opening, Progress, Resend, TextRun, Texts, TokenRun, Tokens, Unknown
 from noria.services.detokenizer.service import DetokenizerService, vocabulary_of
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 ME, PEERS = Service.DETOKENIZER, (Service.SCHEDULER, Service.ADMISSION)
 S = Stream(1, 0)

@@ -27,12 +27,12 @@ from noria.proto.lifecycle import State
 from noria.services.gateway.config import gateway_config
 from noria.services.gateway.protocol import HEAD_BYTES_MAX, BoundedHttp
 from noria.services.gateway.service import GatewayShell
-from noria.shared.actor import Actor
-from noria.shared.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()[:16]
 HI = {"messages": [{"role": "user", "content": "hi"}]}

@@ -13,10 +13,10 @@ from fakes.peers import BarePeer, Recorder, runtime
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, Heartbeat, Hello, State
 from noria.proto.output import Progress
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.greeting import Greeting
-from noria.shared.mailbox import Mailbox
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.greeting import Greeting
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 SECOND = 1_000_000_000

@@ -21,9 +21,9 @@ from noria.proto.base import Service
 from noria.proto.frontdoor import Generate
 from noria.proto.lifecycle import State
 from noria.services.gateway.protocol import HEAD_BYTES_MAX
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import prepare_runtime_dir, public_mailbox
-from noria.shared.inspect import inspect
+from noria.shared.actor.endpoints import prepare_runtime_dir, public_mailbox
+from noria.shared.actor.inspect import inspect
+from noria.shared.config.config import RuntimeSettings
 
 BODY_S = 1.0
 MEGABYTE = 1 << 20

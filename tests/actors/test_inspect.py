@@ -9,11 +9,11 @@ from fakes.peers import wait_for
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.inspect import inspect, inspect_all, inspect_all_async
-from noria.shared.mailbox import Mailbox
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.inspect import inspect, inspect_all, inspect_all_async
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings
 
 
 class IdleShell:

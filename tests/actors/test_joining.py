@@ -10,7 +10,7 @@ from fakes.peers import BarePeer, progress, running, runtime, wait_for
 from noria.proto.base import Service, Stream
 from noria.proto.lifecycle import Heartbeat, Hello, State
 from noria.proto.output import TokenRun, Tokens
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1, 2, 3)),))

@@ -15,11 +15,11 @@ from fakes.front_door import FrontDoor, words
 from noria.proto.base import Service
 from noria.services.gateway.config import gateway_config
 from noria.services.gateway.service import GatewayShell
-from noria.shared.actor import Actor
-from noria.shared.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir, public_mailbox
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import Config, HttpSettings, RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 CONNECTIONS = 8
 

@@ -13,9 +13,9 @@ from fakes.peers import runtime, wait_for
 from noria.proto.base import Header, Service, Stream
 from noria.proto.lifecycle import Heartbeat, Hello, State
 from noria.proto.output import Gap, Progress, TokenRun, Tokens
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.mailbox import Mailbox, draw_incarnation
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.mailbox import Mailbox, draw_incarnation
+from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
 TOKENS = Tokens((TokenRun(Stream(1, 0), 0, 0, (1,)),))

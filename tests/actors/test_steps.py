@@ -26,11 +26,11 @@ from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.shared.actor import Actor
-from noria.shared.config import ModelSettings, RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import ModelSettings, RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 OUTPUT = 24
 IDLE = ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight")

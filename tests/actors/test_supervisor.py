@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import inspect_all
+from noria.shared.actor.inspect import inspect_all
+from noria.shared.config.config import RuntimeSettings
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 SERVICES = tuple(service for service in Service if service is not Service.SUPERVISOR)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from chaos.plan import SERVICES, Blow
 from e2e.harness import Stack
 
-from noria.shared.locks import living_holder
+from noria.shared.process.locks import living_holder
 
 _BACK_S = 90.0
 _POLL_S = 0.02

@@ -5,8 +5,8 @@ import re
 from fakes.scripts import script
 
 from noria.services.gateway.exposition import ALIASES
-from noria.shared import instruments, spans
-from noria.shared.instruments import METRICS, Kind
+from noria.shared.telemetry import instruments, spans
+from noria.shared.telemetry.instruments import METRICS, Kind
 
 NAME = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*")
 

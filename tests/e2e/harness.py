@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import inspect
-from noria.shared.locks import living_holder
+from noria.shared.actor.inspect import inspect
+from noria.shared.config.config import RuntimeSettings
+from noria.shared.process.locks import living_holder
 
 NORIA = Path(sys.executable).parent / "noria"
 # For stacks in which a service is held: so long it may be silent before it is taken for gone, or for hung.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 
-from noria.shared.instruments import ADMISSION_METRICS, Kind
+from noria.shared.telemetry.instruments import ADMISSION_METRICS, Kind
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Scrape = dict[Series, float]

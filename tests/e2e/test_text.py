@@ -7,8 +7,8 @@ from e2e.harness import Stack
 from tokenizers import Tokenizer
 
 from noria.client import AsyncClient
-from noria.shared.config import ModelSettings
-from noria.shared.models import resolve
+from noria.shared.config.config import ModelSettings
+from noria.shared.model.model_folder import resolve
 
 pytestmark = pytest.mark.model
 

@@ -18,8 +18,8 @@ from e2e.scraping import Scrape, check_law, scraped, told_by_all, total
 from fakes.collector import Collector, Spanned
 
 from noria.client import AsyncClient, Refused
-from noria.shared import spans
-from noria.shared.instruments import METRICS, Kind, label
+from noria.shared.telemetry import spans
+from noria.shared.telemetry.instruments import METRICS, Kind, label
 
 PARENT = "b7ad6b7169203331"
 PAGE = 16

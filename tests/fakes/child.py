@@ -14,9 +14,9 @@ import msgspec
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
-from noria.shared.actor import Actor
-from noria.shared.config import Config
-from noria.shared.process import main, run
+from noria.shared.actor.actor import Actor
+from noria.shared.config.config import Config
+from noria.shared.process.service_process import main, run
 
 SERVICE = Service(sys.argv.pop(1).rpartition(".")[2])
 MISBEHAVIOUR = dict(part.split("=") for part in os.environ.get("CHILD_MISBEHAVIOUR", "").split() if part)

@@ -7,7 +7,7 @@ from pathlib import Path
 from noria.services.admission.database import Database, Write
 from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
 from noria.services.admission.usage import TABLES
-from noria.shared.log import logger
+from noria.shared.telemetry.log import logger
 
 
 class MemoryDatabase(Database):

@@ -16,12 +16,12 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.inspect import inspect
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.inspect import inspect
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 PEERS = (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER)
 PATIENCE_S = 60.0

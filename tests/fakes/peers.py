@@ -14,10 +14,10 @@ from noria.proto.base import Header, Service, Stream
 from noria.proto.lifecycle import Hello, State
 from noria.proto.output import Gap, Progress
 from noria.proto.wire import Codec, every_kind
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.mailbox import Mailbox, draw_incarnation
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.mailbox import Mailbox, draw_incarnation
+from noria.shared.config.config import RuntimeSettings
 
 CODEC = Codec(every_kind())
 Socket = zmq.Socket[bytes]

@@ -18,9 +18,9 @@ from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.shared.config import TelemetrySettings
-from noria.shared.shell import Shell
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 PATIENCE_S = 60.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from noria.proto.base import Service
 from noria.services.supervisor.start import start
-from noria.shared.process import main
+from noria.shared.process.service_process import main
 
 
 def command(module: str, config_path: Path) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from noria.shared.config_sources import load
-from noria.shared.models import resolve
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.config.sources import load
+from noria.shared.model.model_folder import resolve
+from noria.shared.model.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, again and again and again.",

@@ -11,7 +11,7 @@ from noria.services.executor.families import architecture
 from noria.services.executor.native.library import levels, open_kernels
 from noria.services.executor.native_products import NativeProducts
 from noria.services.executor.packed import PackedWeights
-from noria.shared.config_sources import load
+from noria.shared.config.sources import load
 
 NEW_TOKENS = 8
 LEVELS = levels()

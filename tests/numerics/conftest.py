@@ -9,9 +9,9 @@ import torch
 from numerics.comparison import LENGTHS, TEXT, Reference, decoder_of
 
 from noria.services.executor.decoder import Decoder
-from noria.shared.config_sources import load
+from noria.shared.config.sources import load
 from noria.shared.errors import UserError
-from noria.shared.models import resolve
+from noria.shared.model.model_folder import resolve
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from noria.services.executor.native_products import (
 from noria.services.executor.packed import PackedWeights
 from noria.services.executor.products import Matrix
 from noria.shared.errors import UserError
-from noria.shared.models import BLOCK_BYTES, BLOCKS
+from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
 KINDS = tuple(BLOCK_BYTES)
 INPUTS = 160

@@ -9,9 +9,9 @@ from numerics.comparison import TEXT, decoder_of, expect
 from numerics.driving import Asked, Driver, Way
 
 from noria.proto.sampling import Sampling
-from noria.shared.config_sources import load
+from noria.shared.config.sources import load
 from noria.shared.errors import UserError
-from noria.shared.models import resolve
+from noria.shared.model.model_folder import resolve
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

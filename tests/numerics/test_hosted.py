@@ -18,7 +18,7 @@ from noria.services.executor.hosted_trial import trial_prompts, verify
 from noria.services.executor.linear import ReferenceProducts
 from noria.services.executor.loading import Made, make_model
 from noria.services.executor.native.library import levels
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
 CONTEXT = 512

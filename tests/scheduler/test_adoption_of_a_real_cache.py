@@ -29,11 +29,11 @@ from noria.services.executor.engine import Engine, load
 from noria.services.executor.loaded import Loaded
 from noria.services.executor.sampler import Drawn
 from noria.services.executor.service import ExecutorShell
-from noria.shared.actor import Actor
-from noria.shared.config import Config, ModelSettings, RuntimeSettings, SchedulerSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import Config, ModelSettings, RuntimeSettings, SchedulerSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 OUTPUT = 40
 IDLE = ("waiting", "running", "finished", "blocks_used", "slots_used", "in_flight")

@@ -4,8 +4,8 @@ import pytest
 
 from noria.services.scheduler.config import rules_of, scheduler_settings
 from noria.services.scheduler.core.interface.traffic_rules import TrafficClass
-from noria.shared.config import CacheSettings, Config, SchedulerSettings
-from noria.shared.traffic import TenantSettings
+from noria.shared.config.config import CacheSettings, Config, SchedulerSettings
+from noria.shared.config.tenants import TenantSettings
 
 
 def test_classes_tenants_and_prices_become_rules() -> None:

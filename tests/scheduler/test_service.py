@@ -16,11 +16,11 @@ from noria.proto.wire import Codec, every_kind
 from noria.services.scheduler.capacity_updates import PREDICTIONS_NS
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings, TelemetrySettings
-from noria.shared.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.mailbox import Mailbox
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.config.config import RuntimeSettings, TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 
 def held_back(settings: RuntimeSettings, steps: int) -> object:

@@ -15,8 +15,8 @@ from noria.proto.output import Tokens
 from noria.proto.scheduling import Capacity, Submit
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.observe.event_log import EventLog
-from noria.shared.config import RuntimeSettings
-from noria.shared.inspect import explain
+from noria.shared.actor.inspect import explain
+from noria.shared.config.config import RuntimeSettings
 
 
 def asked(settings: RuntimeSettings, admission: Peer, request: str) -> list[str]:

@@ -18,8 +18,8 @@ from fakes.tiny_model import build_tiny_model
 
 from noria.cli.app import noria
 from noria.proto.base import Service
-from noria.shared.config import Config
-from noria.shared.config_sources import load
+from noria.shared.config.config import Config
+from noria.shared.config.sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -21,7 +21,7 @@ from fakes.scripts import script
 from fakes.tiny_model import build_tiny_model
 
 from noria.cli.keys import hash_of
-from noria.shared.instruments import METRICS, Kind
+from noria.shared.telemetry.instruments import METRICS, Kind
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"

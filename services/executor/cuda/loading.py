@@ -32,7 +32,7 @@ from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import sized
 from noria.services.executor.stores import page_bytes
 from noria.shared.errors import UserError
-from noria.shared.models import facts, resolve, served_names
+from noria.shared.model.model_folder import facts, resolve, served_names
 
 _GRAPH_BYTES: Final = 8 << 20
 """What a graph takes beside the memory that all graphs share, about."""

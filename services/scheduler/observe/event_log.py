@@ -31,7 +31,7 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
 from noria.services.scheduler.observe import log_records
 from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
-from noria.shared.log import logger
+from noria.shared.telemetry.log import logger
 
 _SECRET_BYTES: Final = 32
 _FLUSH_NS: Final = 1_000_000_000

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from noria.proto.execution import StepDone
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
-from noria.shared import instruments
-from noria.shared.metrics import Histogram, Labels, Value
-from noria.shared.spans import (
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Histogram, Labels, Value
+from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
     ATTRIBUTE_DIRECTION,
     ATTRIBUTE_GROUP,
     ATTRIBUTE_STATE,
     ATTRIBUTE_TENANT,
 )
-from noria.shared.telemetry import Publication
+from noria.shared.telemetry.telemetry import Publication
 
 
 class SchedulerMetrics(Publication):

@@ -6,9 +6,9 @@ from typing import Final
 from noria.proto.base import Stream
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
-from noria.shared import spans
-from noria.shared.telemetry import Attribute, Span, Telemetry
-from noria.shared.tracing import NOTHING
+from noria.shared.telemetry import spans
+from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
+from noria.shared.telemetry.tracing import NOTHING
 
 _NAMES: Final = {
     RequestPhase.QUEUED: spans.SPAN_QUEUE,

@@ -24,7 +24,7 @@ from noria.services.executor.sampler import Drawn, RecentTokens, wanted_logprobs
 from noria.services.executor.service import ExecutorShell, Post
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
-from noria.shared.telemetry import Telemetry
+from noria.shared.telemetry.telemetry import Telemetry
 
 _LOAD_NS = (5 * MILLISECOND, 120 * MILLISECOND)
 _STEP_NS = (100 * MICROSECOND, 6 * MILLISECOND)

@@ -13,10 +13,10 @@ from fakes.simulated.clock import MICROSECOND, Agenda, Clock
 from fakes.simulated.network import Dealer, Died, Frames, Network, Owner, Router
 
 from noria.proto.base import Service
-from noria.shared.actor import Actor
-from noria.shared.config import RuntimeSettings
-from noria.shared.mailbox import Mailbox
-from noria.shared.shell import Shell
+from noria.shared.actor.actor import Actor
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import RuntimeSettings
 
 _TURN_NS_MAX = 200 * MICROSECOND
 
@@ -111,7 +111,7 @@ class Life(Owner):
         settings: RuntimeSettings,
         build: Callable[["Life"], Shell],
     ) -> None:
-        """Bind the mailbox and start the shell, as `noria.shared.process.run` does."""
+        """Bind the mailbox and start the shell, as `noria.shared.process.service_process.run` does."""
         self.mailbox = Mailbox(self.service, endpoint, peers, settings, self.context)  # type: ignore[arg-type]  # as zmq's
         self.actor = SimulatedActor(self.mailbox, settings, self.wake)
         self.shell = build(self)

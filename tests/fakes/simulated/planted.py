@@ -35,7 +35,7 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.suspects import Suspects
 from noria.services.scheduler.stream_costs import StreamCosts
-from noria.shared.mailbox import Mailbox
+from noria.shared.actor.mailbox import Mailbox
 
 
 def _core(faulty: type[Scheduler]) -> Fault:

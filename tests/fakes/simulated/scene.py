@@ -13,7 +13,7 @@ from fakes.simulated.traffic import Traffic, draw_traffic
 from noria.proto.base import Service
 from noria.proto.execution import Geometry
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.shared.config import RuntimeSettings
+from noria.shared.config.config import RuntimeSettings
 
 _JOURNALS: Final = 0.8
 # For how long a scheduler tells tokens together; steps take up to 6 ms.

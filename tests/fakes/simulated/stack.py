@@ -27,8 +27,8 @@ from noria.services.admission.usage import UsageBook
 from noria.services.detokenizer.service import DetokenizerService
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.config import TelemetrySettings
-from noria.shared.telemetry import Telemetry
+from noria.shared.config.config import TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 DOOR: Final = "sim://door"
 RETENTION_NS: Final = 6 * SECOND

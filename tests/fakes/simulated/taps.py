@@ -26,7 +26,7 @@ from noria.services.scheduler.core.interface.events import (
     SchedulerReply,
 )
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.shell import Shell
+from noria.shared.actor.shell import Shell
 
 # The methods of cores that change something.
 _CHANGES = ("apply", "plan", "take", "restore", "collect", "put_back")

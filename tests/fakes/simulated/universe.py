@@ -42,8 +42,8 @@ from noria.proto.wire import Codec
 from noria.services.admission.core.bucket import TokenBucket
 from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
 from noria.services.scheduler.service import SchedulerService
-from noria.shared.shell import Shell
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.shell import Shell
+from noria.shared.telemetry.telemetry import Telemetry
 
 _PATIENCE_NS: Final = 60 * SECOND
 _HANG_NOTICED_NS: Final = 400 * MILLISECOND

@@ -10,7 +10,7 @@ from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
-from noria.shared.instruments import METRICS, SCHEDULER_METRICS, label
+from noria.shared.telemetry.instruments import METRICS, SCHEDULER_METRICS, label
 
 
 def standing(core: Scheduler, tenants_max: int = 50) -> dict[str, float]:

@@ -12,7 +12,7 @@ from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.report import quantile
 from noria.services.scheduler.simulation.runner import Simulation
-from noria.shared.config import Config
+from noria.shared.config.config import Config
 
 # A model of 135 million parameters in bfloat16 on two cores, as measured.
 DEVICE = StepTime(base_us=9400, query_token_us=620, cache_token_us=1.8, request_us=50, pair_us=0.26)

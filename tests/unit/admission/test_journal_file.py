@@ -16,7 +16,7 @@ from noria.services.admission.journal import SCHEMA, Journal, own_journal
 from noria.services.admission.records import Clock
 from noria.services.admission.usage import TABLES as USAGE
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, Lock
+from noria.shared.process.locks import Holder, Lock
 
 TABLES = (*USAGE, *SCHEMA)
 KILLS = 6

@@ -18,9 +18,9 @@ from noria.services.admission.core.record import PAGES_PER_FOLD, Part
 from noria.services.admission.core.request import Choice, Key, Request, Stage
 from noria.services.admission.core.traffic import Measure
 from noria.services.admission.metrics import TrafficMetrics
-from noria.shared import instruments
-from noria.shared.instruments import Kind
-from noria.shared.metrics import Value
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.instruments import Kind
+from noria.shared.telemetry.metrics import Value
 
 STREAM = Stream(100, 0)
 

@@ -10,7 +10,7 @@ from fakes.vocabularies import byte_level
 from noria.proto.frontdoor import Code, Message
 from noria.services.admission.core.events import Job
 from noria.services.admission.tokenizing import LONG_CHARACTERS, FairQueue, Result, TokenizerPool
-from noria.shared.chat_template import ChatTemplate
+from noria.shared.model.chat_template import ChatTemplate
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

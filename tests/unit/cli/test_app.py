@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from noria.cli.app import noria, run
 from noria.cli.handover import environment, hand_over, to_toml
 from noria.proto.base import Service
-from noria.shared.config import Config
-from noria.shared.config_sources import load
-from noria.shared.options import options
+from noria.shared.config.config import Config
+from noria.shared.config.options import options
+from noria.shared.config.sources import load
 
 EVERYTHING = {
     "model.name": 'a "quoted" \\ name\x7f\n',
@@ -163,7 +163,7 @@ def test_a_list_may_be_given_by_repeating_its_flag(capsys: pytest.CaptureFixture
 def test_a_configuration_handed_over_is_the_same_on_the_other_side() -> None:
     config = load(None, EVERYTHING, {})
     descriptor = hand_over(config)
-    code = "import sys; from noria.shared.config_sources import load; print(hash(repr(load(sys.argv[1]))))"
+    code = "import sys; from noria.shared.config.sources import load; print(hash(repr(load(sys.argv[1]))))"
     command = [sys.executable, "-c", code, f"/dev/fd/{descriptor}"]
     here = subprocess.run(
         command,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from noria.cli.models import pull
-from noria.shared.config import ModelSettings
-from noria.shared.models import BLOCK_BYTES, BLOCKS
+from noria.shared.config.config import ModelSettings
+from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
 HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 64, 96, 4, 2, 40
 KEYS = HIDDEN // HEADS * KV_HEADS

@@ -10,7 +10,7 @@ import pytest
 from noria.cli.app import run
 from noria.cli.keys import hash_of
 from noria.cli.usage import moment
-from noria.shared.config_sources import load
+from noria.shared.config.sources import load
 from noria.shared.errors import UserError
 from noria.shared.usage import ADD, SCHEMA
 

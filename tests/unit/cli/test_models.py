@@ -12,10 +12,10 @@ from noria.cli import models
 from noria.cli.models import ensure, list_models, pull
 from noria.cli.wheels import put_together
 from noria.proto.base import Service
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.locks import Holder, Lock
-from noria.shared.models import Part, Source
+from noria.shared.model.model_folder import Part, Source
+from noria.shared.process.locks import Holder, Lock
 
 SOURCE = Source(
     "tiny", (Part("tiny==1", "tiny/model.gguf"),), hashlib.sha256(b"weights").hexdigest(), "none/none", "a test"

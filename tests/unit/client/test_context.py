@@ -7,7 +7,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from noria.client.context import current
-from noria.shared.tracing import parse
+from noria.shared.telemetry.tracing import parse
 
 
 def test_the_current_span_is_the_parent_of_what_is_asked_for() -> None:

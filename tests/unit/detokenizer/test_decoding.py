@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from noria.services.detokenizer.core.decoding import Decoder, decoder
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 from noria.services.detokenizer.service import vocabulary_of
-from noria.shared.tokenizer import Tokenizer
+from noria.shared.model.tokenizer import Tokenizer
 
 EXACT: list[Callable[[], Tokenizer]] = [byte_level, byte_fallback, lambda: byte_fallback(strip=False)]
 WINDOWED: list[Callable[[], Tokenizer]] = [metaspace, word_piece]

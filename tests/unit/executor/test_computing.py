@@ -11,7 +11,7 @@ from noria.services.executor.native import library
 from noria.services.executor.native.build import BuildError, build
 from noria.services.executor.packed import identity, packed_path
 from noria.shared.errors import UserError
-from noria.shared.models import BLOCKS
+from noria.shared.model.model_folder import BLOCKS
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from noria.services.executor.cuda.streams import Device, DeviceLostError
 from noria.services.executor.cuda.torch_device import open_device
 from noria.services.executor.shape import Shape
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.instruments import DEVICE_STEPS, DEVICE_UNRECORDED
+from noria.shared.telemetry.instruments import DEVICE_STEPS, DEVICE_UNRECORDED
 
 
 @pytest.fixture(scope="module", autouse=True)

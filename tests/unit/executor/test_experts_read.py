@@ -11,7 +11,7 @@ from noria.services.executor.loaded import Loaded
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory
-from noria.shared.instruments import DEVICE_EXPERTS
+from noria.shared.telemetry.instruments import DEVICE_EXPERTS
 
 SHAPE = Shape(4, 64, 64, 16, 8, 50)
 

@@ -19,7 +19,7 @@ from noria.services.executor.machine import cores, free_memory
 from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.sizing import Memory, request_pages, sized
 from noria.services.executor.stores import page_bytes
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
 PUBLISHED = {

@@ -16,7 +16,7 @@ from noria.services.executor.loaded import Loaded
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.shared.step_times import StepTime, chrome, overlap
+from noria.shared.telemetry.step_timeline import StepTime, chrome, overlap
 
 SHAPE = Shape(max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=120, vocabulary=50)
 GEOMETRY = Geometry("m", (Group(0, 1),), 120, 2, 16, 8, 64, 200, 50, "float32", "cpu")

@@ -32,9 +32,9 @@ from noria.services.executor.loaded import Loaded
 from noria.services.executor.service import HANG_S, ExecutorShell
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory, Share
-from noria.shared.config import TelemetrySettings
-from noria.shared.shell import Shell
-from noria.shared.telemetry import Telemetry
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import TelemetrySettings
+from noria.shared.telemetry.telemetry import Telemetry
 
 SHAPE = Shape(max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=40, vocabulary=50)
 GEOMETRY = Geometry("m", (Group(0, 1),), 40, 2, 16, 4, 64, 200, 50, "float32", "cpu")

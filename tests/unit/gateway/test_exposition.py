@@ -2,8 +2,8 @@
 
 from noria.services.gateway.exposition import exposition
 from noria.services.gateway.metrics import RouteNames
-from noria.shared import instruments
-from noria.shared.metrics import Histogram, Value
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.metrics import Histogram, Value
 
 
 def whose(tenant: str) -> tuple[tuple[str, str], ...]:

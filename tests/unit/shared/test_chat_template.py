@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from noria.proto.frontdoor import Message
-from noria.shared import chat_template
-from noria.shared.chat_template import ChatTemplate, TemplateError, read_source
 from noria.shared.errors import UserError
+from noria.shared.model import chat_template
+from noria.shared.model.chat_template import ChatTemplate, TemplateError, read_source
 
 SIMPLE = (
     "{{ bos_token }}{% for message in messages %}\n"

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from noria.shared.config import Config
-from noria.shared.config_sources import dump, load, origins, write
+from noria.shared.config.config import Config
+from noria.shared.config.options import KEYED, REMOVED, options
+from noria.shared.config.sources import dump, load, origins, write
+from noria.shared.config.tenants import BUILT_IN, default_class_of
 from noria.shared.errors import UserError
-from noria.shared.options import KEYED, REMOVED, options
-from noria.shared.traffic import BUILT_IN, default_class_of
 
 
 def test_without_any_source_everything_is_at_its_default() -> None:

@@ -9,10 +9,10 @@ from zmq.utils import z85
 
 from noria.cli.app import run
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
-from noria.shared.curve import CLIENTS, OWNERS, Curve, Keys, Pair, keys_of, make
+from noria.shared.actor.curve import CLIENTS, OWNERS, Curve, Keys, Pair, keys_of, make
+from noria.shared.actor.curve_authenticator import judge
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.gate import judge
 
 
 @pytest.fixture

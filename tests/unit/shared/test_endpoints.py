@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from noria.proto.base import Service
-from noria.shared.config import RuntimeSettings
-from noria.shared.endpoints import (
+from noria.shared.actor.endpoints import (
     IPC_PATH_BYTES_MAX,
     mailbox,
     prepare_runtime_dir,
@@ -15,6 +14,7 @@ from noria.shared.endpoints import (
     runtime_dir,
     split_address,
 )
+from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 
 TCP = RuntimeSettings(transport="tcp", hosts={"executor": "10.0.0.2"})

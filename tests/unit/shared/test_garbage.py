@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from noria.shared.garbage import IDLE_INTERVAL_NS, YOUNG_ALLOCATIONS, Garbage, freeze
+from noria.shared.process.garbage import IDLE_INTERVAL_NS, YOUNG_ALLOCATIONS, Garbage, freeze
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from noria.shared import instruments
-from noria.shared.latency import Latency
-from noria.shared.metrics import Histogram, Value
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.latency import Latency
+from noria.shared.telemetry.metrics import Histogram, Value
 
 BATCH = (("noria.class", "batch"), ("noria.tenant", "acme"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noria.shared.listener import Offer, asked_for
+from noria.shared.process.listener import Offer, asked_for
 
 
 def serve_one(folder: str, port: "multiprocessing.Queue[int]") -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from noria.shared.locks import Holder, Lock, living_holder, read_holder
+from noria.shared.process.locks import Holder, Lock, living_holder, read_holder
 
 OURS = Holder("scheduler", 7, "ab", "127.0.0.1:8000")
 
@@ -36,7 +36,7 @@ def test_a_released_lock_can_be_taken_again_and_names_nobody(tmp_path: Path) -> 
 
 def test_the_lock_of_a_killed_process_is_free_though_it_is_still_signed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from noria.shared.locks import Holder, Lock\n"
+        "import os, signal, sys; from pathlib import Path; from noria.shared.process.locks import Holder, Lock\n"
         "assert Lock(Path(sys.argv[1]), 'executor').acquire(Holder('executor', os.getpid(), '')) is None\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

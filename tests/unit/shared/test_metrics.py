@@ -11,12 +11,12 @@ from fakes.collector import Collector
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from noria.proto.base import Service
-from noria.shared import instruments
-from noria.shared.config import TelemetrySettings
-from noria.shared.instruments import METRICS, Kind, Metric
-from noria.shared.metrics import Histogram, Histograms, Labels, Value, merged, quantile, tell, told
-from noria.shared.spans import ATTRIBUTE_DIRECTION
-from noria.shared.telemetry import Publication, Telemetry
+from noria.shared.config.config import TelemetrySettings
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.instruments import METRICS, Kind, Metric
+from noria.shared.telemetry.metrics import Histogram, Histograms, Labels, Value, merged, quantile, tell, told
+from noria.shared.telemetry.spans import ATTRIBUTE_DIRECTION
+from noria.shared.telemetry.telemetry import Publication, Telemetry
 
 SECOND_NS = 1_000_000_000
 LATENCY = instruments.FIRST_TOKEN_TIME

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from noria.shared.config import ModelSettings
+from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.models import cache_dir, cached_folder, facts, resolve, served_names
+from noria.shared.model.model_folder import cache_dir, cached_folder, facts, resolve, served_names
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": 2}
 

@@ -8,11 +8,11 @@ import pytest
 from fakes.collector import Collector
 
 from noria.proto.base import Service
-from noria.shared.config import TelemetrySettings
+from noria.shared.config.config import TelemetrySettings
 from noria.shared.errors import UserError
-from noria.shared.instruments import SPANS_LOST
-from noria.shared.telemetry import Telemetry
-from noria.shared.tracing import parse, trace_id
+from noria.shared.telemetry.instruments import SPANS_LOST
+from noria.shared.telemetry.telemetry import Telemetry
+from noria.shared.telemetry.tracing import parse, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from noria.shared.locks import Holder, Lock, living_holder, tenant
+from noria.shared.process.locks import Holder, Lock, living_holder, tenant
 
 HOLDING = """
 import os, pathlib, sys

@@ -8,7 +8,7 @@ from fakes.vocabularies import TEXTS, byte_fallback, byte_level, id_of, metaspac
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from noria.shared.errors import UserError
-from noria.shared.tokenizer import Scheme, Tokenizer
+from noria.shared.model.tokenizer import Scheme, Tokenizer
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, settings: dict[str, object]) -> Path:

@@ -5,8 +5,8 @@ import sys
 import threading
 import time
 
-from noria.shared import watchdog as module
-from noria.shared.watchdog import HUNG_EXIT_CODE, Watchdog
+from noria.shared.process import watchdog as module
+from noria.shared.process.watchdog import HUNG_EXIT_CODE, Watchdog
 
 _HANGS = """
 import sys, time

@@ -1,0 +1,244 @@
+"""The loop that every service shares: receive, apply, send, measure.
+
+An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
+then calls `advance` once, so that a burst of messages costs one round of work. The actor answers `Inspect` and stops at
+SIGTERM; who its peers are and whether they live is its `Greeting`'s. It knows nothing of requests.
+
+What is told of a process is what it stands at between two turns: whatever came is worked off, on record and counted.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import zmq
+
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import Drain, Inspect, Snapshot
+from noria.shared.actor.greeting import Greeting
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import RuntimeSettings
+
+MAIL_PER_TURN_MAX: Final = 256
+_POLL_MS_MAX: Final = 1000
+_FAREWELL_MS: Final = 200
+
+
+class Actor:
+    """Runs one shell on one mailbox until SIGTERM or `stop`."""
+
+    def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
+        self.mailbox = mailbox
+        self._greeting = Greeting(mailbox, settings)
+        self._poller = zmq.Poller()
+        self._poller.register(mailbox.router, zmq.POLLIN)
+        self._watched: dict[Any, Callable[[], None]] = {}
+        self._waker, self._wake = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake.setblocking(False)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._stopping = False
+        self._hung_up = False
+        self._reload: Callable[[], None] | None = None
+        self._answer: Callable[[str], dict[str, Any]] | None = None
+        self._release: Callable[[], None] | None = None
+        self._topics: dict[str, Callable[[str], object]] = {}
+        self._each_turn: list[Callable[[int], None]] = []
+        self._asked: list[tuple[bytes, Inspect]] = []
+        self._flushing: dict[Service, zmq.Socket[bytes]] = {}
+        self._wanted_ns: int | None = 0
+        self._measures: dict[str, Callable[[], object]] = {}
+
+    @property
+    def service(self) -> Service:
+        """Whose actor this is."""
+        return self.mailbox.service
+
+    def watch(self, source: "zmq.Socket[bytes] | int", callback: Callable[[], None]) -> None:
+        """Call back in the actor's thread whenever a socket or file descriptor can be read."""
+        self._watched[source] = callback
+        self._poller.register(source, zmq.POLLIN)
+
+    def unwatch(self, source: "zmq.Socket[bytes] | int") -> None:
+        """Stop watching."""
+        del self._watched[source]
+        self._poller.unregister(source)
+
+    def measure(self, name: str, counts: Callable[[], object]) -> None:
+        """Show what `counts` returns under this name in every snapshot."""
+        self._measures[name] = counts
+
+    def wake(self) -> None:
+        """Begin a turn soon; may be called from any thread and from signal handlers."""
+        with contextlib.suppress(OSError):  # the pipe is full of wakes already, or closed because the loop has ended
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """End the loop after the present turn; may be called from any thread."""
+        self._stopping = True
+        self.wake()
+
+    def on_question(self, answer: Callable[[str], dict[str, Any]]) -> None:
+        """Answer an `Inspect` that asks about one thing with what this returns for it."""
+        self._answer = answer
+
+    def expect(self, expected_us: Callable[[], int]) -> None:
+        """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
+        self._greeting.expected_us = expected_us
+
+    def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
+        """Answer an `Inspect` of this topic with what this returns for what it is about, which must be fit for JSON."""
+        self._topics[topic] = answer
+
+    def each_turn(self, call: Callable[[int], None]) -> None:
+        """Call this with the monotonic time at the end of every turn."""
+        self._each_turn.append(call)
+
+    def on_leave(self, release: Callable[[], None]) -> None:
+        """Call this when the process gives up its place; see `leave`."""
+        self._release = release
+
+    def leave(self) -> None:
+        """Give up the process's place while it goes on to finish what it has begun: a successor may take its name.
+
+        Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
+        """
+        self._greeting.say_farewell()
+        self.mailbox.close(_FAREWELL_MS)
+        if self._release is not None:
+            self._release()
+
+    def on_hang_up(self, reload: Callable[[], None]) -> None:
+        """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
+        self._reload = reload
+
+    def hang_up(self) -> None:
+        """SIGHUP has come; may be called from signal handlers and from any thread."""
+        self._hung_up = True
+        self.wake()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone, SIGHUP reloads."""
+
+        def terminate(signum: int, frame: object) -> None:
+            del signum, frame
+            if self._stopping:
+                os._exit(128 + signal.SIGTERM)
+            self.stop()
+
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, lambda *_: self.hang_up())
+
+    def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
+        """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
+        link = self.mailbox.links[peer]
+        if not link.joined:
+            return False
+        if self.mailbox.send(peer, body, traceparent):
+            return True
+        shell.congested(peer)
+        return False
+
+    def run(self, shell: Shell) -> None:
+        """Run turns until stopped, then close the shell and the mailbox."""
+        try:
+            while not self._stopping:
+                self.turn(shell)
+        finally:
+            shell.close()
+            self.mailbox.close()
+            self._waker.close()
+            self._wake.close()
+
+    def turn(self, shell: Shell) -> None:
+        """Wait for mail for as long as nothing is due; then take it, do the shell's work, and send."""
+        self._take_mail(shell, self.pause_ms())
+        if self._hung_up:
+            self._hung_up = False
+            if self._reload is not None:
+                self._reload()
+        now_ns = time.monotonic_ns()
+        self._greeting.tend(shell, now_ns)
+        self._wanted_ns = shell.advance(now_ns)
+        for call in self._each_turn:
+            call(now_ns)
+        for identity, asked in self._asked:
+            self.mailbox.answer(identity, self._told_of(shell, asked))
+        self._asked.clear()
+        self._greeting.tell(shell.state())
+        self._flush()
+
+    def pause_ms(self) -> float:
+        """How long the next turn may wait for mail."""
+        now_ns = time.monotonic_ns()
+        until = self._greeting.due_ns - now_ns
+        if self._wanted_ns is not None:
+            until = min(until, self._wanted_ns - now_ns)
+        return min(max(until / 1e6, 0.0), _POLL_MS_MAX)
+
+    def _take_mail(self, shell: Shell, timeout_ms: float) -> None:
+        # Poll takes whole milliseconds: rounding up keeps an early timer from spinning.
+        for source, _ in self._poller.poll(int(timeout_ms + 0.999)):
+            if source == self._wake.fileno():
+                self._drain_wakes()
+            elif source is self.mailbox.router:
+                for identity, header, body in self.mailbox.receive(MAIL_PER_TURN_MAX):
+                    self._deliver(shell, identity, header, body)
+            elif (callback := self._watched.get(source)) is not None:
+                callback()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
+        if isinstance(body, Inspect):
+            self._asked.append((identity, body))
+            return
+        if not self._greeting.take(shell, header, body):
+            return
+        if isinstance(body, Drain):
+            shell.drain(body.timeout_ms)
+            return
+        shell.receive(Service(header.sender), header, body)
+
+    def _flush(self) -> None:
+        for peer, link in self.mailbox.links.items():
+            if link.outbox:
+                link.flush()
+            waited_for = self._flushing.get(peer)
+            wanted = link.socket if link.outbox else None
+            if waited_for is wanted:
+                continue
+            if waited_for is not None:
+                self._poller.unregister(self._flushing.pop(peer))
+            if wanted is not None:
+                self._flushing[peer] = wanted
+                self._poller.register(wanted, zmq.POLLOUT)
+
+    def _told_of(self, shell: Shell, asked: Inspect) -> Snapshot:
+        if not asked.topic:
+            return self._snapshot(shell, asked.about)
+        answer = self._topics.get(asked.topic)
+        content = msgspec.json.encode(answer(asked.about)) if answer is not None else b"null"
+        return Snapshot(self.service.value, os.getpid(), shell.state(), content)
+
+    def _snapshot(self, shell: Shell, about: str) -> Snapshot:
+        content = {
+            "incarnation": f"{self.mailbox.incarnation:x}",
+            "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
+            "mail": self.mailbox.counts(),
+            **{name: counts() for name, counts in self._measures.items()},
+            **(self._answer(about) if about and self._answer is not None else shell.snapshot()),
+        }
+        return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

@@ -1,0 +1,132 @@
+"""How a process and its peers become known to each other and stay so: greetings, heartbeats, silence.
+
+Decides when a peer has joined, when mail was lost so that both sides must greet anew, and when a peer is given up. Which
+mail is void is the mailbox's to say. Knows nothing of requests, and of the shell only whom to tell.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from noria.proto.base import Header, Service
+from noria.proto.lifecycle import Heartbeat, Hello, State
+from noria.shared.actor.mailbox import Mailbox
+from noria.shared.actor.shell import Shell
+from noria.shared.config.config import RuntimeSettings
+from noria.shared.telemetry.log import logger
+
+_HELLO_INTERVAL_NS: Final = 100_000_000
+
+
+class Greeting:
+    """Greets the peers of one mailbox, and beats the heart towards those that have joined.
+
+    expected_us: how long the work under way should take; 0 where it cannot be said.
+    """
+
+    def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
+        self.expected_us: Callable[[], int] = lambda: 0
+        self._mailbox = mailbox
+        self._heartbeat_ns = int(settings.heartbeat_s * 1e9)
+        self._peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
+        self._next_hello_ns = 0
+        self._next_heartbeat_ns = 0
+        self._told = State.STARTING
+        self._log = logger(mailbox.service.value)
+
+    @property
+    def due_ns(self) -> int:
+        """When `tend` has something to do, in monotonic time."""
+        return min(self._next_hello_ns, self._next_heartbeat_ns)
+
+    def take(self, shell: Shell, header: Header, body: msgspec.Struct) -> bool:
+        """Learn from a message who its sender is, and that it lives; True when there is more in it, for the shell.
+
+        Greetings and heartbeats end here, and so does what is void: mail of strangers and of former lives, and what comes
+        behind a loss.
+        """
+        link = self._mailbox.links.get(Service(header.sender))
+        if link is None:
+            return False
+        if isinstance(body, Hello):
+            self._take_hello(shell, header, body)
+            return False
+        if not self._mailbox.current(header):
+            return False
+        link.last_heard_ns = time.monotonic_ns()
+        if link.missed:
+            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
+            self._log.warning("mail lost", peer=link.peer.value)
+            link.forget()
+            self._next_hello_ns = 0
+            return False
+        if isinstance(body, Heartbeat):
+            link.state, link.progress, link.busy = body.state, body.progress, body.busy
+            link.expected_us = body.expected_us
+            return False
+        return True
+
+    def tend(self, shell: Shell, now_ns: int) -> None:
+        """Greet who has not joined and beat the heart where it is time; give up who has been silent for too long."""
+        if now_ns >= self._next_hello_ns:
+            self._greet_absent(shell, now_ns)
+        if now_ns >= self._next_heartbeat_ns:
+            self._beat(shell, now_ns)
+
+    def tell(self, state: State) -> None:
+        """A change of state is news that others wait for: the next heartbeat is due at once."""
+        if state is not self._told:
+            self._told = state
+            self._next_heartbeat_ns = 0
+
+    def say_farewell(self) -> None:
+        """Tell everyone who has joined that this process has STOPPED."""
+        for peer, link in self._mailbox.links.items():
+            if link.joined:
+                self._mailbox.send_once(peer, Heartbeat(State.STOPPED))
+
+    def _take_hello(self, shell: Shell, header: Header, body: Hello) -> None:
+        sender = Service(header.sender)
+        link = self._mailbox.links[sender]
+        if header.recipient not in (0, self._mailbox.incarnation):
+            # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
+            return
+        if self._mailbox.greet(header, answer=body.answer):
+            link.last_heard_ns = time.monotonic_ns()
+            link.pid = body.pid
+            link.state, link.progress, link.busy, link.expected_us = body.state, 0, False, 0
+            self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
+            self._mailbox.greet_back(sender, _hello(shell, answer=True))
+            shell.joined(sender)
+        elif header.incarnation == link.incarnation:
+            if link.state is State.STARTING:
+                link.state = body.state  # it may have become ready before it knew whom to tell
+            if not body.answer:
+                self._mailbox.send_once(sender, _hello(shell, answer=True))
+
+    def _greet_absent(self, shell: Shell, now_ns: int) -> None:
+        absent = [peer for peer, link in self._mailbox.links.items() if not link.joined]
+        for peer in absent:
+            self._mailbox.send_once(peer, _hello(shell, answer=False))
+        self._next_hello_ns = now_ns + (_HELLO_INTERVAL_NS if absent else self._heartbeat_ns)
+
+    def _beat(self, shell: Shell, now_ns: int) -> None:
+        self._next_heartbeat_ns = now_ns + self._heartbeat_ns
+        progress, busy = shell.progress()
+        beat = Heartbeat(shell.state(), progress, busy, expected_us=self.expected_us())
+        for peer, link in self._mailbox.links.items():
+            if not link.joined:
+                continue
+            self._mailbox.send_once(peer, beat)
+            if now_ns - link.last_heard_ns > self._peer_timeout_ns:
+                self._log.warning("peer lost", peer=peer.value)
+                link.give_up()
+                self._next_hello_ns = now_ns
+                shell.lost(peer)
+
+
+def _hello(shell: Shell, *, answer: bool) -> Hello:
+    return Hello(os.getpid(), shell.state(), answer)

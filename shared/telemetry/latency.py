@@ -1,0 +1,68 @@
+"""Latencies of the last minute by class, from the histograms that admission counts since it began."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from noria.shared.telemetry import instruments
+from noria.shared.telemetry.instruments import Metric
+from noria.shared.telemetry.metrics import Value, quantile
+from noria.shared.telemetry.spans import ATTRIBUTE_CLASS, ATTRIBUTE_END
+
+_WINDOW_S: Final = 60.0
+_PARTS: Final = (0.5, 0.95, 0.99)
+_SHOWN: Final[dict[str, Metric]] = {
+    "queue": instruments.QUEUE_TIME,
+    "first_token": instruments.FIRST_TOKEN_TIME,
+    "interval": instruments.TOKEN_INTERVAL,
+    "total": instruments.STREAM_TIME,
+}
+_LEDGER: Final = (instruments.LEDGER_ACCEPTED, instruments.LEDGER_ENDED, instruments.LEDGER_IN_FLIGHT)
+Counts = dict[tuple[str, str], tuple[int, ...]]
+
+
+class Latency:
+    """Remembers counts for a minute. ledger: the terms of the conservation law as last heard."""
+
+    def __init__(self) -> None:
+        self.ledger: dict[str, float] = {}
+        self._kept: deque[tuple[float, Counts]] = deque()
+
+    def take(self, values: Iterable[Value], now_s: float) -> None:
+        """Note what admission's metrics stand at."""
+        counts: Counts = {}
+        names = {metric.name: name for name, metric in _SHOWN.items()}
+        self.ledger = {}
+        for value in values:
+            attributes = dict(value.attributes)
+            name = names.get(value.metric.name)
+            if name is not None:
+                for traffic_class in ("", str(attributes[ATTRIBUTE_CLASS])):
+                    key = (name, traffic_class)
+                    known = counts.get(key, (0,) * len(value.counts))
+                    counts[key] = tuple(map(sum, zip(known, value.counts, strict=True)))
+            elif value.metric in _LEDGER:
+                end = attributes.get(ATTRIBUTE_END)
+                self.ledger[str(end) if end else value.metric.name.rpartition(".")[2]] = value.number
+        self._kept.append((now_s, counts))
+        while len(self._kept) > 1 and now_s - self._kept[1][0] >= _WINDOW_S:
+            self._kept.popleft()
+
+    def shown(self) -> list[dict[str, str | int | float | None]]:
+        """For each measure and class ("" is all): the median and so on of the last minute, in milliseconds."""
+        if not self._kept:
+            return []
+        (since_s, before), (now_s, now) = self._kept[0], self._kept[-1]
+        young = now_s - since_s < _WINDOW_S
+        rows: list[dict[str, str | int | float | None]] = []
+        for (name, traffic_class), counts in now.items():
+            old = before.get((name, traffic_class), (0,) * len(counts))
+            lately = tuple(max(0, each - then) for each, then in zip(counts, old, strict=True))
+            # Before a minute has been seen there may be nothing new: then what there was since the beginning.
+            chosen = counts if young and not sum(lately) else lately
+            row: dict[str, str | int | float | None] = {"of": name, "class": traffic_class, "count": sum(chosen)}
+            for part in _PARTS:
+                found = quantile(_SHOWN[name].bounds, chosen, part)
+                row[f"p{round(part * 100)}"] = None if found is None else round(found * 1e3, 2)
+            rows.append(row)
+        return rows
