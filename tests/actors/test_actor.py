@@ -206,8 +206,8 @@ import sys
 sys.path.insert(0, {tests!r})
 from fakes.peers import Recorder
 from noria.proto.base import Service
-from noria.shared.config import Config, RuntimeSettings
-from noria.shared.process import run
+from noria.shared.config.config import Config, RuntimeSettings
+from noria.shared.process.service_process import run
 
 def build(actor, telemetry):
     shell = Recorder()

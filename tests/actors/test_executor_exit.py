@@ -12,7 +12,7 @@ BUSY = """
 import torch
 torch.set_num_threads(1)
 from noria.services.executor import engine
-from noria.shared.config import Config, RuntimeSettings
+from noria.shared.config.config import Config, RuntimeSettings
 
 def load(settings):
     print("loading", flush=True)
@@ -46,7 +46,7 @@ def test_sigterm_ends_it_in_order_while_a_model_is_loading(tmp_path: Path) -> No
 
 CUDA = """
 from noria.services.executor.__main__ import start
-from noria.shared.config import Config, ExecutorSettings, RuntimeSettings
+from noria.shared.config.config import Config, ExecutorSettings, RuntimeSettings
 
 runtime = RuntimeSettings(dir=DIR, supervised=False)
 raise SystemExit(start(Config(runtime=runtime, executor=ExecutorSettings(device="cuda"))))

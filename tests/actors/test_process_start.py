@@ -26,7 +26,7 @@ def test_a_ctrl_c_that_waited_for_it_ends_it_without_a_traceback(tmp_path: Path)
 MANY_FILES = """
 import resource
 from noria.proto.base import Service
-from noria.shared.process import main
+from noria.shared.process.service_process import main
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
 main(Service.GATEWAY, lambda config: print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) or 0)

@@ -20,8 +20,8 @@ from noria.shared.process.crash_log import last_words
 def test_an_exception_and_a_fatal_signal_are_written_down_and_an_orderly_end_is_not(
     tmp_path: Path, dying: str, expected: str
 ) -> None:
-    begin = f"from pathlib import Path; from noria.shared.process.crash_log import note_down; folder = Path({str(tmp_path)!r})"
-    code = f"{begin}\nnote_down(folder, 'x')\n{dying}"
+    begin = "from pathlib import Path; from noria.shared.process.crash_log import note_down"
+    code = f"{begin}\nnote_down(Path({str(tmp_path)!r}), 'x')\n{dying}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     written = last_words(tmp_path, "x").read_text()
     assert expected in written

@@ -7,8 +7,8 @@ import sys
 
 WRITER = """
 import sys
-from noria.shared.config import LogSettings
-from noria.shared.log import configure, logger
+from noria.shared.config.config import LogSettings
+from noria.shared.telemetry.log import configure, logger
 configure(LogSettings(format="json"))
 for number in range(200):
     logger(sys.argv[1]).info("event", number=number)

@@ -11,7 +11,7 @@ from noria.shared.process.locks import Holder, Lock, living_holder, tenant
 HOLDING = """
 import os, pathlib, sys
 import setproctitle
-from noria.shared.locks import Holder, Lock
+from noria.shared.process.locks import Holder, Lock
 folder, title, pid = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 setproctitle.setproctitle(title)
 Lock(folder, "scheduler").acquire(Holder("scheduler", pid or os.getpid(), "1"))

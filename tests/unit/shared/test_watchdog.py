@@ -10,7 +10,7 @@ from noria.shared.process.watchdog import HUNG_EXIT_CODE, Watchdog
 
 _HANGS = """
 import sys, time
-from noria.shared.watchdog import Watchdog
+from noria.shared.process.watchdog import Watchdog
 watchdog = Watchdog("tested", 0.6)
 watchdog.start()
 for turn in range(3):
