@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import Capacity, StepTime
-from noria.services.admission.core.prediction import Ahead, course, judge
+from noria.services.admission.core.forecast.prediction import Ahead, course, judge
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request

@@ -32,7 +32,7 @@ from typing import Final
 
 import msgspec
 
-from noria.cli.keys import hash_of
+from noria.cli.commands.keys import hash_of
 from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
 from noria.services.scheduler.simulation.report import quantile

@@ -13,21 +13,21 @@ from typing import Final
 import click
 
 from noria.cli.bench.command import bench
-from noria.cli.chat import chat
-from noria.cli.config_command import config
-from noria.cli.down import down
-from noria.cli.drain import drain
-from noria.cli.generate import generate
-from noria.cli.keys import keys
-from noria.cli.model_commands import models
-from noria.cli.ps import ps
-from noria.cli.replay import replay, why
-from noria.cli.restart import restart
-from noria.cli.service_commands import service_commands
-from noria.cli.top import top
-from noria.cli.trace import trace
-from noria.cli.up import EXIT_INTERRUPTED, up
-from noria.cli.usage import usage
+from noria.cli.commands.chat import chat
+from noria.cli.commands.config import config
+from noria.cli.commands.down import down
+from noria.cli.commands.drain import drain
+from noria.cli.commands.generate import generate
+from noria.cli.commands.keys import keys
+from noria.cli.commands.models import models
+from noria.cli.commands.ps import ps
+from noria.cli.commands.replay import replay, why
+from noria.cli.commands.restart import restart
+from noria.cli.commands.services import service_commands
+from noria.cli.commands.trace import trace
+from noria.cli.commands.up import EXIT_INTERRUPTED, up
+from noria.cli.commands.usage import usage
+from noria.cli.top.command import top
 from noria.shared.errors import UserError
 
 _UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)

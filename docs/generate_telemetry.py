@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from noria.services.gateway.exposition import ALIASES
+from noria.services.gateway.monitoring.exposition import ALIASES
 from noria.shared.telemetry import instruments, spans
 from noria.shared.telemetry.instruments import Kind, Metric, label
 

@@ -14,11 +14,11 @@ from noria.cli.flags import config_flags, settings
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
-    from noria.cli.bench.drive import Driven
-    from noria.cli.bench.jobs import Job
-    from noria.cli.bench.load import Load
+    from noria.cli.bench.arrivals import Load
+    from noria.cli.bench.load_driver import Driven
     from noria.cli.bench.statistics import Promise
     from noria.cli.bench.target import Target
+    from noria.cli.bench.workload import Job
 
 _SECTIONS: Final = ("model", "scheduler", "cache", "executor", "runtime")
 
@@ -99,7 +99,7 @@ def bench(**options: object) -> int:
 
 def run(wanted: Wanted) -> int:
     """Do what the options say. Raises UserError."""
-    from noria.cli.bench.load import Closed
+    from noria.cli.bench.arrivals import Closed
     from noria.cli.bench.plot import check_plottable, draw
     from noria.cli.bench.report import Report, rows, table
     from noria.cli.bench.statistics import parse_promise, summary
@@ -138,7 +138,7 @@ def run(wanted: Wanted) -> int:
 
 
 def _load(wanted: Wanted) -> "Load":
-    from noria.cli.bench.load import Closed, Poisson, Replay
+    from noria.cli.bench.arrivals import Closed, Poisson, Replay
 
     if sum((wanted.rate is not None, wanted.trace is not None, wanted.concurrency is not None)) > 1:
         raise UserError("--concurrency, --rate and --trace are different loads; give one of them")
@@ -151,7 +151,7 @@ def _load(wanted: Wanted) -> "Load":
 
 def _jobs(wanted: Wanted) -> "tuple[list[Job], str, int]":
     """The jobs, where they come from, and how many were left out."""
-    from noria.cli.bench.jobs import parse_lengths, read_trace, read_workload, synthetic
+    from noria.cli.bench.workload import parse_lengths, read_trace, read_workload, synthetic
 
     if wanted.trace is not None:
         if wanted.workload is not None:
@@ -171,7 +171,7 @@ def _online(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str, 
 
     import uvloop
 
-    from noria.cli.bench.drive import drive
+    from noria.cli.bench.load_driver import drive
 
     async def measure() -> "tuple[str, str, Driven]":
         name, target = _target(wanted)
@@ -240,8 +240,8 @@ def _offline(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str,
 
 
 def _warmup(wanted: Wanted, jobs: "Sequence[Job]") -> "tuple[list[Job], Load] | None":
-    from noria.cli.bench.jobs import like
-    from noria.cli.bench.load import Closed
+    from noria.cli.bench.arrivals import Closed
+    from noria.cli.bench.workload import like
 
     if not wanted.warmup:
         return None

@@ -2,8 +2,8 @@
 
 import time
 
-from noria.cli.bench.jobs import Job
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.workload import Job
 from noria.client import AsyncClient, ClientError, Curve, Unreachable
 from noria.shared.errors import UserError
 

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from noria.cli.bench.drive import Driven
-from noria.cli.bench.jobs import Job
-from noria.cli.bench.load import Closed, Load, moments
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.arrivals import Closed, Load, moments
+from noria.cli.bench.load_driver import Driven
+from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.workload import Job
 from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Geometry, StepDone, StepFailed
 from noria.proto.output import TokenRun

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.request_timeline import Observed
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from noria.cli.bench.load import Load, described
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.arrivals import Load, described
+from noria.cli.bench.request_timeline import Observed
 from noria.cli.bench.statistics import Distribution, Summary
 
 

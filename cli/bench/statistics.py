@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.request_timeline import Observed
 from noria.shared.errors import UserError
 
 

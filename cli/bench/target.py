@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from noria.cli.bench.jobs import Job
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.workload import Job
 
 
 class Target(Protocol):

@@ -4,13 +4,13 @@ import zmq
 
 from noria.proto.base import Service
 from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
-from noria.services.admission.database import Database
-from noria.services.admission.door import Door
-from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
-from noria.services.admission.journal import own_journal
+from noria.services.admission.public_mailbox import Door
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import TABLES, UsageBook
+from noria.services.admission.storage.database import Database
+from noria.services.admission.storage.journal import SCHEMA as JOURNAL_SCHEMA
+from noria.services.admission.storage.journal import own_journal
+from noria.services.admission.storage.usage_writer import TABLES, UsageBook
+from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import public_mailbox
 from noria.shared.actor.mailbox import Mailbox

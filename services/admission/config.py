@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
 from noria.services.admission.metrics import bounds
 from noria.shared.config.config import Config
 from noria.shared.config.tenants import KEY_PREFIX, allowed_classes, default_class_of

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from noria.proto.base import End
-from noria.services.admission.core.books import Books
-from noria.services.admission.core.traffic import Account, Measure, Traffic
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.tenants.class_totals import Account, Measure, Traffic
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Metric
 from noria.shared.telemetry.metrics import Attributes, Labels, Value

@@ -18,10 +18,9 @@ from noria.proto.frontdoor import Generate, Pong
 from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
-from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core.admission import Admission
-from noria.services.admission.core.clients import Client
-from noria.services.admission.core.events import (
+from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.state.events import (
     Arrival,
     Draining,
     FromClient,
@@ -33,15 +32,16 @@ from noria.services.admission.core.events import (
     Tokenized,
     Turn,
 )
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.door import Door, Outcome
-from noria.services.admission.journal import Journal
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.tenant_policy import Policy
 from noria.services.admission.metrics import TrafficMetrics
-from noria.services.admission.names import Names
-from noria.services.admission.records import Clock
-from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import UsageBook
+from noria.services.admission.public_mailbox import Door, Outcome
+from noria.services.admission.request_log import Chronicle
+from noria.services.admission.request_names import Names
+from noria.services.admission.storage.journal import Journal
+from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.telemetry.instruments import ADMISSION_METRICS
 from noria.shared.telemetry.telemetry import Telemetry

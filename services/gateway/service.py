@@ -12,10 +12,10 @@ import uvloop
 from noria.client import AsyncClient
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
+from noria.services.gateway.api.generation_endpoints import Traffic
 from noria.services.gateway.app import build
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.generations import Traffic
-from noria.services.gateway.protocol import BoundedHttp
+from noria.services.gateway.http_protocol import BoundedHttp
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import runtime_dir
 from noria.shared.process.listener import Offer, listen

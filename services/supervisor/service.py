@@ -14,13 +14,13 @@ import msgspec
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, State
-from noria.services.supervisor import report
+from noria.services.supervisor import startup_report
 from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core import events, stack
-from noria.services.supervisor.core.course import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
+from noria.services.supervisor.core.stack_phase import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
 from noria.services.supervisor.metrics import StackMetrics
+from noria.services.supervisor.policy_reload import Rereading
 from noria.services.supervisor.processes import Processes
-from noria.services.supervisor.rereading import Rereading
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import split_address
 from noria.shared.config.config import Config
@@ -187,7 +187,7 @@ class Supervisor:
                 case events.Quiesce():
                     self._quiesce(reply.timeout_ms)
                 case events.Served():
-                    report.ready(self._config, self._pids(), reply.start_ms)
+                    startup_report.ready(self._config, self._pids(), reply.start_ms)
                 case events.Over():
                     self.outcome = reply
                     self._actor.stop()

@@ -38,13 +38,13 @@ from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submit, Withdraw
 from noria.proto.wire import Codec
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.database import Database
-from noria.services.admission.door import Door
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.tenant_policy import Policy
+from noria.services.admission.public_mailbox import Door
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import TABLES, UsageBook
+from noria.services.admission.storage.database import Database
+from noria.services.admission.storage.usage_writer import TABLES, UsageBook
+from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
 from noria.shared.actor.inspect import inspect

@@ -16,7 +16,7 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Describe, Description
 from noria.proto.lifecycle import Heartbeat, Hello, Snapshot, State
 from noria.proto.wire import Codec, every_kind
-from noria.services.admission.door import Door
+from noria.services.admission.public_mailbox import Door
 from noria.shared.actor.curve import CLIENTS, OWNERS, PUBLIC, Keys, Pair, make
 from noria.shared.actor.endpoints import mailbox, public_mailbox
 from noria.shared.actor.inspect import inspect

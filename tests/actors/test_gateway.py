@@ -25,7 +25,7 @@ from noria.proto.base import End, Service
 from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Forecast, Generate, Message, Preview
 from noria.proto.lifecycle import State
 from noria.services.gateway.config import gateway_config
-from noria.services.gateway.protocol import HEAD_BYTES_MAX, BoundedHttp
+from noria.services.gateway.http_protocol import HEAD_BYTES_MAX, BoundedHttp
 from noria.services.gateway.service import GatewayShell
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox

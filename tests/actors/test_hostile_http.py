@@ -20,7 +20,7 @@ from fakes.front_door import FrontDoor, Mail, words
 from noria.proto.base import Service
 from noria.proto.frontdoor import Generate
 from noria.proto.lifecycle import State
-from noria.services.gateway.protocol import HEAD_BYTES_MAX
+from noria.services.gateway.http_protocol import HEAD_BYTES_MAX
 from noria.shared.actor.endpoints import prepare_runtime_dir, public_mailbox
 from noria.shared.actor.inspect import inspect
 from noria.shared.config.config import RuntimeSettings

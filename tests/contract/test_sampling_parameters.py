@@ -7,7 +7,7 @@ import pytest
 
 from noria.client.request import Options
 from noria.proto.sampling import Bounds, Sampling, parameters
-from noria.services.gateway.bodies import SAMPLED, ChatBody, CompletionBody, chat_body, sampling
+from noria.services.gateway.api.request_bodies import SAMPLED, ChatBody, CompletionBody, chat_body, sampling
 
 
 def test_every_parameter_has_a_description_and_every_number_a_range() -> None:

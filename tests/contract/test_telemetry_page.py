@@ -4,7 +4,7 @@ import re
 
 from fakes.scripts import script
 
-from noria.services.gateway.exposition import ALIASES
+from noria.services.gateway.monitoring.exposition import ALIASES
 from noria.shared.telemetry import instruments, spans
 from noria.shared.telemetry.instruments import METRICS, Kind
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from e2e.harness import LENIENT, Stack, stack, wait_until
 
-from noria.cli.keys import hash_of
+from noria.cli.commands.keys import hash_of
 from noria.client import AsyncClient
 from noria.proto.base import Stream
 from noria.proto.scheduling import Submit

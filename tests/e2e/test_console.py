@@ -14,12 +14,12 @@ import pytest
 from e2e.harness import Stack, stack, wait_until
 from fakes.browser import Browser, find
 
-from noria.cli.keys import hash_of
+from noria.cli.commands.keys import hash_of
 from noria.client import AsyncClient
-from noria.services.gateway.bodies import Common
+from noria.services.gateway.api.request_bodies import Common
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(each.name for each in (ROOT / "services/gateway/console").iterdir())
+FILES = sorted(each.name for each in (ROOT / "services/gateway/monitoring/console").iterdir())
 OPERATOR = {"authorization": "Bearer root"}
 CLASSES = {"interactive", "standard", "batch"}
 TENANTS = {"acme": "weight = 2.0", "beta": "", "root": 'classes = ["admin", "standard"]'}

@@ -16,7 +16,7 @@ import openai
 import pytest
 from e2e.harness import LENIENT, Stack, stack, wait_until
 
-from noria.cli.keys import hash_of
+from noria.cli.commands.keys import hash_of
 from noria.client import Client, Code, Refused
 
 TENANTS: dict[str, str] = {

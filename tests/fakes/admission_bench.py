@@ -10,16 +10,16 @@ from noria.proto.frontdoor import Accepted, Delta, Finished, Generate, Rejected,
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
-from noria.services.admission.core.accounts import Told
 from noria.services.admission.core.admission import Admission
-from noria.services.admission.core.clients import ToClient
-from noria.services.admission.core.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
-from noria.services.admission.core.traffic import Account, Usage
-from noria.services.admission.journal import Journal
+from noria.services.admission.core.clients.client_session import ToClient
+from noria.services.admission.core.ledger.usage_counters import Told
+from noria.services.admission.core.state.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.class_totals import Account, Usage
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
 from noria.services.admission.metrics import bounds
-from noria.services.admission.records import Clock
+from noria.services.admission.storage.journal import Journal
+from noria.services.admission.storage.journal_records import Clock
 
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"

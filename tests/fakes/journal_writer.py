@@ -11,10 +11,10 @@ from pathlib import Path
 from fakes.admission_bench import Bench, token_request
 
 from noria.proto.output import TextRun, Texts
-from noria.services.admission.database import Database
-from noria.services.admission.journal import SCHEMA, Journal
-from noria.services.admission.records import Clock
-from noria.services.admission.usage import TABLES as USAGE
+from noria.services.admission.storage.database import Database
+from noria.services.admission.storage.journal import SCHEMA, Journal
+from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.usage_writer import TABLES as USAGE
 
 STREAMS = 6
 

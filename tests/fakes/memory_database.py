@@ -4,9 +4,9 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from noria.services.admission.database import Database, Write
-from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
-from noria.services.admission.usage import TABLES
+from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.storage.journal import SCHEMA as JOURNAL_SCHEMA
+from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.telemetry.log import logger
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from noria.proto.base import Service
-from noria.services.supervisor.start import start
+from noria.services.supervisor.start_up import start
 from noria.shared.process.service_process import main
 
 

@@ -20,7 +20,7 @@ from e2e.test_console import OPERATOR, load
 from fakes.scripts import script
 from fakes.tiny_model import build_tiny_model
 
-from noria.cli.keys import hash_of
+from noria.cli.commands.keys import hash_of
 from noria.shared.telemetry.instruments import METRICS, Kind
 
 ROOT = Path(__file__).parents[2]

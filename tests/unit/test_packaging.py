@@ -99,7 +99,7 @@ print(*(f"{{folder}}/{{name}}" for _, folder, _, names in command.data_files for
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     packed = {path.rpartition("/console/")[2] for path in done.stdout.split() if "/console/" in path}
-    assert packed == {each.name for each in (ROOT / "services/gateway/console").iterdir()} > {"index.html"}
+    assert packed == {each.name for each in (ROOT / "services/gateway/monitoring/console").iterdir()} > {"index.html"}
 
 
 def _install_tree(folder: Path) -> None:

@@ -7,12 +7,16 @@ The first terminal entry of a stream wins, wherever it comes from. Knows nothing
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.admission.core import intake, invariants, recording, recovery, showing
-from noria.services.admission.core.accounts import Told
-from noria.services.admission.core.books import Books
-from noria.services.admission.core.delivery import Delivery
-from noria.services.admission.core.desk import Desk
-from noria.services.admission.core.events import (
+from noria.services.admission.core import invariants, journal_writing, recovery, snapshot
+from noria.services.admission.core.client_handler import Desk
+from noria.services.admission.core.clients.delivery import Delivery
+from noria.services.admission.core.intake import intake
+from noria.services.admission.core.ledger.unsaved_changes import Page
+from noria.services.admission.core.ledger.usage_counters import Told
+from noria.services.admission.core.peer_handler import Peers
+from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.events import (
     Arrival,
     Draining,
     Event,
@@ -24,14 +28,11 @@ from noria.services.admission.core.events import (
     Tokenized,
     Turn,
 )
-from noria.services.admission.core.outgoing import ToDetokenizer, ToScheduler
-from noria.services.admission.core.patience import Patience
-from noria.services.admission.core.peers import Peers
-from noria.services.admission.core.record import Page
-from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.core.traffic import Account, Usage
+from noria.services.admission.core.state.outbox import ToDetokenizer, ToScheduler
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.class_totals import Account, Usage
+from noria.services.admission.core.tenants.tenant_policy import Policy
+from noria.services.admission.core.timeouts import Patience
 
 _UNRECORDED = "what is accepted could not be written down, perhaps because the disk is full; try again"
 
@@ -109,7 +110,7 @@ class Admission:
 
     def accounted(self, told: Told) -> None:
         """Costs are written down up to there."""
-        recording.accounted(self.books, told)
+        journal_writing.accounted(self.books, told)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
@@ -132,11 +133,11 @@ class Admission:
 
         Then `written` or `unwritten` must be called with it, before any other event.
         """
-        return recording.page(self.books, now_ns)
+        return journal_writing.page(self.books, now_ns)
 
     def written(self, page: Page) -> None:
         """The page is on record."""
-        recording.written(self.books, page)
+        journal_writing.written(self.books, page)
 
     def unwritten(self, now_ns: int) -> None:
         """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.
@@ -158,7 +159,7 @@ class Admission:
 
     def snapshot(self) -> dict[str, object]:
         """Counts for people and tests; the first four are zero when nothing is under way."""
-        return showing.snapshot(self.books, self._patience)
+        return snapshot.snapshot(self.books, self._patience)
 
     def check(self) -> None:
         """Assert every invariant."""

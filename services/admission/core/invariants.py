@@ -1,6 +1,6 @@
 """What must hold in admission's books after every event."""
 
-from noria.services.admission.core.books import Books
+from noria.services.admission.core.state.admission_state import Books
 
 
 def check(books: Books) -> None:

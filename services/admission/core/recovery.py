@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.books import Books
-from noria.services.admission.core.events import RecoveredNote
-from noria.services.admission.core.request import Request, Stage
-from noria.services.admission.core.traffic import Account, Traffic
+from noria.services.admission.core.ledger.request import Request, Stage
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.events import RecoveredNote
+from noria.services.admission.core.tenants.class_totals import Account, Traffic
 
 
 @dataclass(frozen=True, slots=True)

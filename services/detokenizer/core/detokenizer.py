@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
-from noria.services.detokenizer.core.stream import StreamText
+from noria.services.detokenizer.core.output_stream import StreamText
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 
 ENDED_REMEMBERED_MAX: Final = 4096

@@ -8,17 +8,7 @@ from typing import Final, assert_never
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.services.supervisor.core.causes import describe_exit, quote
 from noria.services.supervisor.core.child import Child, Phase
-from noria.services.supervisor.core.course import (
-    EXIT_FAILED,
-    EXIT_ORDERLY,
-    EXIT_USER_ERROR,
-    START_ORDER,
-    STOP_ORDER,
-    Course,
-    IllegalEvent,
-)
 from noria.services.supervisor.core.events import (
     Adopted,
     Begun,
@@ -37,7 +27,17 @@ from noria.services.supervisor.core.events import (
     Terminate,
     Ticked,
 )
-from noria.services.supervisor.core.limits import Limits
+from noria.services.supervisor.core.exit_causes import describe_exit, quote
+from noria.services.supervisor.core.restart_limits import Limits
+from noria.services.supervisor.core.stack_phase import (
+    EXIT_FAILED,
+    EXIT_ORDERLY,
+    EXIT_USER_ERROR,
+    START_ORDER,
+    STOP_ORDER,
+    Course,
+    IllegalEvent,
+)
 
 _SIGTERM: Final = 15
 # Whose steps show that tokens are made.

@@ -19,7 +19,7 @@ from fakes.simulated.life import Life
 from fakes.simulated.universe import Universe, drop
 
 from noria.proto.base import Service
-from noria.services.admission.core.events import Note
+from noria.services.admission.core.state.events import Note
 
 _UNCLEAN: Final = (MemoryError, RecursionError)
 

@@ -9,7 +9,7 @@ from fakes.executor import EOS, VOCABULARY, alone
 from noria.proto.base import Alternative, End, Logprobs
 from noria.proto.frontdoor import Generate
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.sampling import choice_seed, effective_seed, end_ids, settle
+from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
 
 _PIECES: Final = (

@@ -19,14 +19,14 @@ from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
 from noria.proto.scheduling import Expenses, Spent, Submit
-from noria.services.admission.core.accounts import Accounts
-from noria.services.admission.core.record import Page
-from noria.services.admission.database import Write
-from noria.services.admission.journal import Journal
-from noria.services.admission.records import Clock as WallClock
+from noria.services.admission.core.ledger.unsaved_changes import Page
+from noria.services.admission.core.ledger.usage_counters import Accounts
 from noria.services.admission.service import AdmissionService
+from noria.services.admission.storage.database import Write
+from noria.services.admission.storage.journal import Journal
+from noria.services.admission.storage.journal_records import Clock as WallClock
 from noria.services.detokenizer.core.detokenizer import Detokenizer
-from noria.services.detokenizer.core.stream import StreamText
+from noria.services.detokenizer.core.output_stream import StreamText
 from noria.services.executor.slots import Slots
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler import token_batches as bundle_module

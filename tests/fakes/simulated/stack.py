@@ -15,15 +15,15 @@ from fakes.simulated.life import Life
 
 from noria.proto.base import Service
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.events import Job
-from noria.services.admission.core.rules import Rules
-from noria.services.admission.core.tenancy import Policy
-from noria.services.admission.database import Write
-from noria.services.admission.door import Door
-from noria.services.admission.journal import Journal
+from noria.services.admission.core.state.events import Job
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.tenant_policy import Policy
+from noria.services.admission.public_mailbox import Door
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.tokenizing import Result
-from noria.services.admission.usage import UsageBook
+from noria.services.admission.storage.database import Write
+from noria.services.admission.storage.journal import Journal
+from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.tokenizer_pool import Result
 from noria.services.detokenizer.service import DetokenizerService
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService

@@ -11,12 +11,12 @@ from noria.proto.execution import Failure, StepFailed
 from noria.proto.output import TokenRun
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
-from noria.services.admission.chronicle import Chronicle
 from noria.services.admission.core import invariants
-from noria.services.admission.core.books import Books
-from noria.services.admission.core.bucket import TokenBucket
-from noria.services.admission.core.events import Note
-from noria.services.admission.core.request import Choice, Request
+from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.events import Note
+from noria.services.admission.core.tenants.token_bucket import TokenBucket
+from noria.services.admission.request_log import Chronicle
 from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.core.interface.events import (
     ExecutorLost,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fakes.world import draw_rules
 
 from noria.proto.frontdoor import Code, Generate
-from noria.services.admission.core.tenancy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
 from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 # What every request of these runs fits into, whatever limits are drawn: three choices of 14 tokens after 21 each.

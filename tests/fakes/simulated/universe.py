@@ -39,8 +39,8 @@ from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure
 from noria.proto.scheduling import Suspected
 from noria.proto.wire import Codec
-from noria.services.admission.core.bucket import TokenBucket
-from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.tenants.token_bucket import TokenBucket
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor.shell import Shell
 from noria.shared.telemetry.telemetry import Telemetry

@@ -12,8 +12,8 @@ from fakes.simulated.wishes import Read, Wish
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.scheduling import Spent
-from noria.services.admission.core.books import Books
-from noria.services.admission.core.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
 
 _FAILURES_MAX = 3
 _SHUT = "the server is shutting down"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.services.admission.core.bucket import TokenBucket
+from noria.services.admission.core.tenants.token_bucket import TokenBucket
 
 SECOND = 1_000_000_000
 

@@ -5,8 +5,8 @@ from fakes.admission_bench import ALICE, Bench, policy, tenant, token_request
 from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel
 from noria.proto.scheduling import Accounted, Expenses, Spent
-from noria.services.admission.core.events import Joined, News
-from noria.services.admission.core.traffic import Account
+from noria.services.admission.core.state.events import Joined, News
+from noria.services.admission.core.tenants.class_totals import Account
 
 ACME = Account("acme", "standard")
 LIFE, NEXT_LIFE = 77, 78

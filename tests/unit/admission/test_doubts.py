@@ -5,7 +5,7 @@ from fakes.admission_bench import ALICE, Bench, token_request
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Cancel
 from noria.proto.scheduling import Doubt, Suspect, Suspected
-from noria.services.admission.core.events import Joined, Lost
+from noria.services.admission.core.state.events import Joined, Lost
 
 DOUBT = Doubt(group=3, failures_alone=1, output_tokens=2)
 

@@ -20,8 +20,8 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Withdraw
-from noria.services.admission.core.events import Draining, Lost
-from noria.services.admission.core.sampling import choice_seed, effective_seed
+from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed
+from noria.services.admission.core.state.events import Draining, Lost
 
 
 def test_token_ids_are_accepted_submitted_and_opened_in_the_turn_of_their_receipt() -> None:

@@ -11,10 +11,10 @@ import pytest
 from fakes.journal_writer import STREAMS, token
 
 from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.database import Database, Write
-from noria.services.admission.journal import SCHEMA, Journal, own_journal
-from noria.services.admission.records import Clock
-from noria.services.admission.usage import TABLES as USAGE
+from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.storage.journal import SCHEMA, Journal, own_journal
+from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.usage_writer import TABLES as USAGE
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Holder, Lock
 

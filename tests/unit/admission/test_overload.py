@@ -6,7 +6,7 @@ from fakes.admission_bench import ALICE, BOB, Bench, finishes, policy, tenant, t
 from noria.proto.base import End
 from noria.proto.frontdoor import Code, Forecast, Generate, Preview
 from noria.proto.scheduling import Capacity, ClassCapacity, StepTime, Withdraw
-from noria.services.admission.core.tenancy import ClassRule
+from noria.services.admission.core.tenants.tenant_policy import ClassRule
 
 
 def full(requests: int = 3, tokens: int = 10_000, **classes: ClassRule) -> Bench:

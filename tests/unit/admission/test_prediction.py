@@ -3,7 +3,7 @@
 import pytest
 
 from noria.proto.scheduling import Capacity, ClassCapacity, StepTime
-from noria.services.admission.core.prediction import Ahead, Course, course, judge
+from noria.services.admission.core.forecast.prediction import Ahead, Course, course, judge
 
 FIT = StepTime(base_us=5000, query_token_us=50, cache_token_us=0.1, request_us=100)
 

@@ -9,9 +9,9 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate, Ping, Preview
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Accounted, Capacity, ClassCapacity, Expenses, Spent, Submit, Withdraw
-from noria.services.admission.core.events import PolicyChanged
-from noria.services.admission.core.tenancy import ClassRule, Policy
-from noria.services.admission.core.traffic import Account, Usage
+from noria.services.admission.core.state.events import PolicyChanged
+from noria.services.admission.core.tenants.class_totals import Account, Usage
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
 
 POLICIES: tuple[Policy, ...] = (
     policy(tenant("acme", concurrency_max=4, tokens_per_minute=6000, burst_tokens=200), tenant("beta")),

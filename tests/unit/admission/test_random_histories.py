@@ -9,8 +9,8 @@ from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, SECOND, Bench, token
 from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Ping, Updates
 from noria.proto.output import TextRun, Texts, Unknown
-from noria.services.admission.core.events import Lost
-from noria.services.admission.core.request import Choice
+from noria.services.admission.core.ledger.request import Choice
+from noria.services.admission.core.state.events import Lost
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

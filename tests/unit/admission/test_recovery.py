@@ -12,12 +12,12 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, G
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
-from noria.services.admission import records
-from noria.services.admission.core.events import Joined
-from noria.services.admission.core.record import PAGES_PER_FOLD, Part
-from noria.services.admission.core.request import Choice, Key, Request, Stage
-from noria.services.admission.core.traffic import Measure
+from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
+from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, Part
+from noria.services.admission.core.state.events import Joined
+from noria.services.admission.core.tenants.class_totals import Measure
 from noria.services.admission.metrics import TrafficMetrics
+from noria.services.admission.storage import journal_records
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Kind
 from noria.shared.telemetry.metrics import Value
@@ -152,7 +152,7 @@ def test_another_model_ends_what_the_last_one_began() -> None:
     bench.core.books.ledger.live[100].model = "gone"
     bench.database.commit([])
     request = bench.core.books.ledger.live[100]
-    body = records.encode_request(request, CLOCK)
+    body = journal_records.encode_request(request, CLOCK)
     bench.database._connection.execute("UPDATE requests SET body = ?", (body,))
     bench.die()
     bench.hear(ALICE, Attach("r1"))
@@ -314,8 +314,10 @@ def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
     part = Part(
         1, 0, 0, 0, (5,), 0, "a", first_token_ns=7 * SECOND, end=1, ended_ns=9 * SECOND, last_token_ns=8 * SECOND
     )
-    later = records.Clock(CLOCK.offset_ns + 5 * SECOND)
-    written_ns, (read,), counted = records.decode_parts(records.encode_parts((part,), 9 * SECOND, CLOCK), later)
+    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    written_ns, (read,), counted = journal_records.decode_parts(
+        journal_records.encode_parts((part,), 9 * SECOND, CLOCK), later
+    )
     assert (written_ns, counted) == (4 * SECOND, [])
     assert (read.first_token_ns, read.ended_ns, read.last_token_ns) == (2 * SECOND, 4 * SECOND, 3 * SECOND)
 
@@ -404,8 +406,8 @@ def test_every_field_of_a_request_is_on_record() -> None:
         prompt=array("i", [1, 2]), prompt_tokens=2, end_ids=(2,), choices=choices, unfinished=2, keep=True,
         background=True, grace_ns=6, reserved_tokens=11,
     )  # fmt: skip
-    later = records.Clock(CLOCK.offset_ns + 5 * SECOND)
-    read = records.decode_request(7, records.encode_request(request, CLOCK), later)
+    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    read = journal_records.decode_request(7, journal_records.encode_request(request, CLOCK), later)
     derived = {"stage", "unfinished", "preview", "choices"}
     for field in dataclasses.fields(Request):
         kept, back = getattr(request, field.name), getattr(read, field.name)

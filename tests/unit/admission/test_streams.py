@@ -9,8 +9,8 @@ from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Have, Ping, Updates
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
-from noria.services.admission.core.events import Joined, Lost
-from noria.services.admission.core.request import Key, Text
+from noria.services.admission.core.ledger.request import Key, Text
+from noria.services.admission.core.state.events import Joined, Lost
 
 STREAM = Stream(100, 0)
 

@@ -2,8 +2,8 @@
 
 from noria.proto.base import Stream
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.record import Record
-from noria.services.admission.core.request import Choice, Key, Request
+from noria.services.admission.core.ledger.request import Choice, Key, Request
+from noria.services.admission.core.ledger.unsaved_changes import Record
 
 _SECOND = 1_000_000_000
 

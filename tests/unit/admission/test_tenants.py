@@ -19,9 +19,9 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Expenses, Reclaimed, Reclaims, Spent
-from noria.services.admission.core.events import Joined, PolicyChanged
-from noria.services.admission.core.tenancy import ClassRule
-from noria.services.admission.core.traffic import Account
+from noria.services.admission.core.state.events import Joined, PolicyChanged
+from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.tenants.tenant_policy import ClassRule
 
 ACME, BETA = Account("acme", "standard"), Account("beta", "standard")
 

@@ -8,8 +8,8 @@ import pytest
 from fakes.vocabularies import byte_level
 
 from noria.proto.frontdoor import Code, Message
-from noria.services.admission.core.events import Job
-from noria.services.admission.tokenizing import LONG_CHARACTERS, FairQueue, Result, TokenizerPool
+from noria.services.admission.core.state.events import Job
+from noria.services.admission.tokenizer_pool import LONG_CHARACTERS, FairQueue, Result, TokenizerPool
 from noria.shared.model.chat_template import ChatTemplate
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

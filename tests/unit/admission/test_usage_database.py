@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from noria.services.admission.core.accounts import Told
-from noria.services.admission.core.traffic import Account, Usage
-from noria.services.admission.database import Database
-from noria.services.admission.usage import TABLES, UsageBook
+from noria.services.admission.core.ledger.usage_counters import Told
+from noria.services.admission.core.tenants.class_totals import Account, Usage
+from noria.services.admission.storage.database import Database
+from noria.services.admission.storage.usage_writer import TABLES, UsageBook
 from noria.shared.errors import UserError
 from noria.shared.usage import read
 

@@ -7,7 +7,7 @@ from fakes.admission_bench import rules
 
 from noria.proto.frontdoor import Code, Generate, Message
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.validation import id_problem, problem
+from noria.services.admission.core.intake.validation import id_problem, problem
 
 NAN, INF = float("nan"), float("inf")
 CHAT = (Message("user", "hi"),)

@@ -8,11 +8,11 @@ import pytest
 import uvloop
 from fakes.openai_server import OpenAiServer
 
-from noria.cli.bench.drive import Driven, drive
+from noria.cli.bench.arrivals import Closed, Load, Poisson
 from noria.cli.bench.http_target import HttpSettings, HttpTarget
-from noria.cli.bench.jobs import Job, Lengths, synthetic
-from noria.cli.bench.load import Closed, Load, Poisson
+from noria.cli.bench.load_driver import Driven, drive
 from noria.cli.bench.statistics import summary
+from noria.cli.bench.workload import Job, Lengths, synthetic
 from noria.shared.errors import UserError
 
 # Far above what the client adds, so that a slow machine does not fail the tests, and far below the delays measured.

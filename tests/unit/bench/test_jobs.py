@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from noria.cli.bench.jobs import Lengths, like, parse_lengths, read_trace, read_workload, synthetic
-from noria.cli.bench.load import Poisson, Replay, moments
+from noria.cli.bench.arrivals import Poisson, Replay, moments
+from noria.cli.bench.workload import Lengths, like, parse_lengths, read_trace, read_workload, synthetic
 from noria.shared.errors import UserError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

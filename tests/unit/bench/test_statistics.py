@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from noria.cli.bench.observed import Observed
+from noria.cli.bench.request_timeline import Observed
 from noria.cli.bench.statistics import Promise, distribution, parse_promise, percentile, summary
 from noria.shared.errors import UserError
 

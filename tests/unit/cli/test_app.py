@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from noria.cli.app import noria, run
-from noria.cli.handover import environment, hand_over, to_toml
+from noria.cli.config_handover import environment, hand_over, to_toml
 from noria.proto.base import Service
 from noria.shared.config.config import Config
 from noria.shared.config.options import options

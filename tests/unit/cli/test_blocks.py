@@ -11,7 +11,7 @@ from gguf import GGUFWriter, dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from noria.cli.models import pull
+from noria.cli.model_files.fetch import pull
 from noria.shared.config.config import ModelSettings
 from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from noria.cli.chat import converse
+from noria.cli.commands.chat import converse
 from noria.client import Delta, Finish, Refused
 from noria.proto.frontdoor import Code
 

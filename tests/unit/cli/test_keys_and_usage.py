@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from noria.cli.app import run
-from noria.cli.keys import hash_of
-from noria.cli.usage import moment
+from noria.cli.commands.keys import hash_of
+from noria.cli.commands.usage import moment
 from noria.shared.config.sources import load
 from noria.shared.errors import UserError
 from noria.shared.usage import ADD, SCHEMA

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from noria.cli import models
-from noria.cli.models import ensure, list_models, pull
-from noria.cli.wheels import put_together
+from noria.cli.model_files import fetch
+from noria.cli.model_files.fetch import ensure, list_models, pull
+from noria.cli.model_files.wheels import put_together
 from noria.proto.base import Service
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) ->
 def test_what_a_killed_pull_left_is_swept_away(tmp_path: Path) -> None:
     rest = tmp_path / ".m.abc.partial"
     rest.mkdir()
-    models._sweep(tmp_path / "m")
+    fetch._sweep(tmp_path / "m")
     assert not rest.exists()
 
 

@@ -5,7 +5,7 @@ import io
 import msgspec
 from rich.console import Console
 
-from noria.cli.top_view import Picture, Told
+from noria.cli.top.view import Picture, Told
 from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot, State
 

@@ -10,7 +10,7 @@ from fakes.vocabularies import TEXTS, byte_fallback, byte_level, id_of, metaspac
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.services.detokenizer.core.decoding import Decoder, decoder
+from noria.services.detokenizer.core.text_decoder import Decoder, decoder
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 from noria.services.detokenizer.service import vocabulary_of
 from noria.shared.model.tokenizer import Tokenizer

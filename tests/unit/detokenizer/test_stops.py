@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.services.detokenizer.core.stops import Match, StopMatcher
+from noria.services.detokenizer.core.stop_strings import Match, StopMatcher
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 

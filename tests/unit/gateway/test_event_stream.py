@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.services.gateway.event_stream import event
+from noria.services.gateway.api.event_stream import event
 
 TEXTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
 

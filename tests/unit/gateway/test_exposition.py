@@ -1,7 +1,7 @@
 """Values as Prometheus reads them, under our names and vLLM's."""
 
-from noria.services.gateway.exposition import exposition
-from noria.services.gateway.metrics import RouteNames
+from noria.services.gateway.monitoring.exposition import exposition
+from noria.services.gateway.monitoring.metrics import RouteNames
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.metrics import Histogram, Value
 

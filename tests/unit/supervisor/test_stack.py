@@ -8,9 +8,7 @@ import pytest
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.services.supervisor.core.causes import describe_exit
 from noria.services.supervisor.core.child import Phase
-from noria.services.supervisor.core.course import START_ORDER, STOP_ORDER, Course, IllegalEvent
 from noria.services.supervisor.core.events import (
     Adopted,
     Begun,
@@ -29,8 +27,10 @@ from noria.services.supervisor.core.events import (
     Terminate,
     Ticked,
 )
-from noria.services.supervisor.core.limits import Limits
+from noria.services.supervisor.core.exit_causes import describe_exit
+from noria.services.supervisor.core.restart_limits import Limits
 from noria.services.supervisor.core.stack import Stack
+from noria.services.supervisor.core.stack_phase import START_ORDER, STOP_ORDER, Course, IllegalEvent
 
 SECOND = 1_000_000_000
 LIMITS = Limits(

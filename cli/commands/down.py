@@ -1,0 +1,66 @@
+"""`noria down`: stop whatever runs in a runtime folder, in order."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from noria.cli.flags import config_flags, settings
+from noria.cli.stack_processes import gone, send
+from noria.proto.base import Service
+from noria.shared.actor.endpoints import runtime_dir
+from noria.shared.errors import UserError
+from noria.shared.process.locks import Holder, living_holder
+
+_MARGIN_S: Final = 5.0
+_SECOND_SIGNAL_S: Final = 0.3
+# The enumeration's order is the order of the doors: no service outlives one that still writes to it.
+_SERVICES: Final = tuple(service for service in Service if service is not Service.SUPERVISOR)
+
+
+@click.command()
+@click.option(
+    "--now", is_flag=True, help="Do not let accepted requests finish: what is on record goes on at the next start."
+)
+@config_flags("runtime")
+def down(now: bool) -> None:
+    """Stop the stack of this runtime folder.
+
+    What was accepted may finish first, for up to runtime.drain_timeout_s. Services that a killed supervisor left behind
+    are stopped too.
+    """
+    config = settings()
+    runtime = config.runtime
+    folder = runtime_dir(runtime)
+    stopped = []
+    supervisor = living_holder(folder, Service.SUPERVISOR.value)
+    if supervisor is not None:
+        send(supervisor, signal.SIGTERM)
+        if now:
+            time.sleep(_SECOND_SIGNAL_S)  # two signals at one time would be one
+            send(supervisor, signal.SIGTERM)
+        patience_s = runtime.drain_timeout_s + len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S
+        if not gone(folder, supervisor, patience_s):
+            raise UserError(f"the supervisor, process {supervisor.pid}, does not stop; kill it and run this again")
+        stopped.append(supervisor)
+    for service in _SERVICES:
+        holder = living_holder(folder, service.value)
+        if holder is not None:
+            finishing_s = config.http.drain_timeout_s if service is Service.GATEWAY else 0.0
+            _stop(folder, holder, finishing_s + runtime.stop_timeout_s)
+            stopped.append(holder)
+    if not stopped:
+        click.echo(f"nothing runs in {folder}")
+        return
+    click.echo("stopped " + ", ".join(f"{holder.service} ({holder.pid})" for holder in stopped))
+
+
+def _stop(folder: Path, holder: Holder, timeout_s: float) -> None:
+    send(holder, signal.SIGTERM)
+    if gone(folder, holder, timeout_s):
+        return
+    send(holder, signal.SIGKILL)
+    if not gone(folder, holder, _MARGIN_S):
+        raise UserError(f"{holder.service}, process {holder.pid}, cannot be killed")

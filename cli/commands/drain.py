@@ -1,0 +1,52 @@
+"""`noria drain`: stop a stack once what it has accepted is finished, and show how far it is."""
+
+import signal
+from typing import Final
+
+import click
+import msgspec
+
+from noria.cli.flags import config_flags, settings
+from noria.cli.stack_processes import gone, send, supervisor_of
+from noria.proto.base import Service
+from noria.proto.lifecycle import State
+from noria.shared.actor.endpoints import runtime_dir
+
+_ANSWER_S: Final = 5.0
+_SHOW_EVERY_S: Final = 1.0
+
+
+class _Unfinished(msgspec.Struct, frozen=True):
+    """The part of admission's snapshot that says how much is left."""
+
+    requests: int = 0
+
+
+@click.command()
+@config_flags("runtime")
+def drain() -> None:
+    """Take nothing new, finish what was accepted, then stop; tell meanwhile how much is left.
+
+    After runtime.drain_timeout_s the stack stops all the same: what is left is on record and goes on at the next start.
+    Ctrl-C only ends this command.
+    """
+    from noria.shared.actor.inspect import inspect
+
+    runtime = settings().runtime
+    folder = runtime_dir(runtime)
+    supervisor = supervisor_of(folder)
+    snapshot = inspect(runtime, Service.SUPERVISOR, _ANSWER_S)
+    if snapshot is None or snapshot.state is not State.DRAINING:  # a second signal would mean: at once
+        send(supervisor, signal.SIGTERM)
+    told = -1
+    wait_s = 0.0  # the first look is taken at once: little work is done within a second
+    while not gone(folder, supervisor, wait_s):
+        wait_s = _SHOW_EVERY_S
+        admission = inspect(runtime, Service.ADMISSION)
+        if admission is None:
+            continue
+        left = msgspec.json.decode(admission.json, type=_Unfinished).requests
+        if left != told:
+            told = left
+            click.echo(f"{left} {'request is' if left == 1 else 'requests are'} unfinished")
+    click.echo(f"stopped the stack of {folder}")

@@ -1,0 +1,29 @@
+"""`noria gateway`, `noria admission` and so on: one service alone, in the foreground, as compose runs them."""
+
+import click
+
+from noria.cli.config_handover import become
+from noria.cli.flags import config_flags, settings_to_run
+from noria.proto.base import Service
+
+_ABOUT = {
+    Service.GATEWAY: "Run the HTTP front door alone.",
+    Service.ADMISSION: "Run admission alone, which keeps the ledger.",
+    Service.SCHEDULER: "Run the scheduler alone.",
+    Service.EXECUTOR: "Run the executor alone, which holds the model.",
+    Service.DETOKENIZER: "Run the detokenizer alone.",
+}
+
+
+def service_commands() -> list[click.Command]:
+    """One command for each service that a container may run."""
+    return [_command(service, about) for service, about in _ABOUT.items()]
+
+
+def _command(service: Service, about: str) -> click.Command:
+    @click.command(name=service.value, help=about)
+    @config_flags()
+    def command() -> None:
+        become(f"noria.services.{service.value}", settings_to_run())
+
+    return command

@@ -1,0 +1,78 @@
+"""Clients and what they hold: the state that `Delivery` moves, without the moving."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from noria.proto.base import Stream
+from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Standing, Updates
+from noria.services.admission.core.ledger.request import Choice, Request
+
+Answer = Rejected | Description | Pong | Forecast | Identified | Standing
+ToClient = Accepted | Answer | Updates
+RETRY_NS_MIN: Final = 5_000_000
+RETRY_NS_MAX: Final = 160_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """What a client has been sent of one choice."""
+
+    attempt: int = 0
+    ids: int = 0
+    characters: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """A client's hold on a request until the end of every choice has been sent. No cursors before acceptance."""
+
+    request: Request
+    client: "Client"
+    cursors: list[Cursor] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one.
+
+    tenants: in whose names it has shown that it may speak. unacknowledged: requests whose ends it was sent and has not
+    acknowledged, the newest ones.
+    """
+
+    id: str
+    incarnation: int
+    heard_ns: int
+    sequence: int = 0
+    answers: deque[Answer] = field(default_factory=deque)
+    unannounced: dict[int, Attachment] = field(default_factory=dict)
+    news: dict[Stream, Attachment] = field(default_factory=dict)
+    attachments: dict[int, Attachment] = field(default_factory=dict)
+    tenants: set[str] = field(default_factory=set)
+    unacknowledged: dict[str, None] = field(default_factory=dict)
+    retry_ns: int = 0
+    backoff_ns: int = RETRY_NS_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One choice's part in a parcel, as the cursor will stand once it has been sent."""
+
+    attachment: Attachment
+    choice: Choice
+    cursor: Cursor
+    attempt: int
+    ids: int
+    characters: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The next message for a client. Nothing changes until `Delivery.sent` says that it has gone."""
+
+    client: Client
+    body: ToClient
+    announced: Attachment | None = None
+    moves: tuple[Sent, ...] = ()

@@ -1,0 +1,72 @@
+"""Accepted requests that have not got a token yet, by class: what is bounded, and what may be shed when there is no room."""
+
+from dataclasses import dataclass, field
+
+from noria.services.admission.core.forecast.credit import Pending
+from noria.services.admission.core.ledger.request import Request
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """One class's requests by number, oldest first, with their streams and the tokens of their prompts."""
+
+    requests: dict[int, Request] = field(default_factory=dict)
+    streams: int = 0
+    tokens: int = 0
+
+
+class Queues:
+    """All classes' queues."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Queue] = {}
+
+    def of(self, traffic_class: str) -> Queue:
+        """One class's queue."""
+        return self._queues.setdefault(traffic_class, Queue())
+
+    def add(self, request: Request) -> None:
+        """A request was accepted."""
+        queue = self.of(request.traffic_class)
+        queue.requests[request.number] = request
+        queue.streams += request.n
+        queue.tokens += request.n * request.prompt_tokens
+
+    def remove(self, request: Request) -> None:
+        """A request has got a token, or ended; again changes nothing."""
+        queue = self.of(request.traffic_class)
+        if queue.requests.pop(request.number, None) is not None:
+            queue.streams -= request.n
+            queue.tokens -= request.n * request.prompt_tokens
+
+    def full(self, rule: ClassRule, streams: int, tokens: int) -> bool:
+        """Whether a class's own bounds leave no room for so many more."""
+        queue = self.of(rule.name)
+        return (rule.queue_requests_max is not None and queue.streams + streams > rule.queue_requests_max) or (
+            rule.queue_tokens_max is not None and queue.tokens + tokens > rule.queue_tokens_max
+        )
+
+    def victims(self, policy: Policy, rank: int, wanted: Pending) -> list[Request]:
+        """The requests to shed so that so much becomes free for a class of this rank; none when that cannot be had.
+
+        The lowest class first and the newest in it: those who have waited longest are the next to be served.
+        """
+        rules = [policy.classes[name] for name in self._queues if name in policy.classes]
+        lower = sorted((each for each in rules if each.rank < rank and not each.isolated), key=lambda each: each.rank)
+        found: list[Request] = []
+        streams = tokens = 0
+        for rule in lower:
+            for request in reversed(self.of(rule.name).requests.values()):
+                if streams >= wanted.requests and tokens >= wanted.tokens:
+                    return found
+                found.append(request)
+                streams += request.unfinished
+                tokens += request.unfinished * request.prompt_tokens
+        return found if streams >= wanted.requests and tokens >= wanted.tokens else []
+
+    def check(self) -> None:
+        """Assert that the sums are sums."""
+        for queue in self._queues.values():
+            assert queue.streams == sum(each.n for each in queue.requests.values())
+            assert queue.tokens == sum(each.n * each.prompt_tokens for each in queue.requests.values())

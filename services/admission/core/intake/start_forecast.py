@@ -1,0 +1,57 @@
+"""When a request would start and end, and whether that is in time: what is predicted, put to a refusal or an answer.
+
+A request whose own deadline cannot be kept is refused at once, with the time after which it could be.
+"""
+
+from noria.proto.frontdoor import Code, Forecast
+from noria.services.admission.core.forecast import prediction
+from noria.services.admission.core.forecast.prediction import Ahead, Course
+from noria.services.admission.core.ledger.request import Request
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.tenants.refusal import Refusal
+
+
+def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int) -> Refusal | None:
+    """Refuse a request that is predicted to miss its deadline with as much output as is expected of it."""
+    if request.deadline_first_ns is None and request.deadline_ns is None:
+        return None
+    miss = prediction.judge(
+        _course(books, request, prompt_tokens, output_tokens),
+        _left_ms(request.deadline_first_ns, now_ns),
+        _left_ms(request.deadline_ns, now_ns),
+    )
+    if miss is None:
+        return None
+    event = "the first token" if miss.name == "ttl_first_ms" else f"the end after about {output_tokens} tokens"
+    reason = f"{miss.name} cannot be kept: {event} is predicted in {miss.predicted_ms:.0f} ms"
+    advice = "try again later" if miss.retry_after_ms is not None else "waiting will not help; allow more time"
+    return Refusal(Code.DEADLINE, f"{reason}; {advice}", miss.name, miss.retry_after_ms)
+
+
+def forecast(books: Books, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
+    """What would become of a request that nothing speaks against."""
+    course = _course(books, request, prompt_tokens, output_tokens)
+    return Forecast(
+        name,
+        admitted=True,
+        traffic_class=request.traffic_class,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        start_ms=round(course.start_ms, 1),
+        first_token_ms=round(course.first_token_ms, 1),
+        finish_ms=round(course.finish_ms, 1),
+    )
+
+
+def _course(books: Books, request: Request, prompt_tokens: int, output_tokens: int) -> Course:
+    capacity = books.credit.capacity
+    assert capacity is not None, "what is not ready has been refused"
+    rank = books.class_rule(request.traffic_class).rank
+    before = [name for name, rule in books.policy.classes.items() if rule.rank >= rank]
+    waiting = [books.credit.unheard(name) for name in before]
+    ahead = Ahead(sum(each.requests for each in waiting), sum(each.tokens for each in waiting))
+    return prediction.course(capacity, request.traffic_class, ahead, prompt_tokens, output_tokens)
+
+
+def _left_ms(deadline_ns: int | None, now_ns: int) -> float | None:
+    return None if deadline_ns is None else (deadline_ns - now_ns) / 1e6

@@ -1,0 +1,146 @@
+"""The ledger: every request admission answers for, what each of its choices has emitted, and how it ended.
+
+State changes only by facts, each entered once and in order: reserved, accepted, emitted, truncated, ended, forgotten.
+What a journal must be told of them is known to `record`. The ledger knows nothing of clients, sockets or load.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from noria.proto.base import End, Logprobs, Stream
+from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
+
+
+class Ledger:
+    """All requests by number and by key. `retained` are ended ones that nobody has acknowledged, oldest first."""
+
+    def __init__(self, first_number: int) -> None:
+        self.requests: dict[int, Request] = {}
+        self.keys: dict[Key, Request] = {}
+        self.tokenizing: dict[int, Request] = {}
+        self.live: dict[int, Request] = {}
+        self.retained: deque[tuple[int, int]] = deque()
+        self.streams = 0
+        self._next = first_number
+
+    def draw_number(self) -> int:
+        """The next request number; never the same twice in the life of a journal."""
+        self._next += 1
+        return self._next - 1
+
+    def over(self, stream: Stream) -> bool:
+        """Whether a stream has ended, in this life or an earlier one, and will never be one that lives."""
+        number = stream.request
+        return number < self._next and number not in self.tokenizing and self.choice(stream) is None
+
+    def reserve(self, request: Request) -> None:
+        """A request was received; its key is taken."""
+        assert request.key not in self.keys and request.stage is Stage.TOKENIZING
+        self.requests[request.number] = self.keys[request.key] = self.tokenizing[request.number] = request
+
+    def accept(self, request: Request, prompt: Sequence[int], choices: list[Choice], now_ns: int) -> None:
+        """A request was accepted: from here on it is not lost."""
+        assert request.stage is Stage.TOKENIZING
+        del self.tokenizing[request.number]
+        request.stage = Stage.LIVE
+        request.prompt = array("i", prompt)
+        request.prompt_tokens = len(prompt)
+        request.choices = choices
+        request.accepted_ns = now_ns
+        request.unfinished = len(choices)
+        self.live[request.number] = request
+        self.streams += len(choices)
+
+    def readmit(self, request: Request) -> None:
+        """A request that an earlier life accepted, with all its choices; it may have ended."""
+        assert request.key not in self.keys and request.choices
+        self.requests[request.number] = self.keys[request.key] = request
+        self._next = max(self._next, request.number + 1)
+        request.unfinished = sum(choice.end is None for choice in request.choices)
+        if request.unfinished:
+            request.stage = Stage.LIVE
+            self.live[request.number] = request
+            self.streams += request.unfinished
+        else:
+            request.stage = Stage.ENDED
+            request.prompt = array("i")
+
+    def emit(
+        self, choice: Choice, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
+    ) -> None:
+        """A stream produced ids and text beyond what it had; logprobs: of each id, where it asks for them."""
+        assert choice.end is None and len(logprobs) == (0 if choice.sampling.logprobs is None else len(ids))
+        if ids and choice.first_token_ns is None:
+            choice.first_token_ns = now_ns
+        choice.ids.extend(ids)
+        choice.text.append(text)
+        choice.logprobs.extend(logprobs)
+
+    def truncate(self, choice: Choice, attempt: int, ids: int, characters: int) -> None:
+        """A new attempt of a stream begins; it keeps so many ids and characters."""
+        assert choice.end is None and attempt > choice.attempt
+        choice.attempt = attempt
+        del choice.ids[ids:], choice.logprobs[ids:]
+        choice.text.truncate(characters)
+
+    def end(
+        self, request: Request, choice: Choice, end: End, now_ns: int, *, matched: str = "", detail: str = ""
+    ) -> None:
+        """A stream ended. The first end stands: a second is an error of the caller."""
+        assert choice.end is None and request.stage is Stage.LIVE
+        choice.end, choice.matched, choice.detail, choice.ended_ns = end, matched, detail, now_ns
+        request.unfinished -= 1
+        self.streams -= 1
+        if request.unfinished == 0:
+            request.stage = Stage.ENDED
+            request.prompt = array("i")
+            del self.live[request.number]
+
+    def retain(self, request: Request, until_ns: int) -> None:
+        """Keep an ended request so that a client can still come back for it."""
+        assert request.stage is Stage.ENDED
+        self.retained.append((until_ns, request.number))
+
+    def forget(self, request: Request) -> None:
+        """Nothing is owed to anyone any more."""
+        assert request.stage is not Stage.LIVE
+        del self.requests[request.number], self.keys[request.key]
+        self.tokenizing.pop(request.number, None)
+
+    def choice(self, stream: Stream) -> tuple[Request, Choice] | None:
+        """A stream that has not ended, with its request."""
+        request = self.live.get(stream.request)
+        if request is None or not 0 <= stream.choice < len(request.choices):
+            return None
+        choice = request.choices[stream.choice]
+        return (request, choice) if choice.end is None else None
+
+    def unfinished(self) -> Iterator[tuple[Request, Choice]]:
+        """Every stream that has not ended, oldest request first."""
+        for request in self.live.values():
+            for choice in request.choices:
+                if choice.end is None:
+                    yield request, choice
+
+    def check(self) -> None:
+        """Assert that the indexes agree with one another."""
+        assert len(self.keys) == len(self.requests)
+        open_streams = 0
+        for number, request in self.requests.items():
+            assert request.number == number and self.keys[request.key] is request and number < self._next
+            unfinished = sum(choice.end is None for choice in request.choices)
+            open_streams += unfinished
+            assert (number in self.tokenizing) is (request.stage is Stage.TOKENIZING)
+            assert (number in self.live) is (request.stage is Stage.LIVE)
+            match request.stage:
+                case Stage.TOKENIZING:
+                    assert not request.choices and not request.prompt
+                case Stage.LIVE:
+                    assert request.unfinished == unfinished > 0 and len(request.prompt) == request.prompt_tokens
+                case Stage.ENDED:
+                    assert request.unfinished == unfinished == 0 and not request.prompt
+        assert len(self.live) + len(self.tokenizing) <= len(self.requests)
+        assert open_streams == self.streams
+        waiting = {number for _, number in self.retained}
+        assert all(number in waiting for number, request in self.requests.items() if request.stage is Stage.ENDED)

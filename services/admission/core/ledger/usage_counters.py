@@ -1,0 +1,200 @@
+"""What has happened to each tenant's streams, by class: counted for the metrics and for the journal, in one act each.
+
+A request is charged once, at its end, however often it was asked for. What a stream cost in computation and cache is known
+only when the scheduler has done with it, a step or two later; the scheduler tells that again until it is on record, perhaps
+to a later life of ours, and numbers say what is there already.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from noria.proto.base import End, Stream
+from noria.proto.frontdoor import Code
+from noria.proto.scheduling import Expenses, Reclaimed, Spent
+from noria.services.admission.core.ledger.request import Choice, Request, Stage
+from noria.services.admission.core.tenants.class_totals import Account, Distribution, Measure, Series, Traffic, Usage
+
+_WHOLE: Final = (End.STOP, End.LENGTH)
+
+
+class Told(NamedTuple):
+    """How much the scheduler of incarnation `life` has told of costs: those numbered 1 to `number`."""
+
+    life: int = 0
+    number: int = 0
+
+
+class Accounts:
+    """All accounts, as they were first heard of.
+
+    traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
+    spread over pages. unwritten: what was used since it was last taken. told: the costs in it. owes_answer: the scheduler
+    has told some since it last heard what is on record. bounds: where the buckets of each measure end, but for the last.
+    """
+
+    def __init__(self, bounds: Mapping[Measure, tuple[int, ...]]) -> None:
+        self.told = Told()
+        self.owes_answer = False
+        self.traffic: dict[Account, Traffic] = {}
+        self.unrecorded: dict[Account, Traffic] = {}
+        self.moved: set[Account] = set()
+        self.unwritten: dict[Account, Usage] = {}
+        self._bounds = bounds
+        self._awaited: dict[Stream, tuple[Account, int]] = {}
+
+    @property
+    def awaited(self) -> int:
+        """Ended streams whose cost is not known yet."""
+        return len(self._awaited)
+
+    def of(self, request: Request) -> Account:
+        """A request's account."""
+        return Account(request.key.tenant, request.traffic_class)
+
+    def recover(self, traffic: Mapping[Account, Traffic]) -> None:
+        """Go on from what an earlier life had on record, perhaps with other buckets."""
+        for account, each in traffic.items():
+            for series, distribution in each.measured.items():
+                distribution.fit(len(self._bounds.get(series.measure, ())) + 1)
+            self.traffic[account] = each
+
+    def accept(self, request: Request) -> None:
+        """Streams were accepted."""
+        for traffic in self._both(self.of(request)):
+            traffic.accepted += len(request.choices)
+            traffic.prompt_tokens += request.prompt_tokens
+
+    def refuse(self, account: Account, code: Code) -> None:
+        """A request was refused."""
+        for traffic in self._both(account):
+            traffic.refused[code] = traffic.refused.get(code, 0) + 1
+
+    def emitted(self, request: Request, choice: Choice, tokens: int, now_ns: int, *, first: bool) -> None:
+        """A stream has more tokens, `first`: it had none. One begins, and each of the others follows another."""
+        both = self._both(self.of(request))
+        for traffic in both:
+            traffic.generated += tokens
+        if first:
+            queue_ns = choice.queue_us * 1000
+            self._measure(both, Series(Measure.QUEUE), queue_ns)
+            self._measure(both, Series(Measure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
+            self._measure(both, Series(Measure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
+            choice.last_token_ns = now_ns  # what comes with it follows at once
+        if following := tokens - first:
+            self._measure(both, _INTERVAL, max(now_ns - choice.last_token_ns, 0) // tokens, following)
+        choice.last_token_ns = now_ns
+
+    def end(self, request: Request, choice: Choice, end: End, now_ns: int, *, submitted: bool) -> None:
+        """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
+        account = self.of(request)
+        both = self._both(account)
+        for traffic in both:
+            traffic.ended[end] += 1
+        if choice.first_token_ns is not None:
+            self._measure(both, Series(Measure.DECODE), max(now_ns - choice.first_token_ns, 0))
+        self._measure(both, Series(Measure.WHOLE, end), max(now_ns - request.received_ns, 0))
+        self._measure(both, Series(Measure.PROMPT_TOKENS), request.prompt_tokens)
+        self._measure(both, Series(Measure.OUTPUT_TOKENS), len(choice.ids))
+        if submitted:
+            self._awaited[choice.stream] = (account, 0)
+
+    def close(self, request: Request) -> int:
+        """All streams of a request ended; returns the tokens that it is charged for."""
+        usage = Usage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
+        if begun(request):
+            usage.prompt_tokens = request.prompt_tokens
+            usage.cached_tokens = min(choice.cached_tokens for choice in request.choices)
+        elif (first := request.choices[0].stream) in self._awaited:
+            # Of a prompt that came to nothing, what was computed counts.
+            self._awaited[first] = (self.of(request), request.prompt_tokens)
+        self._use(self.of(request), usage)
+        return usage.prompt_tokens + usage.output_tokens
+
+    def fresh(self, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+        """Those of the costs that the scheduler of this incarnation tells which are not counted yet."""
+        known = self.told.number if self.told.life == life else 0
+        entries = expenses.entries[max(known + 1 - expenses.first, 0) :]
+        self.told = Told(life, max(known, expenses.first + len(expenses.entries) - 1))
+        self.owes_answer = True
+        return entries
+
+    def spent(self, spent: Spent, request: Request | None) -> tuple[str, int]:
+        """The scheduler has done with a stream; `request`: its own, if that is still in the ledger.
+
+        Returns the tenant and what it owes for the beginning of a prompt that came to nothing.
+        """
+        known = self._awaited.pop(spent.stream, None)
+        if known is None:
+            # It goes on under a new attempt, or it ended in an earlier life, or before the scheduler was there again.
+            barren = request is not None and request.stage is Stage.ENDED and not begun(request)
+            first = request is not None and request.choices[0].stream == spent.stream
+            tokens = request.prompt_tokens if request is not None and barren and first else 0
+            known = (Account(spent.tenant, spent.traffic_class), tokens)
+        account, prompt_tokens = known
+        begun_tokens = min(prompt_tokens, spent.computed_tokens)
+        usage = Usage(
+            prompt_tokens=begun_tokens,
+            computed_tokens=spent.computed_tokens,
+            wasted_tokens=spent.wasted_tokens,
+            block_us=spent.block_us,
+        )
+        self._use(account, usage)
+        return account.tenant, begun_tokens
+
+    def reclaimed(self, entry: Reclaimed) -> None:
+        """The last block of a stream that was running when it ended is back; counted where it is known whose it was."""
+        known = self._awaited.get(entry.stream)
+        if known is None:
+            return
+        both = self._both(known[0])
+        self._measure(both, Series(Measure.RECLAIM), entry.delay_us * 1000)
+        for traffic in both:
+            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+
+    def scheduler_left(self) -> None:
+        """What the last scheduler knew of ended streams is lost with it."""
+        self._awaited.clear()
+
+    def take(self) -> dict[Account, Usage]:
+        """What was used since the last call."""
+        taken, self.unwritten = self.unwritten, {}
+        return taken
+
+    def written(self, *, fold: bool) -> None:
+        """What was not is on record: on a page, or with `fold` added to the rest."""
+        self.moved.update(self.unrecorded)
+        self.unrecorded.clear()
+        if fold:
+            self.moved.clear()
+
+    def _both(self, account: Account) -> tuple[Traffic, Traffic]:
+        ever, lately = self.traffic.get(account), self.unrecorded.get(account)
+        if ever is None:
+            ever = self.traffic[account] = Traffic()
+        if lately is None:
+            lately = self.unrecorded[account] = Traffic()
+        return ever, lately
+
+    def _measure(self, both: tuple[Traffic, Traffic], series: Series, number: int, times: int = 1) -> None:
+        bounds = self._bounds.get(series.measure, ())
+        place = bisect_left(bounds, number)
+        for traffic in both:
+            distribution = traffic.measured.get(series)
+            if distribution is None:
+                distribution = traffic.measured[series] = Distribution([0] * (len(bounds) + 1))
+            distribution.counts[place] += times
+            distribution.total += number * times
+
+    def _use(self, account: Account, usage: Usage) -> None:
+        for traffic in self._both(account):
+            traffic.used.add(usage)
+        self.unwritten.setdefault(account, Usage()).add(usage)
+
+
+_INTERVAL: Final = Series(Measure.INTERVAL)
+
+
+def begun(request: Request) -> bool:
+    """Whether a request got as far as a token or came to an end of its own."""
+    return any(choice.first_token_ns is not None or choice.end in _WHOLE for choice in request.choices)

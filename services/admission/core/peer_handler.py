@@ -1,0 +1,108 @@
+"""What the scheduler and the detokenizer tell: tokens and ends, capacity and costs, and that they come and go.
+
+Whatever carries tokens names where they start: what is there already is dropped, what lies behind a gap is asked for again.
+"""
+
+from typing import assert_never
+
+from noria.proto.base import End, Service, Stream
+from noria.proto.output import TextRun, Texts, Unknown
+from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
+from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.events import News
+
+
+class Peers:
+    """Takes what the two neighbours tell into the books."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def told(self, news: News) -> None:
+        """Take one message."""
+        match news.body:
+            case Capacity() as capacity:
+                self._books.credit.publish(capacity)
+            case Reclaims() as reclaims:
+                self._books.reclaims.add(reclaims)
+                for entry in reclaims.entries:
+                    self._books.accounts.reclaimed(entry)
+            case Expenses() as expenses:
+                for spent in self._books.accounts.fresh(news.life, expenses):
+                    self._spent(spent, news.now_ns)
+            case Suspected() as suspected:
+                self._books.suspected({each.stream: each.doubt for each in suspected.entries})
+            case Texts() as texts:
+                for run in texts.runs:
+                    self._text(run, news.now_ns)
+            case Unknown() as unknown:
+                for stream in unknown.streams:
+                    self._unknown(stream)
+            case _:
+                assert_never(news.body)
+
+    def joined(self, peer: Service) -> None:
+        """A peer began a new life, or lost sight of this one: it is told of every unfinished stream."""
+        if peer is Service.SCHEDULER:
+            self._books.accounts.scheduler_left()
+            self._books.scheduler.join(self._books.unfinished())
+        elif peer is Service.DETOKENIZER:
+            self._books.detokenizer.join(self._books.unfinished())
+
+    def lost(self, peer: Service) -> None:
+        """A peer is taken for dead: it is told nothing until it joins."""
+        if peer is Service.SCHEDULER:
+            self._books.scheduler.leave()
+        elif peer is Service.DETOKENIZER:
+            self._books.detokenizer.leave()
+
+    def _spent(self, spent: Spent, now_ns: int) -> None:
+        request = self._books.ledger.requests.get(spent.stream.request)
+        tenant, owed = self._books.accounts.spent(spent, request)
+        self._books.tenants.owe(tenant, owed, now_ns)
+
+    def _text(self, run: TextRun, now_ns: int) -> None:
+        found = self._books.ledger.choice(run.stream)
+        if found is None or run.attempt < found[1].attempt:
+            return
+        request, choice = found
+        if run.start > len(choice.ids):
+            self._books.detokenizer.resend(choice)
+            return
+        if run.characters > choice.text.length:
+            # Ids without a hole but text with one: only opening the stream again says how much text is here.
+            self._books.detokenizer.open(request, choice)
+            return
+        if run.attempt > choice.attempt:
+            self._books.ledger.truncate(choice, run.attempt, run.start, run.characters)
+            self._books.record.truncated(choice)
+            self._books.delivery.truncate(request, choice)
+        self._emit(request, choice, run, now_ns)
+
+    def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
+        ids = run.ids[len(choice.ids) - run.start :]
+        text = run.text[choice.text.length - run.characters :]
+        first = choice.first_token_ns is None
+        self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
+        choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
+        choice.queue_us = max(choice.queue_us, run.queue_us)
+        if choice.first_token_ns is not None:
+            self._books.queues.remove(request)
+        if ids:
+            self._books.accounts.emitted(request, choice, len(ids), now_ns, first=first)
+        if ids or text:
+            self._books.record.touched(choice)
+        if run.end:
+            end = End(run.end)
+            self._books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
+        else:
+            self._books.delivery.touch(request, choice)
+
+    def _unknown(self, stream: Stream) -> None:
+        found = self._books.ledger.choice(stream)
+        if found is not None:
+            self._books.detokenizer.open(*found)
+        elif self._books.scheduler.joined and self._books.ledger.over(stream):
+            # The scheduler runs what nobody wants: it missed the end.
+            self._books.scheduler.ended[stream] = None

@@ -1,0 +1,251 @@
+"""Everything admission keeps, and the few acts that touch several parts of it at once: refuse, end, forget.
+
+An end is entered in the ledger first; the scheduler, the detokenizer and the client hear of it in the same turn.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from noria.proto.base import End, Service, Stream
+from noria.proto.frontdoor import Code, Forecast
+from noria.proto.scheduling import Doubt
+from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.delivery import Delivery
+from noria.services.admission.core.forecast.credit import Credit
+from noria.services.admission.core.forecast.waiting_queues import Queues
+from noria.services.admission.core.ledger.ledger import Ledger
+from noria.services.admission.core.ledger.request import Choice, Request, Stage
+from noria.services.admission.core.ledger.statistics import ReclaimStatistics, Totals
+from noria.services.admission.core.ledger.unsaved_changes import Record
+from noria.services.admission.core.ledger.usage_counters import Accounts
+from noria.services.admission.core.state.events import EndedNote, Note, RefusedNote
+from noria.services.admission.core.state.outbox import DetokenizerPost, Pair, SchedulerPost
+from noria.services.admission.core.state.tokenizer_requests import TokenizerPost
+from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.tenants.refusal import Refusal
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
+from noria.services.admission.core.tenants.tenant_state import Tenants
+
+NOBODY = Account("", "")
+_WHOLE = (End.STOP, End.LENGTH)
+PREVIEW = "\0"  # begins the ids under which previews are kept, which no request may have
+_SHED = "dropped to make room for requests of a higher class; try again"
+
+
+@dataclass(slots=True, eq=False)
+class Books:
+    """All state of admission.
+
+    accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
+    under way.
+    queues: requests without a token yet. record: what the journal knows.
+    orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
+    background that nobody reads just now.
+    drain_ns: until when a draining process finishes.
+    """
+
+    rules: Rules
+    ledger: Ledger
+    delivery: Delivery
+    credit: Credit
+    scheduler: SchedulerPost
+    detokenizer: DetokenizerPost
+    accounts: Accounts
+    policy: Policy = field(default_factory=Policy)
+    tenants: Tenants = field(default_factory=Tenants)
+    tokenizer: TokenizerPost = field(default_factory=TokenizerPost)
+    queues: Queues = field(default_factory=Queues)
+    record: Record = field(default_factory=Record)
+    reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
+    orphans: dict[int, int] = field(default_factory=dict)
+    unread: dict[int, None] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    drain_ns: int | None = None
+
+    @classmethod
+    def open(cls, rules: Rules, first_number: int, policy: Policy) -> "Books":
+        """Empty books; requests are numbered from `first_number`."""
+        credit = Credit()
+        return cls(
+            rules,
+            Ledger(first_number),
+            Delivery(rules),
+            credit,
+            SchedulerPost(rules, credit),
+            DetokenizerPost(rules),
+            Accounts(rules.bounds),
+            policy,
+        )
+
+    @property
+    def totals(self) -> Totals:
+        """The terms of the conservation law."""
+        return Totals.of(self.accounts.traffic.values())
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """The services without which nothing can be accepted."""
+        waiting = []
+        if not self.scheduler.joined:
+            waiting.append(Service.SCHEDULER.value)
+        elif not self.credit.ready:
+            waiting.append(Service.EXECUTOR.value)
+        if not self.detokenizer.joined:
+            waiting.append(Service.DETOKENIZER.value)
+        return tuple(waiting)
+
+    def held(self) -> int:
+        """Requests that somebody is still owed something of, or may come for."""
+        return len(self.delivery.attachments) + len(self.orphans) + len(self.unread)
+
+    def left(self, request: Request, now_ns: int) -> None:
+        """A request that has not ended has lost its reader, who was there until `now_ns` and may come back for a while."""
+        self.delivery.detach(request)
+        if request.background:
+            self.unread[request.number] = None
+        else:
+            self.orphans.setdefault(request.number, now_ns + request.grace_ns)
+
+    def found(self, request: Request) -> None:
+        """A request needs no reader any more: it has one, or it has ended."""
+        self.orphans.pop(request.number, None)
+        self.unread.pop(request.number, None)
+
+    def class_rule(self, name: str) -> ClassRule:
+        """A class as configured; one that is gone meanwhile has no limits."""
+        return self.policy.classes.get(name) or ClassRule(name)
+
+    def refuse(
+        self, client: Client | None, origin: str, request_id: str, refusal: Refusal, account: Account = NOBODY
+    ) -> None:
+        """Answer that a request is not accepted; `origin` is who sent it first."""
+        self.accounts.refuse(account, refusal.code)
+        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
+        if client is not None:
+            self.delivery.answer(client, refusal.rejected(request_id))
+
+    def leave_tokenizing(self, request: Request) -> None:
+        """Give back what a request under tokenization holds, whatever becomes of it."""
+        assert request.stage is Stage.TOKENIZING
+        self.credit.reserve(-request.claims, request.traffic_class)
+        self.tokenizer.leave(request)
+
+    def refuse_reserved(self, request: Request, refusal: Refusal) -> None:
+        """Refuse a request whose key was taken, and give the key back; a preview is answered that it would be refused."""
+        attachment = self.delivery.attachments.get(request.number)
+        client = attachment.client if attachment is not None else None
+        self.leave_tokenizing(request)
+        self.forget(request)
+        if request.preview:
+            self.foretell(client, refusal.forecast(request.key.id.removeprefix(PREVIEW), request.traffic_class))
+            return
+        self.tenants.named(request.key.tenant).streams -= request.n
+        self.refuse(client, request.client, request.key.id, refusal, self.accounts.of(request))
+
+    def foretell(self, client: Client | None, forecast: Forecast) -> None:
+        """Answer a preview, if somebody still waits for it."""
+        if client is not None:
+            self.delivery.answer(client, forecast)
+
+    def shed(self, requests: list[Request], now_ns: int) -> None:
+        """Drop accepted requests that have no token yet, and count their credit as free."""
+        for request in requests:
+            for choice in request.choices:
+                # What has not been sent yet gives its credit back by itself.
+                if choice.end is None and choice.stream not in self.scheduler.submissions:
+                    self.credit.free(request.prompt_tokens)
+            self.end_all(request, End.SHED, now_ns, _SHED)
+
+    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
+        """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
+        self.leave_tokenizing(request)
+        self.ledger.accept(request, prompt, choices, now_ns)
+        self.record.accepted(request)
+        self.queues.add(request)
+        self.accounts.accept(request)
+        self.delivery.accepted(request)
+        for choice in choices:
+            self.scheduler.submit(request, choice)
+            self.detokenizer.open(request, choice)
+
+    def end(
+        self,
+        request: Request,
+        choice: Choice,
+        end: End,
+        now_ns: int,
+        *,
+        proposed: bool = False,
+        matched: str = "",
+        detail: str = "",
+    ) -> None:
+        """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
+        self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
+        self.record.touched(choice)
+        submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
+        self.accounts.end(request, choice, end, now_ns, submitted=submitted)
+        tenant = self.tenants.named(request.key.tenant)
+        tenant.streams -= 1
+        tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
+        self.detokenizer.end(choice.stream)
+        self.delivery.touch(request, choice)
+        self.notes.append(
+            EndedNote(
+                request.client,
+                request.key.id,
+                request.number,
+                choice.stream.choice,
+                end,
+                request.prompt_tokens,
+                len(choice.ids),
+                now_ns - request.accepted_ns,
+                detail,
+                request.traceparent,
+            )
+        )
+        if request.unfinished == 0:
+            self.queues.remove(request)
+            tenant.settle(request.reserved_tokens, self.accounts.close(request), now_ns)
+            self.found(request)
+            self.ledger.retain(request, now_ns + self.rules.retention_ns)
+
+    def end_all(self, request: Request, end: End, now_ns: int, detail: str) -> None:
+        """End every unfinished stream of a live request from above."""
+        for choice in request.choices:
+            if choice.end is None:
+                self.end(request, choice, end, now_ns, detail=detail)
+
+    def cancel(self, request: Request, now_ns: int, detail: str) -> None:
+        """Cancel a request wherever it stands.
+
+        One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
+        """
+        match request.stage:
+            case Stage.TOKENIZING if request.preview:
+                self.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
+            case Stage.TOKENIZING:
+                choices = [Choice(Stream(request.number, index), request.sampling) for index in range(request.n)]
+                self.accept(request, (), choices, now_ns)
+                self.end_all(request, End.CANCELLED, now_ns, detail)
+            case Stage.LIVE:
+                self.end_all(request, End.CANCELLED, now_ns, detail)
+            case Stage.ENDED:
+                pass
+
+    def forget(self, request: Request) -> None:
+        """Nothing is owed to anyone: the request leaves the books."""
+        self.delivery.detach(request)
+        self.found(request)
+        self.ledger.forget(request)
+        self.record.forgotten(request)
+
+    def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
+        """The scheduler suspects these streams and no others."""
+        doubts = {stream: doubt for stream, doubt in doubts.items() if self.ledger.choice(stream) is not None}
+        if doubts != self.scheduler.doubts:
+            self.scheduler.doubts = doubts
+            self.record.suspected(doubts)
+
+    def unfinished(self) -> Iterator[Pair]:
+        """Every stream that has not ended, oldest first."""
+        return self.ledger.unfinished()

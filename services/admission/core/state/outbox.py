@@ -1,0 +1,250 @@
+"""What a turn has to say to the scheduler and the detokenizer, gathered so that each edge gets few messages.
+
+Everything is keyed by stream, so what waits is bounded by the streams that live. What a full socket does not take is
+put back. A peer that has not joined is owed nothing: when it joins it is told of every stream that lives, and when that
+is complete, so that it forgets those whose end it missed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from noria.proto.base import End, Ended, Stream
+from noria.proto.output import Gap, Open, Opening, Resend
+from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
+from noria.services.admission.core.forecast.credit import Credit
+from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.tenants.admission_limits import Rules
+
+ToScheduler = Submit | Withdraw | Ended | Accounted
+ToDetokenizer = Open | Ended | Resend
+Pair = tuple[Request, Choice]
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerPost:
+    """What waits for the scheduler. doubts: whom the last one suspected; the next one goes on from there."""
+
+    rules: Rules
+    credit: Credit
+    joined: bool = False
+    submissions: dict[Stream, Pair] = field(default_factory=dict)
+    withdrawals: dict[Stream, End] = field(default_factory=dict)
+    ended: dict[Stream, None] = field(default_factory=dict)
+    recite: bool = False
+    accounted: Accounted | None = None
+    doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
+
+    def join(self, unfinished: Iterable[Pair]) -> None:
+        """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
+        self.leave()
+        self.joined = self.recite = True
+        for request, choice in unfinished:
+            self.submit(request, choice)
+
+    def leave(self) -> None:
+        """The scheduler is gone."""
+        self.joined = self.recite = False
+        self.accounted = None
+        for request, _ in self.submissions.values():
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
+        self.credit.reset()
+        self.submissions.clear()
+        self.withdrawals.clear()
+        self.ended.clear()
+
+    def submit(self, request: Request, choice: Choice) -> None:
+        """Have a stream scheduled."""
+        if self.joined:
+            self.submissions[choice.stream] = (request, choice)
+            self.credit.queue(request.prompt_tokens, request.traffic_class)
+
+    def end(self, request: Request, stream: Stream, withdraw: End | None) -> bool:
+        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Says if it was told of it."""
+        if not self.joined:
+            return False
+        pending = self.submissions.pop(stream, None)
+        if pending is not None:
+            self.credit.unqueue(request.prompt_tokens, request.traffic_class)
+            if not pending[1].attempt:
+                return False  # else an earlier attempt may run there
+        if withdraw is not None:
+            self.withdrawals[stream] = withdraw
+        self.ended[stream] = None
+        return True
+
+    def take(self, now_ns: int) -> list[ToScheduler]:
+        """The messages of this turn, in the order in which they must be sent."""
+        messages: list[ToScheduler] = []
+        if self.submissions or self.recite:
+            batch: list[Submission] = []
+            tokens = 0
+            for request, choice in self.submissions.values():
+                self.credit.send(request.prompt_tokens, request.traffic_class)
+                batch.append(_submission(request, choice, self.rules, now_ns, self.doubts.get(choice.stream)))
+                tokens += request.prompt_tokens + len(choice.ids)
+                if tokens >= self.rules.batch_tokens_max:
+                    messages.append(Submit(tuple(batch)))
+                    batch, tokens = [], 0
+            if batch or self.recite:
+                messages.append(Submit(tuple(batch), complete=self.recite))
+            self.submissions.clear()
+            self.recite = False
+        messages.extend(
+            Withdraw(tuple(stream for stream, why in self.withdrawals.items() if why is end), end)
+            for end in dict.fromkeys(self.withdrawals.values())
+        )
+        if self.ended:
+            messages.append(Ended(tuple(self.ended)))
+        if self.accounted is not None:
+            messages.append(self.accounted)
+        self.accounted = None
+        self.withdrawals.clear()
+        self.ended.clear()
+        return messages
+
+    def restore(self, message: ToScheduler, pairs: Mapping[Stream, Pair]) -> None:
+        """A message was not taken. Messages must be restored last first. `pairs`: the streams that live."""
+        match message:
+            case Submit():
+                for submission in reversed(message.submissions):
+                    self.credit.unsend(len(submission.prompt_ids), submission.traffic_class)
+                again = {each.stream: pairs[each.stream] for each in message.submissions}
+                self.submissions = again | self.submissions
+                self.recite = self.recite or message.complete
+            case Accounted():
+                self.accounted = self.accounted or message
+            case Withdraw():
+                self.withdrawals = {**dict.fromkeys(message.streams, message.end), **self.withdrawals}
+            case Ended():
+                self.ended = {**dict.fromkeys(message.streams), **self.ended}
+
+
+@dataclass(slots=True, eq=False)
+class DetokenizerPost:
+    """What waits for the detokenizer."""
+
+    rules: Rules
+    joined: bool = False
+    openings: dict[Stream, Pair] = field(default_factory=dict)
+    gaps: dict[Stream, Choice] = field(default_factory=dict)
+    ended: dict[Stream, None] = field(default_factory=dict)
+    recite: bool = False
+
+    def join(self, unfinished: Iterable[Pair]) -> None:
+        """A new detokenizer: every unfinished stream is opened again."""
+        self.leave()
+        self.joined = self.recite = True
+        for request, choice in unfinished:
+            self.open(request, choice)
+
+    def leave(self) -> None:
+        """The detokenizer is gone."""
+        self.joined = self.recite = False
+        self.openings.clear()
+        self.gaps.clear()
+        self.ended.clear()
+
+    def open(self, request: Request, choice: Choice) -> None:
+        """Have a stream opened, or opened again."""
+        if self.joined:
+            self.openings[choice.stream] = (request, choice)
+
+    def resend(self, choice: Choice) -> None:
+        """Ask for everything after what the ledger has of a stream."""
+        if self.joined:
+            self.gaps[choice.stream] = choice
+
+    def end(self, stream: Stream) -> None:
+        """A stream ended."""
+        if not self.joined:
+            return
+        self.gaps.pop(stream, None)
+        self.openings.pop(stream, None)
+        self.ended[stream] = None
+
+    def take(self) -> list[ToDetokenizer]:
+        """The messages of this turn, in the order in which they must be sent."""
+        messages: list[ToDetokenizer] = []
+        batch: list[Opening] = []
+        tokens = 0
+        for request, choice in self.openings.values():
+            batch.append(_opening(request, choice, self.rules))
+            tokens += self.rules.prompt_tail_tokens + len(choice.ids)
+            if tokens >= self.rules.batch_tokens_max:
+                messages.append(Open(tuple(batch)))
+                batch, tokens = [], 0
+        if batch or self.recite:
+            messages.append(Open(tuple(batch), complete=self.recite))
+        self.recite = False
+        if self.gaps:
+            messages.append(Resend(tuple(Gap(stream, len(choice.ids)) for stream, choice in self.gaps.items())))
+        if self.ended:
+            messages.append(Ended(tuple(self.ended)))
+        self.openings.clear()
+        self.gaps.clear()
+        self.ended.clear()
+        return messages
+
+    def restore(self, message: ToDetokenizer, pairs: Mapping[Stream, Pair]) -> None:
+        """A message was not taken. `pairs`: the streams that live."""
+        match message:
+            case Open():
+                self.openings = {each.stream: pairs[each.stream] for each in message.openings} | self.openings
+                self.recite = self.recite or message.complete
+            case Resend():
+                self.gaps = {each.stream: pairs[each.stream][1] for each in message.gaps} | self.gaps
+            case Ended():
+                self.ended = {**dict.fromkeys(message.streams), **self.ended}
+
+
+def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
+    return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
+
+
+def _served(request: Request, choice: Choice, rules: Rules) -> float:
+    """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
+    if not choice.ids:
+        return 0.0
+    computed = request.prompt_tokens - choice.cached_tokens
+    return (
+        computed * rules.prompt_price + choice.cached_tokens * rules.cached_price + len(choice.ids) * rules.output_price
+    )
+
+
+def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, doubt: Doubt | None = None) -> Submission:
+    first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
+    return Submission(
+        stream=choice.stream,
+        attempt=choice.attempt,
+        prompt_ids=tuple(request.prompt),
+        sampling=choice.sampling,
+        end_ids=request.end_ids,
+        has_stop_strings=bool(choice.sampling.stop),
+        output_ids=tuple(choice.ids),
+        tenant=request.key.tenant,
+        salt=request.key.tenant.encode(),
+        traffic_class=request.traffic_class,
+        ttl_first_ms=_left_ms(first_ns, now_ns),
+        ttl_ms=_left_ms(request.deadline_ns, now_ns),
+        seniority_ms=(now_ns - request.accepted_ns) // 1_000_000,
+        service=_served(request, choice, rules),
+        traceparent=request.traceparent,
+        doubt=doubt,
+    )
+
+
+def _opening(request: Request, choice: Choice, rules: Rules) -> Opening:
+    return Opening(
+        stream=choice.stream,
+        attempt=choice.attempt,
+        prompt_tail=tuple(request.prompt[-rules.prompt_tail_tokens :]),
+        stop=choice.sampling.stop,
+        end_ids=request.end_ids,
+        min_tokens=choice.sampling.min_tokens,
+        include_stop=choice.sampling.include_stop,
+        skip_special_tokens=choice.sampling.skip_special_tokens,
+        output_ids=tuple(choice.ids),
+        characters=choice.text.length,
+        traceparent=request.traceparent,
+        logprobs=choice.sampling.logprobs is not None,
+    )

@@ -1,0 +1,189 @@
+"""What each tenant has under way and may still use: its concurrency, its token bucket, how long its answers are.
+
+A request is charged for its prompt and for the output it may make when it is accepted; what it did not use is given back
+at its end.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from noria.proto.frontdoor import Code
+from noria.services.admission.core.tenants.refusal import Refusal
+from noria.services.admission.core.tenants.tenant_policy import Policy, TenantRule
+from noria.services.admission.core.tenants.token_bucket import TokenBucket
+
+_OUTPUTS_KEPT: Final = 128
+_OUTPUT_GUESS: Final = 256  # tokens of an answer before any is known
+_QUANTILE: Final = 0.9
+_SMOOTHING: Final = 0.1
+_RETRY_MS_MIN: Final = 100
+_RETRY_MS_MAX: Final = 60_000
+_RETRY_MS_USUAL: Final = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
+
+    moved: its bucket has been drawn from since it was last put on record.
+    """
+
+    rule: TenantRule
+    bucket: TokenBucket | None = None
+    streams: int = 0
+    outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_OUTPUTS_KEPT))
+    stream_ms: float = 0.0
+    moved: bool = False
+
+    def busy(self, n: int, likely: int, now_ns: int) -> Refusal | None:
+        """Refuse what need not even be tokenized: too many streams at one time, or a bucket that is empty.
+
+        likely: about how many tokens the request has, so that the wait that is named will do.
+        """
+        most = self.rule.concurrency_max
+        if most is not None and self.streams + n > most:
+            if n > most:
+                return Refusal(Code.INVALID, f"n must be at most {most} for this API key, not {n}", "n")
+            return Refusal(
+                Code.QUOTA,
+                f"{self.streams} answers are under way for this API key and it may have {most} at a time; "
+                "try again when one has ended",
+                "",
+                self._next_end_ms(),
+            )
+        if self.bucket is not None and self.bucket.level(now_ns) < 1:
+            return self._rate(self.bucket.wait_ms(min(max(likely, 1), self.bucket.capacity), now_ns))
+        return None
+
+    def expected(self, limit: int) -> int:
+        """How many tokens an answer of at most `limit` will likely have: the tenant's ninth decile so far."""
+        if not self.outputs:
+            return min(_OUTPUT_GUESS, limit)
+        ordered = sorted(self.outputs)
+        return max(1, min(limit, ordered[int(_QUANTILE * (len(ordered) - 1) + 0.5)]))
+
+    def reservation(self, prompt: int, n: int, given: int | None, limit: int) -> int:
+        """Tokens to charge beforehand: the prompt, and for each answer `max_tokens` where given, else what is expected."""
+        if given is not None:
+            return prompt + n * min(given, limit)
+        answer = self.expected(limit)
+        if self.bucket is not None:
+            answer = max(1, min(answer, (self.bucket.capacity - prompt) // n))
+        return prompt + n * answer
+
+    def charge(self, tokens: int, now_ns: int) -> Refusal | None:
+        """Take a reservation out of the bucket, or say when it could be."""
+        if self.bucket is None:
+            return None
+        refusal = self.affords(tokens, now_ns)
+        if refusal is None:
+            self.bucket.take(tokens, now_ns)
+            self.moved = True
+        return refusal
+
+    def affords(self, tokens: int, now_ns: int) -> Refusal | None:
+        """What `charge` would say."""
+        if self.bucket is None:
+            return None
+        if tokens > self.bucket.capacity:
+            return Refusal(
+                Code.INVALID,
+                f"prompt and max_tokens together are {tokens} tokens; this API key may use at most "
+                f"{self.bucket.capacity} at once: lower max_tokens or shorten the prompt",
+                "max_tokens",
+            )
+        wait_ms = self.bucket.wait_ms(tokens, now_ns)
+        return self._rate(wait_ms) if wait_ms else None
+
+    def settle(self, reserved: int, used: int, now_ns: int) -> None:
+        """A request is over: give back what it did not use, or take what it used beyond."""
+        if self.bucket is not None:
+            self.bucket.take(used - reserved, now_ns)
+            self.moved = True
+
+    def ended(self, output_tokens: int, duration_ms: float, *, whole: bool) -> None:
+        """A stream is over; `whole`: it came to its own end, so that its length says something of the next."""
+        if whole:
+            self.outputs.append(output_tokens)
+        old = self.stream_ms
+        self.stream_ms = duration_ms if not old else old + _SMOOTHING * (duration_ms - old)
+
+    def _next_end_ms(self) -> int:
+        likely = self.stream_ms / max(self.streams, 1) or _RETRY_MS_USUAL
+        return int(min(max(likely, _RETRY_MS_MIN), _RETRY_MS_MAX))
+
+    def _rate(self, wait_ms: int) -> Refusal:
+        return Refusal(
+            Code.QUOTA,
+            f"this API key has used its {self.rule.tokens_per_minute} tokens a minute; try again later",
+            "",
+            wait_ms,
+        )
+
+
+class Tenants:
+    """All tenants heard of, by name."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
+
+    def get(self, rule: TenantRule, now_ns: int) -> Tenant:
+        """The state of a tenant, begun when it is first heard of."""
+        tenant = self._tenants.get(rule.name)
+        if tenant is None:
+            tenant = self._tenants[rule.name] = Tenant(rule)
+            self._equip(tenant, now_ns)
+        return tenant
+
+    def named(self, name: str) -> Tenant:
+        """A tenant that has something under way."""
+        return self._tenants[name]
+
+    def owe(self, name: str, tokens: int, now_ns: int) -> None:
+        """A tenant, if it is still known, used so many tokens that were not charged."""
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.settle(0, tokens, now_ns)
+
+    def adopt(self, policy: Policy, now_ns: int) -> None:
+        """The configuration has changed. Who is gone from it keeps what is under way, and may come back."""
+        rules = {each.name: each for each in policy.tenants}
+        for name, tenant in self._tenants.items():
+            if name in rules:
+                tenant.rule = rules[name]
+                self._equip(tenant, now_ns)
+
+    def levels(self, now_ns: int) -> tuple[tuple[str, float], ...]:
+        """What is in the buckets that were drawn from since this was last put on record."""
+        return tuple((each.rule.name, each.bucket.level(now_ns)) for each in self if each.moved and each.bucket)
+
+    def recorded(self) -> None:
+        """The levels are on record."""
+        for tenant in self:
+            tenant.moved = False
+
+    def refill(self, rule: TenantRule, level: float, since_ns: int, now_ns: int) -> None:
+        """What an earlier life left in a tenant's bucket; it has filled meanwhile."""
+        bucket = self.get(rule, now_ns).bucket
+        if bucket is not None:
+            bucket.refill(level, since_ns)
+
+    def check(self) -> None:
+        """Assert that nobody has less than nothing under way."""
+        assert all(each.streams >= 0 for each in self)
+
+    def _equip(self, tenant: Tenant, now_ns: int) -> None:
+        rule = tenant.rule
+        if rule.tokens_per_minute is None:
+            tenant.bucket = None
+            return
+        burst = rule.burst_tokens or rule.tokens_per_minute
+        if tenant.bucket is None:
+            tenant.bucket = TokenBucket(rule.tokens_per_minute, burst, now_ns)
+        else:
+            tenant.bucket.resize(rule.tokens_per_minute, burst, now_ns)

@@ -1,0 +1,144 @@
+"""What is told of requests to people: log events and spans. Ids and counts, never prompts, outputs or credentials."""
+
+from typing import Final, assert_never
+
+from noria.proto.base import Service
+from noria.services.admission.core.state.events import (
+    AcceptedNote,
+    AttachedNote,
+    EndedNote,
+    Note,
+    RecoveredNote,
+    RefusedNote,
+)
+from noria.services.admission.tokenizer_pool import Result
+from noria.shared.telemetry.log import logger
+from noria.shared.telemetry.spans import (
+    ATTRIBUTE_CLASS,
+    ATTRIBUTE_DECISION,
+    ATTRIBUTE_INPUT_TOKENS,
+    ATTRIBUTE_REQUEST,
+    ATTRIBUTE_TENANT,
+    SPAN_ADMIT,
+    SPAN_TOKENIZE,
+)
+from noria.shared.telemetry.telemetry import Span, Telemetry
+from noria.shared.telemetry.tracing import NOTHING, trace_id
+
+_ID_CHARACTERS_SHOWN: Final = 128
+
+
+class Chronicle:
+    """Writes the log; holds the span of each request between its receipt and the answer."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._log = logger(Service.ADMISSION.value)
+        self._spans: dict[tuple[str, str], Span] = {}
+
+    def received(self, client: str, request_id: str, traceparent: str) -> tuple[str, str]:
+        """A `Generate` came: begin its span. Returns the trace contexts of what follows from it, and of what is done in it.
+
+        What follows hangs under the caller's span, which lasts until it has the end; without one, under this.
+        """
+        key = (client, request_id[:_ID_CHARACTERS_SHOWN])
+        if not self._telemetry.enabled or key in self._spans:
+            return traceparent, traceparent
+        span = self._spans[key] = self._telemetry.span(SPAN_ADMIT, traceparent)
+        return traceparent or span.traceparent, span.traceparent
+
+    def turned_away(self, client: str, request_id: str) -> None:
+        """A `Generate` was not even looked at: end its span."""
+        self._end_span(client, request_id).end({ATTRIBUTE_DECISION: "too many clients"}, error="too many clients")
+
+    def tokenized(self, result: Result) -> None:
+        """A job is done: record its span afterwards."""
+        if self._telemetry.enabled:
+            span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
+            span.end(
+                {ATTRIBUTE_REQUEST: result.job.number, ATTRIBUTE_INPUT_TOKENS: len(result.ids)},
+                error=result.code.value if result.problem else "",
+            )
+
+    def write(self, note: Note) -> None:
+        """Log what happened to a request, and end its span when it is answered."""
+        match note:
+            case AcceptedNote():
+                self._accepted(note)
+            case RefusedNote():
+                self._refused(note)
+            case AttachedNote():
+                self._log.info("request attached", request=note.number, id=note.id, client=note.client)
+                if not note.awaited:
+                    self._end_span(note.client, note.id).end(
+                        {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_DECISION: "attached"}
+                    )
+            case EndedNote():
+                self._log.info(
+                    "stream ended",
+                    request=note.number,
+                    choice=note.choice,
+                    id=note.id,
+                    end=note.end.label,
+                    prompt_tokens=note.prompt_tokens,
+                    output_tokens=note.output_tokens,
+                    total_ms=round(note.total_ns / 1e6, 1),
+                    detail=note.detail,
+                    **_trace(note.traceparent),
+                )
+                self._end_span(note.client, note.id).end({ATTRIBUTE_DECISION: note.end.label}, error=note.end.label)
+            case RecoveredNote():
+                self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
+            case _:
+                assert_never(note)
+
+    def _accepted(self, note: AcceptedNote) -> None:
+        self._log.info(
+            "request accepted",
+            request=note.number,
+            id=note.id,
+            client=note.client,
+            prompt_tokens=note.prompt_tokens,
+            choices=note.choices,
+            tenant=note.tenant,
+            traffic_class=note.traffic_class,
+            **_trace(note.traceparent),
+        )
+        self._end_span(note.client, note.id).end(
+            {
+                ATTRIBUTE_REQUEST: note.number,
+                ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens,
+                ATTRIBUTE_DECISION: "accepted",
+                ATTRIBUTE_TENANT: note.tenant,
+                ATTRIBUTE_CLASS: note.traffic_class,
+            }
+        )
+
+    def _refused(self, note: RefusedNote) -> None:
+        span = self._end_span(note.client, note.id)
+        self._log.info(
+            "request refused",
+            id=note.id[:_ID_CHARACTERS_SHOWN],
+            client=note.client,
+            code=note.code.value,
+            parameter=note.parameter,
+            tenant=note.tenant,
+            traffic_class=note.traffic_class,
+            **_trace(span.traceparent),
+        )
+        refused = {
+            ATTRIBUTE_DECISION: note.code.value,
+            ATTRIBUTE_TENANT: note.tenant,
+            ATTRIBUTE_CLASS: note.traffic_class,
+        }
+        span.end(refused, error=note.code.value)
+
+    def _end_span(self, client: str, request_id: str) -> Span:
+        # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.
+        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), NOTHING)
+
+
+def _trace(traceparent: str) -> dict[str, str]:
+    """The field of a log line that names the trace."""
+    found = trace_id(traceparent)
+    return {"trace": found} if found else {}

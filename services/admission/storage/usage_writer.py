@@ -1,0 +1,79 @@
+"""What tenants used, on its way to the database: gathered by tenant, class and hour.
+
+With it goes how much of the scheduler's costs are in it, in the same transaction: so each cost is counted once, whoever
+dies between telling, writing and answering.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Final
+
+import msgspec
+
+from noria.services.admission.core.ledger.usage_counters import Told
+from noria.services.admission.core.tenants.class_totals import Account, Usage
+from noria.services.admission.storage.database import Database, Write
+from noria.shared.usage import ADD, HOUR_S, SCHEMA
+
+TABLES: Final = (
+    SCHEMA,
+    "CREATE TABLE IF NOT EXISTS told (one INTEGER PRIMARY KEY, life INTEGER NOT NULL, number INTEGER NOT NULL)",
+)
+_TELL: Final = "INSERT OR REPLACE INTO told VALUES (1, ?, ?)"
+_INTERVAL_NS: Final = 1_000_000_000
+
+
+class UsageBook:
+    """What waits to be written: with the journal's pages, or by itself at most once a second.
+
+    recorded: which costs are written. Raises UserError when the database cannot be read.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        rows = [msgspec.convert(row, tuple[int, int]) for row in database.read("SELECT life, number FROM told")]
+        self.recorded = self._told = Told(*rows[0]) if rows else Told()
+        self._waiting: dict[tuple[Account, int], Usage] = {}
+        self._next_ns = 0
+
+    def add(self, usage: Mapping[Account, Usage], told: Told) -> None:
+        """Take what was used in a turn; told: the costs in it and before it."""
+        self._told = told
+        if not usage:
+            return
+        hour = int(time.time()) // HOUR_S * HOUR_S
+        for account, used in usage.items():
+            self._waiting.setdefault((account, hour), Usage()).add(used)
+
+    def writes(self) -> list[Write]:
+        """What waits, as part of a transaction; when that is committed, `written` must be called."""
+        rows = [(*account, hour, *astuple(used)) for (account, hour), used in self._waiting.items()]
+        writes = [Write(ADD, rows)] if rows else []
+        return writes if self._told == self.recorded else [*writes, Write(_TELL, [self._told])]
+
+    def written(self) -> None:
+        """What waited is on disk."""
+        self._waiting.clear()
+        self.recorded = self._told
+
+    def advance(self, now_ns: int) -> int | None:
+        """Write when it is time; returns when that is next, or None when nothing waits."""
+        if self._waits and now_ns >= self._next_ns:
+            self._next_ns = now_ns + _INTERVAL_NS
+            self.flush()
+        return self._next_ns if self._waits else None
+
+    def flush(self) -> None:
+        """Write now; what the database does not take waits on."""
+        if self._waits and self._database.commit(self.writes()):
+            self.written()
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._waiting) or self._told != self.recorded
+
+    def close(self) -> None:
+        """Write what waits and close the database."""
+        self.flush()
+        self._database.close()
