@@ -4,13 +4,11 @@ import zmq
 
 from noria.proto.base import Service
 from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
-from noria.services.admission.database import Database
 from noria.services.admission.door import Door
-from noria.services.admission.journal import SCHEMA as JOURNAL_SCHEMA
-from noria.services.admission.journal import own_journal
+from noria.services.admission.journal import open_journal
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.tokenizing import TokenizerPool
-from noria.services.admission.usage import TABLES, UsageBook
+from noria.services.admission.usage import UsageBook
 from noria.shared import models
 from noria.shared.actor import Actor
 from noria.shared.chat_template import ChatTemplate
@@ -33,9 +31,9 @@ def start(config: Config) -> int:
     endpoint = public_mailbox(config.runtime, binding=True)
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
-        database = Database(database_path(config.runtime), (*TABLES, *JOURNAL_SCHEMA))
+        runtime = config.runtime
+        database, journal = open_journal(database_path(runtime), kept=runtime.journal, sync=runtime.journal_sync)
         usage = UsageBook(database)
-        journal = own_journal(database, kept=config.runtime.journal)
         door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
         shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage, journal)
