@@ -31,8 +31,9 @@ def convert(gguf: Path, folder: Path, report: Report) -> Path:
     report("convert", 0, 0)
     with _silent_transformers():
         try:
-            unused = check_gguf(gguf, header, _needed(gguf))
-            model, tokenizer = _read(gguf)
+            config = _config(gguf)
+            unused = check_gguf(gguf, header, _needed(config))
+            model, tokenizer = _read(gguf, config)
         except UserError:
             raise
         except Exception as error:  # whatever an unknown file makes the readers raise, the answer is the same
@@ -45,26 +46,37 @@ def convert(gguf: Path, folder: Path, report: Report) -> Path:
     return folder
 
 
-def _needed(gguf: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of the model that the file's metadata describe, by transformers' names. Takes no memory."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _config(gguf: Path) -> Any:
+    """The config that the file's metadata describe. Read once: a large vocabulary takes 20 s."""
+    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    return AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+
+
+def _needed(config: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of the model that a config describes, by transformers' names. Takes no memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     # A weight under two names, as a head that is the embedding, comes once.
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
-def _read(gguf: Path) -> tuple[Any, Any]:
+def _read(gguf: Path, config: Any) -> tuple[Any, Any]:
     """The model in float32, of which the file gave every weight, and its tokenizer. Raises UserError, and what readers raise."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, file = str(gguf.parent), gguf.name
     model, found = AutoModelForCausalLM.from_pretrained(
-        place, gguf_file=file, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        place,
+        config=config,
+        gguf_file=file,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
     )
     check_loaded(str(gguf), found)
     return model, AutoTokenizer.from_pretrained(place, gguf_file=file)

@@ -41,7 +41,7 @@ class _Index(msgspec.Struct):
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """Names of the safetensors files that a model folder's weights are in: those of the index, else the single file.
+    """Names of the safetensors files that a model folder's weights are in: the single file, else those of the index.
 
     Raises UserError when the index cannot be read.
     """
@@ -142,10 +142,13 @@ def damaged(folder: Path, what: str) -> UserError:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """The file of each tensor as the index has it; nothing where there is no index."""
+    """The file of each tensor as the index has it; nothing where there is none, or a single file beside it.
+
+    That the single file goes first is transformers' rule, which reads the same folders for models of other families.
+    """
     path = folder / INDEX
     try:
-        if not path.is_file():
+        if (folder / SINGLE).is_file() or not path.is_file():
             return {}
         found: Any = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
     except OSError as error:

@@ -26,7 +26,7 @@ from noria.services.executor.operations import Operations
 from noria.services.executor.products import Products
 from noria.services.executor.shape import Integers
 from noria.shared.errors import UserError
-from noria.shared.weight_files import check_loaded, first_line
+from noria.shared.weight_files import check_loaded, first_line, other_files
 
 _OBSERVED_TOKENS: Final = 8
 
@@ -150,7 +150,7 @@ def _load(wanted: Wanted) -> tuple[Any, tuple[str, ...]]:
         except (ValueError, OSError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(f"transformers cannot load it: {first_line(error)}") from error
     check_loaded(f"the model folder {wanted.folder}", found)
-    return network.eval(), tuple(sorted(found["unexpected_keys"]))
+    return network.eval(), tuple(sorted({*found["unexpected_keys"], *other_files(wanted.folder)}))
 
 
 def _architecture(config: Any, layers: Sequence[Attention], vocabulary: int) -> Architecture:

@@ -122,6 +122,11 @@ def test_what_is_not_used_is_served_and_logged_by_name(tmp_path: Path) -> None:
     } in lines
 
 
+def test_a_single_file_goes_before_shards_whose_files_are_named(tmp_path: Path) -> None:
+    write_tiny_weights(sharded(tmp_path))
+    assert loaded(tmp_path).unused == (FIRST, SECOND)
+
+
 @pytest.mark.parametrize("lost", [1, 1000])
 def test_a_file_that_is_cut_short_is_refused_with_both_sizes(tmp_path: Path, lost: int) -> None:
     path = write_tiny_weights(tmp_path) / "model.safetensors"
