@@ -25,6 +25,7 @@ from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.locks import Holder, Lock
 from noria.shared.models import ALIASES, cache_dir, cached_folder, resolve
+from noria.shared.weight_files import read_tensors
 
 _POLL_S: Final = 0.2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -65,8 +66,11 @@ def pull(name: str, settings: ModelSettings, report: Report) -> Path:
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
         try:
             made = _fetch(name, work, report)
+            read_tensors(made)  # raises where files are missing or cut short
             _make_readable(made)
+            _sync(made)
             made.rename(target)
+            _sync(target.parent, files=False)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return target
@@ -127,6 +131,16 @@ def _sweep(target: Path) -> None:
     for rest in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(rest, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
+
+
+def _sync(folder: Path, *, files: bool = True) -> None:
+    """Have the disk hold a folder and its files, so that no power loss leaves a folder whose files are empty."""
+    for path in (folder, *(folder.rglob("*") if files else ())):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _make_readable(folder: Path) -> None:
