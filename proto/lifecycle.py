@@ -4,6 +4,10 @@ from enum import StrEnum
 
 import msgspec
 
+# The number of the format of all messages between services. It changes when a service could misread another version's messages;
+# fields that are appended with defaults do not change it.
+WIRE_FORMAT = 1
+
 
 class State(StrEnum):
     """What a process is doing, as seen by the supervisor and by `noria ps`."""
@@ -18,11 +22,13 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The sender exists, with the incarnation in the header; answered by the recipient's own `Hello`.
 
     `answer` marks the answer, so that two greetings do not go on for ever. `pid` is for people.
+    `wire_format`: `WIRE_FORMAT` of the sender's version, 1 where it is absent; a peer of another number is not talked to.
     """
 
     pid: int
     state: State
     answer: bool = False
+    wire_format: int = 1
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):

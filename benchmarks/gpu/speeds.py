@@ -3,6 +3,7 @@
 import gc
 import random
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class StateWeights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._state
+
+    def require(self, needed: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+        """All are there: the model was made from the same config."""
+        del needed
+        return ()
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
         """One tensor."""

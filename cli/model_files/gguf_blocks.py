@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from noria.cli.model_files.gguf_tensors import name_table
 from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
 if TYPE_CHECKING:
@@ -45,15 +46,12 @@ def keep_blocks(gguf: Path, folder: Path, weights: Mapping[str, Floats], heads: 
 
 def _names(reader: "GGUFReader", weights: Mapping[str, Floats]) -> dict[str, str]:
     """The folder's names of the file's tensors that are matrices."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    called = _value(reader, "general.architecture")
-    for architecture, name in MODEL_ARCH_NAMES.items():
-        if name == called:
-            table = get_tensor_name_map(architecture, int(_value(reader, f"{called}.block_count")))
-            found = {table.get_name(each, (".weight",)): each for each, weight in weights.items() if weight.ndim == 2}
-            return {theirs: ours for theirs, ours in found.items() if theirs is not None}
-    return {}
+    architecture = _value(reader, "general.architecture")
+    table = name_table(architecture, int(_value(reader, f"{architecture}.block_count")))
+    if table is None:
+        return {}
+    found = {table.get_name(each, (".weight",)): each for each, weight in weights.items() if weight.ndim == 2}
+    return {theirs: ours for theirs, ours in found.items() if theirs is not None}
 
 
 def _value(reader: "GGUFReader", key: str) -> str:

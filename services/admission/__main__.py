@@ -6,10 +6,8 @@ from noria.proto.base import Service
 from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
 from noria.services.admission.public_mailbox import Door
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.storage.database import Database
-from noria.services.admission.storage.journal import SCHEMA as JOURNAL_SCHEMA
-from noria.services.admission.storage.journal import own_journal
-from noria.services.admission.storage.usage_writer import TABLES, UsageBook
+from noria.services.admission.storage.journal import open_journal
+from noria.services.admission.storage.usage_writer import UsageBook
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import public_mailbox
@@ -33,9 +31,9 @@ def start(config: Config) -> int:
     endpoint = public_mailbox(config.runtime, binding=True)
 
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
-        database = Database(database_path(config.runtime), (*TABLES, *JOURNAL_SCHEMA))
+        runtime = config.runtime
+        database, journal = open_journal(database_path(runtime), kept=runtime.journal, sync=runtime.journal_sync)
         usage = UsageBook(database)
-        journal = own_journal(database, kept=config.runtime.journal)
         door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
         shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage, journal)

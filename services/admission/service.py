@@ -162,6 +162,7 @@ class AdmissionService:
             "malformed": self._door.malformed,
             "congested": self._congested,
             "tokenizer": self._pool.counts(),
+            **({} if self._journal is None else {"journal": self._journal.report()}),
         }
 
     def drain(self, timeout_ms: int) -> None:

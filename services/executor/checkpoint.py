@@ -1,5 +1,6 @@
 """A model folder's tensors by name, read from safetensors through the page cache, whole or in shards."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,13 +10,10 @@ from safetensors import SafetensorError, safe_open
 
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
+from noria.shared.model.weight_files import TensorShape, check_tensors, damaged, other_files, read_header, read_tensors
 
-_INDEX: Final = "model.safetensors.index.json"
-_SINGLE: Final = "model.safetensors"
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+_NUMBERS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Kinds of numbers that are weights as they stand; quantised ones mean nothing without their scales."""
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -26,26 +24,41 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """Opens a folder's shards. Raises UserError when they are missing or damaged."""
+    """Opens a folder's shards. Raises UserError when they are missing, cut short or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        names = {_SINGLE}
+        self._found = read_tensors(folder)
+        blocks = read_header(folder / BLOCKS) if (folder / BLOCKS).is_file() else {}
         try:
-            if (folder / _INDEX).is_file():
-                index = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Index)
-                names = set(index.weight_map.values())
-            shards = [safe_open(str(folder / name), framework="pt") for name in sorted(names)]
-            blocks = [safe_open(str(folder / BLOCKS), framework="pt")] if (folder / BLOCKS).is_file() else []
-        except (OSError, SafetensorError, msgspec.DecodeError) as error:
-            raise UserError(
-                f"cannot read the weights in {folder}: {error}; remove the folder and pull the model again, or choose another"
-            ) from error
-        self._owner = {key: shard for shard in shards for key in shard.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118 - not a mapping
-        self._blocks = {key: shard for shard in blocks for key in shard.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118 - not a mapping
+            shards = {
+                name: safe_open(str(folder / name), framework="pt")
+                for name in {each.file for each in (*self._found.values(), *blocks.values())}
+            }
+        except (OSError, SafetensorError) as error:
+            raise damaged(folder, str(error)) from error
+        self._owner = {name: shards[tensor.file] for name, tensor in self._found.items()}
+        self._blocks = {name: shards[tensor.file] for name, tensor in blocks.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._owner
+
+    def require(self, needed: Mapping[str, TensorShape]) -> tuple[str, ...]:
+        """Check that all of these tensors are there; returns the names of tensors and files that are not among them.
+
+        Raises UserError naming what is missing, of another shape, or not of floating-point numbers.
+        """
+        where = f"the model folder {self._folder}"
+        found: dict[str, TensorShape] = dict.fromkeys(other_files(self._folder), ())  # named like tensors
+        found |= {name: tensor.shape for name, tensor in self._found.items()}
+        unused = check_tensors(where, needed, found)
+        for name in needed:
+            if (kind := self._found[name].dtype) not in _NUMBERS:
+                raise UserError(
+                    f"{name} in {where} is of kind {kind}, expected one of {', '.join(sorted(_NUMBERS))}; quantised "
+                    "folders are not served: choose the model in floating point, or a GGUF file"
+                )
+        return unused
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
         """One tensor in the given dtype, or its own where None. Raises UserError when it is missing or of another shape."""

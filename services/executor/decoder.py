@@ -10,16 +10,19 @@ from noria.services.executor.linear import ReferenceProducts
 from noria.services.executor.mlp import load_mlp
 from noria.services.executor.operations import Operations, StepOperations
 from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Products
+from noria.services.executor.products import Linear, Products
+from noria.services.executor.required import RequiredProducts, Requirements
 from noria.services.executor.shape import Integers
 from noria.services.executor.weights import Weights
+from noria.shared.model.weight_files import TensorShape
 
 
 class Decoder:
     """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
 
     products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
-    where they compute, the processor where absent.
+    where they compute, the processor where absent. unused: names of the checkpoint's tensors and files that it does not
+    read. Raises UserError naming a tensor that is missing or of another shape.
     """
 
     def __init__(
@@ -35,19 +38,15 @@ class Decoder:
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
+        # Before anything is read: a model that lacks a tensor takes no memory, also where its packed weights are kept.
+        self.unused = checkpoint.require(required_tensors(architecture))
         products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
         weights = Weights(
             checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset, device=device
         )
-        size = (architecture.vocabulary, architecture.hidden)
-        self._embedding = weights.table("model.embed_tokens.weight", size)
         # Rounded as transformers rounds it: the checkpoint was trained so.
         self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
-        self._layers = [_load(weights, architecture, layer) for layer in range(architecture.layers)]
-        self._norm = weights.norm("model.norm.weight", architecture.hidden)
-        # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
-        tied = architecture.tied or "lm_head.weight" not in checkpoint
-        self._head = weights.head("model.embed_tokens" if tied else "lm_head", size, samples_max)
+        self._embedding, self._layers, self._norm, self._head = _load(weights, architecture, samples_max)
         self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
         self.scratch_bytes = products.scratch_bytes(rows_max)
 
@@ -67,7 +66,29 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _load(weights: Weights, facts: Architecture, layer: int) -> Layer:
+def required_tensors(architecture: Architecture) -> dict[str, TensorShape]:
+    """Shapes, by name, of all tensors that a decoder of this architecture reads."""
+    requirements = Requirements()
+    products = RequiredProducts(requirements)
+    _load(Weights(requirements, torch.float32, 1, products, PackedWeights(), norm_offset=False), architecture, 1)
+    return requirements.shapes
+
+
+def _load(
+    weights: Weights, facts: Architecture, samples_max: int
+) -> tuple[torch.Tensor, list[Layer], torch.Tensor, Linear]:
+    """Embedding, layers, last norm and head."""
+    size = (facts.vocabulary, facts.hidden)
+    return (
+        weights.table("model.embed_tokens.weight", size),
+        [_load_layer(weights, facts, layer) for layer in range(facts.layers)],
+        weights.norm("model.norm.weight", facts.hidden),
+        # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
+        weights.head("model.embed_tokens" if facts.tied else "lm_head", size, samples_max),
+    )
+
+
+def _load_layer(weights: Weights, facts: Architecture, layer: int) -> Layer:
     prefix = f"model.layers.{layer}."
     query, key = facts.heads * facts.head_dim, facts.key_width
     attention = prefix + "self_attn."

@@ -155,7 +155,7 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     )
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes, advice)
     load_s = time.monotonic() - began
-    return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept)
+    return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept, made.unused)
 
 
 def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:

@@ -53,7 +53,7 @@ class Architecture(msgspec.Struct, frozen=True):
     windows: by layer, how many tokens it sees, itself included; 0 is all. layer_ropes: index into ropes by layer.
     scale multiplies scores of queries and keys; caps bound scores and logits by cap * tanh(x / cap). norm_offset: norms
     multiply by 1 + weight, in float32. sandwich: what attention and MLP give is normed too. fused: projections of the same
-    input are one tensor. tied: the head is the embedding; None when the checkpoint's tensors tell.
+    input are one tensor. tied: the head is the embedding.
     """
 
     family: str
@@ -72,7 +72,7 @@ class Architecture(msgspec.Struct, frozen=True):
     out_bias: bool
     mlp_bias: bool
     head_norm: bool
-    tied: bool | None
+    tied: bool
     scale: float
     activation: str = "silu"
     score_cap: float | None = None
@@ -136,7 +136,8 @@ def _architecture(published: Published, path: Path) -> Architecture:
         out_bias=bias,
         mlp_bias=kind == "llama" and published.mlp_bias,
         head_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-        tied=True if published.tie_word_embeddings is None and gemma else published.tie_word_embeddings,
+        # What a config leaves out is as transformers has it.
+        tied=gemma if published.tie_word_embeddings is None else published.tie_word_embeddings,
         scale=(published.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         activation=_activation(published, path),
         score_cap=published.attn_logit_softcapping if kind == "gemma2" else None,

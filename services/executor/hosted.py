@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from noria.services.executor import hosted_attention
 from noria.services.executor.batch import Batch
@@ -25,6 +26,7 @@ from noria.services.executor.operations import Operations
 from noria.services.executor.products import Products
 from noria.services.executor.shape import Integers
 from noria.shared.errors import UserError
+from noria.shared.model.weight_files import check_loaded, first_line, other_files
 
 _OBSERVED_TOKENS: Final = 8
 
@@ -85,11 +87,16 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A network as transformers has it, and what was learned by observing it."""
+    """A network as transformers has it, and what was learned by observing it.
+
+    unused: names of tensors in the folder that it does not read.
+    """
 
     network: Any
     architecture: Architecture
     layers: tuple[Attention, ...]
+    checkpoint: Checkpoint
+    unused: tuple[str, ...]
 
     def plain(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocabulary] of transformers' own forward pass of a sequence. Not once it is hosted."""
@@ -99,16 +106,17 @@ class Opened(msgspec.Struct, frozen=True):
 
     def hosted(self, wanted: Wanted, products: Products) -> Hosted:
         """Give it our products and attention."""
-        checkpoint = Checkpoint(wanted.folder)
         head = self.network.get_output_embeddings()
-        replace(self.network, head, checkpoint, products, wanted.dtype, wanted.rows_max, wanted.samples_max)
+        replace(self.network, head, self.checkpoint, products, wanted.dtype, wanted.rows_max, wanted.samples_max)
         self.network.set_attn_implementation(hosted_attention.NAME)
         return Hosted(self.network, self.architecture, self.layers, wanted.dtype, products, wanted.rows_max)
 
 
 def open_network(wanted: Wanted) -> Opened:
     """Load a model and learn what it is. Raises UserError saying why it cannot be served."""
-    network = _load(wanted)
+    # First, because it says of a damaged file what is wrong with it, and takes no memory.
+    checkpoint = Checkpoint(wanted.folder)
+    network, unused = _load(wanted)
     takes = inspect.signature(network.forward).parameters
     if "position_ids" not in takes:
         raise UserError("its forward pass takes no positions")
@@ -123,10 +131,11 @@ def open_network(wanted: Wanted) -> Opened:
     config = network.config.get_text_config()
     architecture = _architecture(config, observer.layers, vocabulary)
     network.set_attn_implementation("eager")
-    return Opened(network, architecture, tuple(observer.layers))
+    return Opened(network, architecture, tuple(observer.layers), checkpoint, unused)
 
 
-def _load(wanted: Wanted) -> Any:
+def _load(wanted: Wanted) -> tuple[Any, tuple[str, ...]]:
+    """The network, whose every weight is the folder's, and names of what else the folder has. Raises UserError."""
     with _quiet():
         try:
             network, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -136,12 +145,12 @@ def _load(wanted: Wanted) -> Any:
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
-        except (ValueError, OSError, ImportError, KeyError, RuntimeError) as error:
-            raise UserError(f"transformers cannot load it: {str(error).strip().splitlines()[0]}") from error
-    if missing := sorted({*found["missing_keys"], *(str(each) for each in found["mismatched_keys"])}):
-        raise UserError(f"its weights lack {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
-    return network.eval()
+        except (ValueError, OSError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"transformers cannot load it: {first_line(error)}") from error
+    check_loaded(f"the model folder {wanted.folder}", found)
+    return network.eval(), tuple(sorted({*found["unexpected_keys"], *other_files(wanted.folder)}))
 
 
 def _architecture(config: Any, layers: Sequence[Attention], vocabulary: int) -> Architecture:
@@ -172,7 +181,7 @@ def _architecture(config: Any, layers: Sequence[Attention], vocabulary: int) -> 
         out_bias=False,
         mlp_bias=False,
         head_norm=False,
-        tied=None,
+        tied=False,
         scale=first.scale,
         score_cap=first.cap,
     )

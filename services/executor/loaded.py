@@ -1,5 +1,7 @@
 """What loading a model found out, for the shell and for people. Knows neither tensors nor the device."""
 
+from typing import Final
+
 import msgspec
 import structlog
 
@@ -7,11 +9,14 @@ from noria.proto.execution import Geometry
 from noria.services.executor.shape import Shape
 from noria.services.executor.sizing import Memory
 
+_NAMES_MAX: Final = 50
+
 
 class Loaded(msgspec.Struct, frozen=True):
     """What loading found out. steady: every matrix product gives a row the same bits in any batch.
 
-    kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing.
+    kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing. unused: names of
+    tensors and files in the model's folder that it does not read.
     """
 
     shape: Shape
@@ -22,6 +27,7 @@ class Loaded(msgspec.Struct, frozen=True):
     steady: bool
     kernels: str = ""
     unkept: str = ""
+    unused: tuple[str, ...] = ()
 
 
 def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:
@@ -45,5 +51,8 @@ def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:
     )
     if loaded.unkept:
         log.warning("packed weights cannot be kept", reason=loaded.unkept)
+    if loaded.unused:
+        # Cut, because a folder may hold another model's thousand tensors too.
+        log.warning("weights are not used", count=len(loaded.unused), names=list(loaded.unused[:_NAMES_MAX]))
     if not loaded.steady:
         log.warning("results depend on the batch", reason="a matrix product's order of summation varies")

@@ -18,13 +18,14 @@ from noria.shared.errors import UserError
 class Made(msgspec.Struct, frozen=True):
     """A model. name: what computes it, for a person. unkept: why packed weights could not be kept, or nothing.
 
-    hosted: transformers computes it.
+    hosted: transformers computes it. unused: names of tensors and files in the folder that the model does not read.
     """
 
     model: Model
     name: str
     unkept: str
     hosted: bool
+    unused: tuple[str, ...]
 
 
 def make_model(
@@ -51,7 +52,7 @@ def _own(
     if packed.written:
         # Mapped, all weights of a 135M model were read in 9.8 ms, from memory as it is allocated in 14.2.
         decoder, _ = made()
-    return Made(decoder, computing.name, unkept, hosted=False)
+    return Made(decoder, computing.name, unkept, hosted=False, unused=decoder.unused)
 
 
 def _hosted(
@@ -78,4 +79,5 @@ def _hosted(
         verify(model, prompts, expected, tolerance(dtype, config.quantization))
     except UserError as error:
         raise UserError(f"{unknown}; transformers cannot compute it here either: {error}") from error
-    return Made(model, f"transformers ({model.architecture.family}) over {computing.name}", unkept, hosted=True)
+    name = f"transformers ({model.architecture.family}) over {computing.name}"
+    return Made(model, name, unkept, hosted=True, unused=opened.unused)

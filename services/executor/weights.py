@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Grouped, Linear, Matrix, Products
+from noria.services.executor.products import Grouped, Linear, Matrix, Products, Source
 
 
 class Weights:
@@ -17,7 +16,7 @@ class Weights:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Source,
         dtype: torch.dtype,
         rows_max: int,
         products: Products,

@@ -12,13 +12,14 @@ from typing import Final
 import msgspec
 
 from noria.proto.base import Header, Service
-from noria.proto.lifecycle import Heartbeat, Hello, State
+from noria.proto.lifecycle import WIRE_FORMAT, Heartbeat, Hello, State
 from noria.shared.actor.mailbox import Mailbox
 from noria.shared.actor.shell import Shell
 from noria.shared.config.config import RuntimeSettings
 from noria.shared.telemetry.log import logger
 
 _HELLO_INTERVAL_NS: Final = 100_000_000
+_REFUSED_MAX: Final = 64
 
 
 class Greeting:
@@ -35,6 +36,7 @@ class Greeting:
         self._next_hello_ns = 0
         self._next_heartbeat_ns = 0
         self._told = State.STARTING
+        self._refused: set[int] = set()
         self._log = logger(mailbox.service.value)
 
     @property
@@ -91,6 +93,9 @@ class Greeting:
     def _take_hello(self, shell: Shell, header: Header, body: Hello) -> None:
         sender = Service(header.sender)
         link = self._mailbox.links[sender]
+        if body.wire_format != WIRE_FORMAT:
+            self._refuse(header, body)
+            return
         if header.recipient not in (0, self._mailbox.incarnation):
             # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
             return
@@ -106,6 +111,22 @@ class Greeting:
                 link.state = body.state  # it may have become ready before it knew whom to tell
             if not body.answer:
                 self._mailbox.send_once(sender, _hello(shell, answer=True))
+
+    def _refuse(self, header: Header, body: Hello) -> None:
+        """Leave a peer whose messages could be misread alone, and say so once."""
+        if header.incarnation in self._refused:
+            return
+        if len(self._refused) >= _REFUSED_MAX:
+            self._refused.clear()
+        self._refused.add(header.incarnation)
+        self._log.error(
+            "peer speaks another wire format and is not talked to; start one version of all services",
+            peer=header.sender,
+            incarnation=f"{header.incarnation:x}",
+            pid=body.pid,
+            wire_format=body.wire_format,
+            own_wire_format=WIRE_FORMAT,
+        )
 
     def _greet_absent(self, shell: Shell, now_ns: int) -> None:
         absent = [peer for peer, link in self._mailbox.links.items() if not link.joined]
@@ -129,4 +150,4 @@ class Greeting:
 
 
 def _hello(shell: Shell, *, answer: bool) -> Hello:
-    return Hello(os.getpid(), shell.state(), answer)
+    return Hello(os.getpid(), shell.state(), answer, WIRE_FORMAT)

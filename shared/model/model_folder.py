@@ -69,6 +69,9 @@ ALIASES: Final[dict[str, Source]] = {
 }
 
 
+_CONVERSION: Final = 2
+"""Raised whenever a GGUF file that was converted before must be converted again: 1 filled in what a file lacked."""
+
 _CONTEXTS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """What configs call the context."""
 
@@ -100,7 +103,8 @@ def cached_folder(settings: ModelSettings) -> Path:
     if local.suffix == ".gguf":
         # The same file pulled again is found again; a replaced one is not mistaken for it.
         status = local.stat() if local.exists() else None
-        identity = f"{local.absolute()}:{status.st_size}:{status.st_mtime_ns}" if status else str(local.absolute())
+        place = f"{_CONVERSION}:{local.absolute()}"
+        identity = f"{place}:{status.st_size}:{status.st_mtime_ns}" if status else place
         return cache_dir(settings) / f"{local.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return cache_dir(settings) / name.replace("/", "--")
 

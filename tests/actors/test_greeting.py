@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import zmq
 from fakes.peers import BarePeer, Recorder, runtime
+from structlog.testing import capture_logs
 
 from noria.proto.base import Header, Service
-from noria.proto.lifecycle import Drain, Heartbeat, Hello, State
+from noria.proto.lifecycle import WIRE_FORMAT, Drain, Heartbeat, Hello, State
 from noria.proto.output import Progress
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
 from noria.shared.actor.greeting import Greeting
@@ -127,6 +128,24 @@ def test_a_peer_is_given_up_after_its_time_and_greeted_at_once(party: Party) -> 
     assert party.shell.losses == [B]
     assert not party.box.links[B].joined
     assert party.greeting.due_ns == lost_ns
+
+
+def test_a_peer_of_another_wire_format_is_named_once_and_not_talked_to(party: Party) -> None:
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert not party.hears(Hello(4711, State.READY, wire_format=WIRE_FORMAT + 1))
+        assert not party.hears(Progress(()), 1)
+    (line,) = [line for line in lines if line["log_level"] == "error"]
+    assert (line["peer"], line["pid"]) == (B.value, 4711)
+    assert (line["wire_format"], line["own_wire_format"]) == (WIRE_FORMAT + 1, WIRE_FORMAT)
+    assert party.shell.joins == [] and not party.box.links[B].joined
+    party.hears(Hello(4712, State.READY), incarnation=PEER + 1)
+    assert party.shell.joins == [B], "its successor of the right version joins"
+
+
+def test_a_greeting_says_the_own_wire_format(party: Party) -> None:
+    party.greeting.tend(party.shell, SECOND)
+    assert party.told(Hello) == Hello(os.getpid(), State.READY, wire_format=WIRE_FORMAT)
 
 
 def test_a_farewell_is_for_those_that_joined(party: Party) -> None:

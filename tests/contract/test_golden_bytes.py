@@ -8,6 +8,7 @@ from contract.golden import FOLDER, KINDS, example, lines
 from msgspec import inspect
 
 from noria.proto.base import Header
+from noria.proto.lifecycle import Hello, State
 from noria.proto.wire import every_kind
 
 Kind = type[msgspec.Struct]
@@ -26,6 +27,12 @@ def test_recorded_bytes_are_read_as_the_message(kind: Kind) -> None:
     recorded = (FOLDER / f"{kind.__name__}.hex").read_text().split()[:2]
     for full, line in zip((True, False), recorded, strict=True):
         assert msgspec.msgpack.decode(bytes.fromhex(line), type=kind) == example(kind, full=full)
+
+
+def test_a_greeting_of_version_0_1_0_has_the_first_wire_format() -> None:
+    for line, answer in (("9301a8647261696e696e67c3", True), ("9301a8647261696e696e67c2", False)):
+        greeting = msgspec.msgpack.decode(bytes.fromhex(line), type=Hello)
+        assert greeting == Hello(1, State.DRAINING, answer, 1)
 
 
 def test_no_kind_lacks_its_bytes_and_no_bytes_their_kind() -> None:

@@ -1,6 +1,7 @@
-"""A process that does nothing but emit and put on record, until it is killed: `python -m fakes.journal_writer FILE`.
+"""A process that does nothing but emit and put on record: `python -m fakes.journal_writer FILE [TURNS]`.
 
-After each commit it says, in one line, how many tokens of each stream are on record.
+It goes on until it is killed, or closes the file in order after so many turns. After each commit it says, in one line, how
+many tokens of each stream are on record.
 """
 
 import os
@@ -11,10 +12,8 @@ from pathlib import Path
 from fakes.admission_bench import Bench, token_request
 
 from noria.proto.output import TextRun, Texts
-from noria.services.admission.storage.database import Database
-from noria.services.admission.storage.journal import SCHEMA, Journal
+from noria.services.admission.storage.journal import open_journal
 from noria.services.admission.storage.journal_records import Clock
-from noria.services.admission.storage.usage_writer import TABLES as USAGE
 
 STREAMS = 6
 
@@ -28,7 +27,8 @@ def main() -> None:
     """Emit until killed."""
     bench = Bench(context_tokens=1 << 20, client_timeout_ns=1 << 60)
     bench.now_ns = time.monotonic_ns()
-    journal = Journal(Database(Path(sys.argv[1]), (*USAGE, *SCHEMA)))
+    database, journal = open_journal(Path(sys.argv[1]), kept=True)
+    assert journal is not None
     bench.core.recover(journal.read(bench.now_ns, Clock.read()), bench.now_ns)
     bench.ready()
     bench.capacity(tokens=1 << 40, largest=1 << 20)
@@ -37,8 +37,8 @@ def main() -> None:
         if f"r{number}" not in known:
             bench.core.books.ledger.draw_number()
             bench.hear("client-writer", token_request(f"r{number}", max_tokens=1 << 19))
-    turn = 0
-    while True:
+    turn, last = 0, int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    while not last or turn < last:
         turn += 1
         runs = []
         for request, choice in bench.core.books.unfinished():
@@ -52,6 +52,7 @@ def main() -> None:
         bench.core.written(page)
         lengths = [len(choice.ids) for _, choice in bench.core.books.unfinished()]
         os.write(1, (" ".join(map(str, lengths)) + "\n").encode())
+    database.close()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from noria.services.admission.storage.commit_count import Tally
 from noria.services.admission.storage.database import Database, Write
 from noria.services.admission.storage.journal import SCHEMA as JOURNAL_SCHEMA
 from noria.services.admission.storage.usage_writer import TABLES
@@ -20,15 +21,16 @@ class MemoryDatabase(Database):
         self.commits = 0
         self._log = logger("admission")
         self._commits = 0
+        self.tally, self._file, self._behind = Tally(), None, False
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         for statement in (*TABLES, *JOURNAL_SCHEMA):
             self._connection.execute(statement)
 
-    def commit(self, writes: Sequence[Write]) -> bool:
+    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
         if self.full:
             return False
         try:
-            taken = super().commit(writes)
+            taken = super().commit(writes, accepted=accepted, forgotten=forgotten)
         except BaseException:  # a process that ends here leaves nothing half done
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

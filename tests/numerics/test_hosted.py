@@ -1,5 +1,6 @@
 """Models that transformers computes over our cache: equal to its own generate, however they are scheduled, or refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from numerics.comparison import expect
 from numerics.driving import Asked, Driver, Way
+from safetensors.torch import load_file, save_file
 
 from noria.proto.sampling import Sampling
 from noria.services.executor.computing import choose
@@ -22,6 +24,7 @@ from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
 CONTEXT = 512
+UP = "model.layers.1.mlp.up_proj.weight"
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 96,
@@ -217,14 +220,37 @@ def test_a_model_whose_logits_differ_from_its_plain_forward_pass_is_refused(tmp_
         verify(opened.hosted(wanted, ReferenceProducts(torch.float32)), prompts, expected, 1e-3)
 
 
-def test_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Write a tiny model, and its tensors again as `change` leaves them."""
+    build("Olmo2", {}, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
+
+def test_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
+    changed(tmp_path, lambda weights: weights.pop(UP))
+    with pytest.raises(UserError, match=rf"the model folder .* lacks {UP}; "):
+        made(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -> None:
+    changed(tmp_path, lambda weights: weights.update({UP: torch.zeros(96, 160)}))
+    with pytest.raises(UserError, match=rf"{UP} in .* has shape \(96, 160\), expected \(160, 96\); "):
+        made(tmp_path)
+
+
+def test_weights_that_are_not_used_are_named(tmp_path: Path) -> None:
+    changed(tmp_path, lambda weights: weights.update({"visual.weight": torch.zeros(2)}))
+    assert made(tmp_path).unused == ("visual.weight",)
+
+
+def test_weights_that_are_cut_short_are_refused_with_both_sizes(tmp_path: Path) -> None:
     build("Olmo2", {}, tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"its weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=rf"model\.safetensors has {len(whole) - 1} bytes, expected {len(whole)}: "):
         made(tmp_path)
 
 

@@ -2,8 +2,9 @@
 
 A turn's writes are one transaction, made in the actor's own thread: without waiting for the disk it costs some tens of
 microseconds, less than handing it to another thread and being woken again. What is committed survives the death of every
-process; not that of the machine, after which nobody would wait for the answers any more. The log is copied back into the
-file, which does wait for the disk, by a thread of its own. Decides nothing of what is kept.
+process; that of the machine only where each commit waits for the disk (`sync="full"`). The log is copied back into the
+file, which does wait for the disk, by a thread of its own. A journal's owner counts commits, in the database and in a file
+beside it (`commits`). Decides nothing of what is kept.
 """
 
 import os
@@ -11,10 +12,12 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from noria.proto.base import Service
+from noria.services.admission.storage.commit_count import CommitsFile, Tally, commits_path
 from noria.shared.errors import UserError
+from noria.shared.process.locks import Lock
 from noria.shared.telemetry.log import logger
 
 _BUSY_S: Final = 0.05  # the loop waits for it
@@ -24,6 +27,13 @@ _CHECKPOINT: Final = "PRAGMA wal_checkpoint(PASSIVE)"
 _COMMITS_PER_LOOK: Final = 64
 _CHECKPOINT_TRIES: Final = 5
 _CHECKPOINT_PAUSE_S: Final = 0.02
+# One row: the journal's format, which database this is, and how far it has come.
+COUNTED: Final = (
+    "CREATE TABLE IF NOT EXISTS journal (one INTEGER PRIMARY KEY, format INTEGER NOT NULL, identity BLOB NOT NULL, "
+    "commits INTEGER NOT NULL, accepted INTEGER NOT NULL)"
+)
+_COUNT: Final = "UPDATE journal SET commits = ?, accepted = ?"
+Sync = Literal["normal", "full"]
 Value = str | int | float | bytes | None
 Row = tuple[Value, ...]
 
@@ -36,11 +46,19 @@ class Write(NamedTuple):
 
 
 class Database:
-    """One file, written by the thread that made it. Raises UserError when the file cannot be had."""
+    """One file, written by the thread that made it. Raises UserError when the file cannot be had.
 
-    def __init__(self, path: Path, schema: Sequence[str]) -> None:
+    sync: whether a commit waits for the disk (full) or not (normal). tally: how far it has come, where it is counted.
+    lock: that of its owner, given back when the file is closed.
+    """
+
+    def __init__(self, path: Path, schema: Sequence[str], sync: Sync = "normal") -> None:
         self.path = path
         self.failing = False
+        self.tally = Tally()
+        self.lock: Lock | None = None
+        self._file: CommitsFile | None = None
+        self._behind = False
         self._log = logger(Service.ADMISSION.value)
         self._commits = 0
         try:
@@ -48,7 +66,7 @@ class Database:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA synchronous = {sync.upper()}")
             self._connection.execute("PRAGMA wal_autocheckpoint = 0")
             self._connection.execute("PRAGMA secure_delete = ON")
             for statement in schema:
@@ -57,15 +75,35 @@ class Database:
             raise UserError(_unusable(path, error)) from error
         self._checkpoints = _Checkpoints(path)
 
-    def commit(self, writes: Sequence[Write]) -> bool:
-        """Write all of it, or nothing: False when the disk is full or the file busy, and it is worth trying again."""
+    def count(self, identity: bytes, tally: Tally) -> None:
+        """Count commits from here on, in the row of `COUNTED`, which is there, and in a file beside the database.
+
+        The file is first written after the first commit. To be called by the one process that owns the journal. Raises
+        UserError when the file cannot be made.
+        """
+        path = commits_path(self.path)
         try:
-            if len(writes) == 1 and len(writes[0].rows) == 1:
+            self._file = CommitsFile(path, identity)
+        except OSError as error:
+            raise UserError(_unusable(path, error)) from error
+        self.tally = tally
+
+    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
+        """Write all of it, or nothing: False when the disk is full or the file busy, and it is worth trying again.
+
+        accepted, forgotten: how many requests it adds to the journal, and takes from it.
+        """
+        commits, so_far, held = self.tally
+        tally = Tally(commits + 1, so_far + accepted, held + accepted - forgotten)
+        try:
+            if self._file is None and len(writes) == 1 and len(writes[0].rows) == 1:
                 self._connection.execute(writes[0].statement, writes[0].rows[0])
             else:
                 self._connection.execute("BEGIN IMMEDIATE")
                 for each in writes:
                     self._connection.executemany(each.statement, each.rows)
+                if self._file is not None:
+                    self._connection.execute(_COUNT, tally[:2])
                 self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             if self._connection.in_transaction:
@@ -77,6 +115,9 @@ class Database:
         if self.failing:
             self._log.info("database written again", path=str(self.path))
         self.failing = False
+        if self._file is not None:
+            self.tally = tally
+            self._say(orderly=False)
         self._commits += 1
         if self._commits % _COMMITS_PER_LOOK == 0:
             self.look()
@@ -98,6 +139,20 @@ class Database:
         """Close the file."""
         self._checkpoints.close()
         self._connection.close()
+        if self._file is not None:
+            self._say(orderly=True)
+            self._file.close()
+            self._file = None
+        if self.lock is not None:
+            self.lock.release()
+
+    def _say(self, *, orderly: bool) -> None:
+        """Tell the file beside the database; a disk that does not take it leaves losses unnoticed, so it is logged once."""
+        assert self._file is not None
+        behind = not self._file.write(self.tally, orderly=orderly)
+        if behind and not self._behind:
+            self._log.error("commits not counted", path=str(commits_path(self.path)))
+        self._behind = behind
 
 
 class _Checkpoints:

@@ -8,6 +8,7 @@ next fold, seconds later.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,12 +20,17 @@ from noria.services.admission.core.ledger.unsaved_changes import Mark, Page, Par
 from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.core.tenants.class_totals import Account, Traffic
 from noria.services.admission.storage import journal_records
-from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.storage.commit_count import commits_path
+from noria.services.admission.storage.database import COUNTED, Database, Sync, Write
+from noria.services.admission.storage.examination import FORMAT, Findings, check_format, examine, kept_aside
 from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Holder, Lock
+from noria.shared.telemetry.log import logger
 
 SCHEMA: Final = (
+    COUNTED,
     "CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS pieces (number INTEGER NOT NULL, choice INTEGER NOT NULL, place INTEGER NOT NULL, "
     "body BLOB NOT NULL, PRIMARY KEY (number, choice, place)) WITHOUT ROWID",
@@ -37,6 +43,7 @@ SCHEMA: Final = (
     "failures INTEGER NOT NULL, tokens INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS buckets (tenant TEXT PRIMARY KEY, level REAL NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID",
 )
+_JOURNAL: Final = "INSERT OR REPLACE INTO journal VALUES (1, ?, ?, ?, ?)"
 _ACCEPT: Final = "INSERT INTO requests VALUES (?, ?)"
 _PAGE: Final = "INSERT INTO pages (body) VALUES (?)"
 _PIECE: Final = (
@@ -45,6 +52,7 @@ _PIECE: Final = (
 )
 _CLEAR: Final = "DELETE FROM pages"
 _CLEAR_PIECES: Final = "DELETE FROM pieces"
+_CLEAR_TRAFFIC: Final = "DELETE FROM traffic"
 _FORGET: Final = ("DELETE FROM requests WHERE number = ?", "DELETE FROM pieces WHERE number = ?")
 _BEGAN: Final = "INSERT OR IGNORE INTO began VALUES (1, ?)"
 _SEEN: Final = "INSERT OR REPLACE INTO seen VALUES (1, ?)"
@@ -60,37 +68,37 @@ _Row = TypeVar("_Row")
 
 
 class Journal:
-    """Writes pages into a database that has the tables of `SCHEMA`, and reads them back."""
+    """Writes pages into a database that has the tables of `SCHEMA`, and reads them back.
 
-    def __init__(self, database: Database) -> None:
+    findings: what was found in its files before. unreadable: rows that `read` had to leave out.
+    """
+
+    def __init__(self, database: Database, findings: Findings | None = None) -> None:
+        self.findings = findings or Findings()
+        self.unreadable = 0
         self._database = database
+        self._log = logger(Service.ADMISSION.value)
 
     def write(self, page: Page, clock: Clock, others: Sequence[Write] = ()) -> bool:
         """Put a page on record, and other writes with it, all or nothing; False when that has to be tried again."""
-        return self._database.commit([*_writes(page, clock), *others])
+        return self._database.commit(
+            [*_writes(page, clock), *others], accepted=len(page.accepted), forgotten=len(page.forgotten)
+        )
 
     def read(self, now_ns: int, clock: Clock) -> Recovered:
-        """Everything on record, which is folded by this. Raises UserError when it cannot be read or written."""
-        try:
-            requests = {
-                number: journal_records.decode_request(number, body, clock)
-                for number, body in self._rows("SELECT number, body FROM requests ORDER BY number", tuple[int, bytes])
-            }
-            accounts = self._rows("SELECT tenant, class, body FROM traffic ORDER BY place", tuple[str, str, bytes])
-            traffic = {Account(tenant, name): journal_records.decode_traffic(body) for tenant, name, body in accounts}
-            seen_ns = self._read_streams(requests, traffic, clock)
-            for (at,) in self._rows("SELECT at FROM seen", tuple[int]):
-                seen_ns = max(seen_ns, clock.own(at))
-            levels = {
-                tenant: (level, clock.own(at))
-                for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
-            }
-            doubts = {
-                Stream(number, choice): Doubt(*rest)
-                for number, choice, *rest in self._rows("SELECT * FROM doubts", tuple[int, int, int, int, int])
-            }
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise UserError(_unreadable(self._database, error)) from error
+        """Everything on record that can be read, which is folded by this. Raises UserError when the file is not to be had."""
+        requests, traffic = self._read_requests(clock), self._read_traffic()
+        seen_ns = self._read_streams(requests, traffic, clock)
+        for (at,) in self._rows("SELECT at FROM seen", tuple[int]):
+            seen_ns = max(seen_ns, clock.own(at))
+        levels = {
+            tenant: (level, clock.own(at))
+            for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
+        }
+        doubts = {
+            Stream(number, choice): Doubt(*rest)
+            for number, choice, *rest in self._rows("SELECT * FROM doubts", tuple[int, int, int, int, int])
+        }
         self._fold(requests, traffic, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
         self._database.commit([Write(_BEGAN, [(clock.wall(now_ns),)])])
@@ -100,12 +108,28 @@ class Journal:
         """When it was first read: since then it counts."""
         return next((at for (at,) in self._rows("SELECT at FROM began", tuple[int])), 0)
 
+    def report(self) -> dict[str, object]:
+        """What people ask of it: its format, how far it has come, and what is missing since its last start."""
+        found = self.findings
+        return {
+            "path": str(self._database.path),
+            "format": FORMAT,
+            "commits": self._database.tally.commits,
+            "requests": self._database.tally.held,
+            "requests_missing": found.requests_missing,
+            "commits_missing": found.commits_missing,
+            "rows_unreadable": self.unreadable,
+            "last_stop": found.last_stop,
+            "kept_aside": kept_aside(self._database.path),
+        }
+
     def clear(self) -> None:
         """Delete what is on record of requests, and what was counted of them."""
         everything = (
             "DELETE FROM requests",
             "DELETE FROM traffic",
             "DELETE FROM began",
+            "DELETE FROM journal",
             _CLEAR,
             _CLEAR_PIECES,
             _CLEAR_DOUBTS,
@@ -113,22 +137,78 @@ class Journal:
         self._database.commit([Write(each, [()]) for each in everything])
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
-        return (msgspec.convert(row, kind) for row in self._database.read(statement))
+        for row in self._database.read(statement):
+            try:
+                yield msgspec.convert(row, kind)
+            except msgspec.ValidationError as error:
+                self._left_out(statement, error)
+
+    def _left_out(self, what: str, error: Exception) -> None:
+        self.unreadable += 1
+        self._log.error("row of the journal is not readable", row=what, error=str(error))
+
+    def _read_requests(self, clock: Clock) -> dict[int, Request]:
+        requests = {}
+        for number, body in self._rows("SELECT number, body FROM requests ORDER BY number", tuple[int, bytes]):
+            try:
+                requests[number] = journal_records.decode_request(number, body, clock)
+            except ValueError as error:  # which MsgspecError is
+                self._left_out(f"request {number}", error)
+        return requests
+
+    def _read_traffic(self) -> dict[Account, Traffic]:
+        traffic = {}
+        statement = "SELECT tenant, class, body FROM traffic ORDER BY place"
+        for tenant, name, body in self._rows(statement, tuple[str, str, bytes]):
+            try:
+                traffic[Account(tenant, name)] = journal_records.decode_traffic(Account(tenant, name), body)
+            except ValueError as error:
+                self._left_out(f"counts of {tenant}, {name}", error)
+        return traffic
 
     def _read_streams(self, requests: Mapping[int, Request], traffic: dict[Account, Traffic], clock: Clock) -> int:
-        """Give choices what they had emitted, and accounts what had happened; returns when the last page was written."""
+        """Give choices what they had emitted, and accounts what had happened; returns when the last page was written.
+
+        A stream stands where the first row of it is that cannot be read: it is computed on from there.
+        """
         seen_ns = 0
-        for table in ("pieces ORDER BY number, choice, place", "pages ORDER BY place"):
-            for (body,) in self._rows(f"SELECT body FROM {table}", tuple[bytes]):  # noqa: S608 - our own names
+        stopped: set[Stream] = set()
+        for number, choice, body in self._rows(
+            "SELECT number, choice, body FROM pieces ORDER BY number, choice, place", tuple[int, int, bytes]
+        ):
+            stream = Stream(number, choice)
+            try:
+                written_ns, parts, _ = journal_records.decode_parts(body, clock)
+            except ValueError as error:
+                self._left_out(f"tokens of {stream}", error)
+                stopped.add(stream)
+                continue
+            seen_ns = max(seen_ns, written_ns)
+            self._apply(requests, parts, stopped)
+        for place, body in self._rows("SELECT place, body FROM pages ORDER BY place", tuple[int, bytes]):
+            try:
                 written_ns, parts, counted = journal_records.decode_parts(body, clock)
-                seen_ns = max(seen_ns, written_ns)
-                for account, happened in counted:
-                    traffic.setdefault(account, Traffic()).add(happened)
-                for part in parts:
-                    request = requests.get(part.number)  # None for one that is forgotten
-                    if request is not None and part.choice < len(request.choices):
-                        journal_records.apply_part(request.choices[part.choice], part)
+            except ValueError as error:
+                self._left_out(f"page {place}", error)
+                stopped.update(choice.stream for request in requests.values() for choice in request.choices)
+                continue
+            seen_ns = max(seen_ns, written_ns)
+            for account, happened in counted:
+                traffic.setdefault(account, Traffic()).add(happened)
+            self._apply(requests, parts, stopped)
         return seen_ns
+
+    def _apply(self, requests: Mapping[int, Request], parts: Sequence[Part], stopped: set[Stream]) -> None:
+        for part in parts:
+            stream = Stream(part.number, part.choice)
+            request = requests.get(part.number)  # None for one that is forgotten
+            if request is None or part.choice >= len(request.choices) or stream in stopped:
+                continue
+            try:
+                journal_records.apply_part(request.choices[part.choice], part)
+            except ValueError as error:
+                self._left_out(f"tokens of {stream}", error)
+                stopped.add(stream)
 
     def _fold(
         self, requests: Mapping[int, Request], traffic: Mapping[Account, Traffic], now_ns: int, clock: Clock
@@ -136,7 +216,12 @@ class Journal:
         """Make one piece of everything that is known of each stream, and one row of all that happened to an account."""
         marks = (Mark(choice) for request in requests.values() for choice in request.choices)
         pieces = _pieces(tuple(parts_of(marks, fold=True)), now_ns, clock)
-        writes = (Write(_CLEAR, [()]), Write(_CLEAR_PIECES, [()]), Write(_PIECE, pieces), _rows_of(traffic.items()))
+        writes = [Write(_CLEAR, [()]), Write(_CLEAR_PIECES, [()]), Write(_PIECE, pieces)]
+        if self.unreadable:
+            known = ", ".join(str(number) for number in requests)
+            writes += [Write(f"DELETE FROM requests WHERE number NOT IN ({known})", [()]), Write(_CLEAR_TRAFFIC, [()])]  # noqa: S608
+        writes.append(_rows_of(traffic.items()))
+        self._database.tally = self._database.tally._replace(held=len(requests))
         if not self._database.commit(writes):
             raise UserError(
                 f"{self._database.path} cannot be written; make room on the disk, end whatever has the file locked, or "
@@ -144,23 +229,39 @@ class Journal:
             )
 
 
-def own_journal(database: Database, *, kept: bool) -> Journal | None:
-    """The journal in a database, which only one process may write; None, and nothing left of it, where none is kept.
+def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Database, Journal | None]:
+    """The database at `path`, and the journal in it, which only one process may write.
 
-    Raises UserError when another process has it.
+    Where none is kept, that is None, and nothing is left of an earlier one. What is damaged is kept aside first. Raises
+    UserError when another process has it, or it is of a format that is not read.
     """
-    lock = Lock(database.path.parent, "journal")
-    holder = lock.acquire(Holder(Service.ADMISSION.value, os.getpid(), ""))
-    journal = Journal(database)
-    if holder is None and not kept:
-        journal.clear()
-        lock.release()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = Lock(path.parent, "journal")
+        holder = lock.acquire(Holder(Service.ADMISSION.value, os.getpid(), ""))
+    except OSError as error:
+        raise UserError(f"cannot keep a database at {path}: {error}; free it or choose another --state-dir") from error
     if holder is not None and kept:
         raise UserError(
-            f"the journal in {database.path} belongs to process {holder.pid}; stop that stack, choose another --state-dir "
+            f"the journal in {path} belongs to process {holder.pid}; stop that stack, choose another --state-dir "
             "or set runtime.journal = false"
         )
-    return journal if kept else None
+    schema = (*TABLES, *SCHEMA)
+    if not kept:
+        check_format(path)
+        database = Database(path, schema, sync)
+        if holder is None:
+            Journal(database).clear()
+            commits_path(path).unlink(missing_ok=True)
+            lock.release()
+        return database, None
+    findings = examine(path, schema)
+    database = Database(path, schema, sync)
+    if database.read("SELECT format, identity FROM journal") != [(FORMAT, findings.identity)]:
+        database.commit([Write(_JOURNAL, [(FORMAT, findings.identity, *findings.tally[:2])])])
+    database.count(findings.identity, findings.tally)
+    database.lock = lock
+    return database, Journal(database, findings)
 
 
 def _writes(page: Page, clock: Clock) -> Iterator[Write]:
@@ -187,15 +288,8 @@ def _writes(page: Page, clock: Clock) -> Iterator[Write]:
 
 
 def _rows_of(traffic: Iterable[tuple[Account, Traffic]]) -> Write:
-    return Write(_TRAFFIC, [(*account, journal_records.encode_traffic(each)) for account, each in traffic])
+    return Write(_TRAFFIC, [(*account, journal_records.encode_traffic(account, each)) for account, each in traffic])
 
 
 def _pieces(parts: Sequence[Part], at_ns: int, clock: Clock) -> list[tuple[int, int, bytes]]:
     return [(part.number, part.choice, journal_records.encode_parts((part,), at_ns, clock)) for part in parts]
-
-
-def _unreadable(database: Database, error: Exception) -> str:
-    return (
-        f"what {database.path} says of unfinished requests cannot be read ({error}): move the file away, with those whose "
-        "names begin alike, or start with runtime.journal = false; those requests are lost, and usage recorded in the file"
-    )

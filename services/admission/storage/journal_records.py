@@ -1,10 +1,13 @@
 """How the journal spells what it keeps: bytes of requests, of what streams emitted, and of counts.
 
-Fields are only appended, with defaults, so that a newer version reads what an older one wrote. Times are on the wall's
-clock, because those of a process that is gone say nothing to the next; `Clock` turns one into the other.
+Fields are only appended, with defaults, so that a newer version reads what an older one wrote. A body of format 2 is the byte
+0xC1, which begins nothing in MessagePack, a CRC-32 of what follows and of the row it belongs to, and MessagePack; one of
+format 1 is MessagePack alone. Both are read, format 2 is written. Times are on the wall's clock, because those of a process
+that is gone say nothing to the next; `Clock` turns one into the other.
 """
 
 import time
+import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -111,9 +114,32 @@ _PARTS: Final = msgspec.msgpack.Decoder(_Parts)
 _HAPPENED: Final = msgspec.msgpack.Decoder(_Happened)
 
 
+_SEALED: Final = b"\xc1"
+_SEAL_BYTES: Final = 5
+
+
+def seal(body: bytes, *row: object) -> bytes:
+    """A body of format 2. row: what else its row says of whose it is."""
+    return b"".join((_SEALED, _check(body, row).to_bytes(4, "little"), body))
+
+
+def unseal(body: bytes, *row: object) -> bytes:
+    """The MessagePack of a body of either format. Raises ValueError when it is not what was written into this row."""
+    if body[:1] != _SEALED:
+        return body
+    content = body[_SEAL_BYTES:]
+    if int.from_bytes(body[1:_SEAL_BYTES], "little") != _check(content, row):
+        raise ValueError("a checksum is wrong")
+    return content
+
+
+def _check(body: bytes, row: tuple[object, ...]) -> int:
+    return zlib.crc32(body, zlib.crc32(repr(row).encode()))
+
+
 def encode_request(request: Request, clock: Clock) -> bytes:
     """A request as it was accepted."""
-    return _ENCODER.encode(
+    body = _ENCODER.encode(
         _Kept(
             tenant=request.key.tenant,
             id=request.key.id,
@@ -140,11 +166,12 @@ def encode_request(request: Request, clock: Clock) -> bytes:
             reserved_tokens=request.reserved_tokens,
         )
     )
+    return seal(body, request.number)
 
 
 def decode_request(number: int, body: bytes, clock: Clock) -> Request:
-    """The request, with choices that have emitted nothing. Raises msgspec.DecodeError."""
-    kept = _KEPT.decode(body)
+    """The request, with choices that have emitted nothing. Raises msgspec.DecodeError or ValueError."""
+    kept = _KEPT.decode(unseal(body, number))
     prompt = array("i")
     prompt.frombytes(kept.prompt)
     return Request(
@@ -179,12 +206,12 @@ def encode_parts(
 ) -> bytes:
     """What streams emitted, and what that adds to accounts."""
     happened = tuple((*account, _happened(traffic)) for account, traffic in counted)
-    return _ENCODER.encode(_Parts(clock.wall(written_ns), clock.offset_ns, tuple(parts), happened))
+    return seal(_ENCODER.encode(_Parts(clock.wall(written_ns), clock.offset_ns, tuple(parts), happened)))
 
 
 def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part], list[tuple[Account, Traffic]]]:
-    """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError."""
-    read = _PARTS.decode(body)
+    """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError or ValueError."""
+    read = _PARTS.decode(unseal(body))
     shift_ns = read.offset - clock.offset_ns
     parts = [
         part._replace(
@@ -197,14 +224,14 @@ def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part], list[tuple
     return clock.own(read.written), parts, [(Account(*whose), _traffic(each)) for *whose, each in read.counted]
 
 
-def encode_traffic(traffic: Traffic) -> bytes:
+def encode_traffic(account: Account, traffic: Traffic) -> bytes:
     """What has happened to one account's streams."""
-    return _ENCODER.encode(_happened(traffic))
+    return seal(_ENCODER.encode(_happened(traffic)), *account)
 
 
-def decode_traffic(body: bytes) -> Traffic:
-    """And back. Raises msgspec.DecodeError."""
-    return _traffic(_HAPPENED.decode(body))
+def decode_traffic(account: Account, body: bytes) -> Traffic:
+    """And back. Raises msgspec.DecodeError or ValueError."""
+    return _traffic(_HAPPENED.decode(unseal(body, *account)))
 
 
 def _happened(traffic: Traffic) -> _Happened:

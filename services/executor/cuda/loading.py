@@ -94,7 +94,8 @@ def set_up(
     name = served_names(config.model)[0]
     geometry = geometry_of(name, shape, made.dtype, chunk_bytes, device=str(device.torch_device))
     kernels = f"{pipeline.engine.operations.name}, {len(pipeline.recorded.book)} graphs"
-    return pipeline, Loaded(shape, geometry, 0, memory, 0.0, made.decoder.steady, kernels)
+    loaded = Loaded(shape, geometry, 0, memory, 0.0, made.decoder.steady, kernels, unused=made.decoder.unused)
+    return pipeline, loaded
 
 
 def device_dtype(name: str) -> torch.dtype:

@@ -59,6 +59,14 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             extra=flags("--journal"),
         ),
     ] = True
+    journal_sync: Annotated[
+        Literal["normal", "full"],
+        Meta(
+            description="full: what is accepted and told is on the disk itself, and survives a power cut; each turn waits for "
+            "the disk. normal: it survives the death of every process.",
+            extra=flags("--journal-sync"),
+        ),
+    ] = "normal"
     retention_s: Annotated[
         float,
         Meta(

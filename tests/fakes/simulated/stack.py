@@ -106,10 +106,10 @@ class SimulatedDatabase(MemoryDatabase):
         super().__init__()
         self.owner: Life | None = None
 
-    def commit(self, writes: Sequence[Write]) -> bool:
+    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
         if self.owner is not None:
             self.owner.may_die()
-        return super().commit(writes)
+        return super().commit(writes, accepted=accepted, forgotten=forgotten)
 
     @property
     def empty(self) -> bool:

@@ -6,27 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from fakes.tiny_gguf import HEADS, HIDDEN, SHAPES, write_tiny_gguf
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, dequantize, quantize
-from numpy.typing import NDArray
+from gguf import dequantize, quantize
 from safetensors.torch import load_file
 
 from noria.cli.model_files.fetch import pull
 from noria.shared.config.config import ModelSettings
 from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
 
-HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 64, 96, 4, 2, 40
-KEYS = HIDDEN // HEADS * KV_HEADS
-SHAPES = {
-    "token_embd": (VOCABULARY, HIDDEN),
-    "blk.0.attn_q": (HIDDEN, HIDDEN),
-    "blk.0.attn_k": (KEYS, HIDDEN),
-    "blk.0.attn_v": (KEYS, HIDDEN),
-    "blk.0.attn_output": (HIDDEN, HIDDEN),
-    "blk.0.ffn_gate": (INNER, HIDDEN),
-    "blk.0.ffn_up": (INNER, HIDDEN),
-    "blk.0.ffn_down": (HIDDEN, INNER),
-}
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)
 
 
@@ -34,40 +22,8 @@ def quiet(stage: str, done: int, total: int) -> None:
     del stage, done, total
 
 
-def gguf_of(path: Path, kinds: dict[str, Kind]) -> Path:
-    """A llama of one layer; weights that `kinds` does not name are float32."""
-    writer = GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([chr(ord("!") + index) for index in range(VOCABULARY - 1)] + ["!#"])
-    writer.add_token_types([1] * VOCABULARY)
-    writer.add_token_merges(["! #"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    for index, (name, shape) in enumerate(SHAPES.items()):
-        made: NDArray[np.float32] = np.random.default_rng(index).standard_normal(shape, dtype=np.float32)
-        kind = kinds.get(name, Kind.F32)
-        writer.add_tensor(f"{name}.weight", quantize(made, kind) if kind != Kind.F32 else made, raw_dtype=kind)
-    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def pulled(folder: Path, kinds: dict[str, Kind]) -> Path:
-    gguf = gguf_of(folder / "tiny.gguf", kinds)
+    gguf = write_tiny_gguf(folder / "tiny.gguf", kinds)
     return pull(str(gguf), ModelSettings(cache_dir=str(folder / "cache")), quiet)
 
 
