@@ -4,18 +4,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from noria.proto.scheduling import Accounted, Reclaimed, Reclaims, Spent, Suspected
+from noria.proto.scheduling import Accounted, Capacity, Reclaimed, Reclaims, Spent, Suspected
 from noria.services.scheduler.capacity_updates import CapacityUpdates
-from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.stream_costs import StreamCosts
 
 
 class AdmissionReports:
-    """Gathers what a core has to tell. send: a message to admission; False when it was not taken. life: this process's."""
+    """Gathers what admission is to be told. send: a message to admission; False when it was not taken. life: this process's."""
 
-    def __init__(self, core: Scheduler, life: int, send: Callable[[msgspec.Struct], bool]) -> None:
+    def __init__(self, life: int, send: Callable[[msgspec.Struct], bool]) -> None:
         self.costs = StreamCosts()
-        self._core = core
         self._life = life
         self._send = send
         self._reclaimed: list[Reclaimed] = []
@@ -50,16 +48,14 @@ class AdmissionReports:
         """Whether that is now."""
         return self._publishing.due_ns is not None and self._publishing.due_ns <= now_ns
 
-    def advance(self, now_ns: int) -> None:
-        """Tell what there is to tell."""
+    def advance(self, now_ns: int, capacity: Capacity, suspected: Suspected | None) -> None:
+        """Send what there is to tell. suspected: None while that is not known yet."""
         if self._reclaimed:
             self._send(Reclaims(tuple(self._reclaimed)))
             self._reclaimed.clear()
         while (expenses := self.costs.due()) is not None and self._send(expenses):
             self.costs.told(expenses)
-        suspected = self._core.suspected()
         if suspected is not None and suspected != self._suspected and self._send(suspected):
             self._suspected = suspected
-        capacity = self._core.capacity()
         if self._publishing.wanted(capacity, now_ns) and self._send(capacity):
             self._publishing.told(capacity, now_ns)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from noria.proto.base import Stream
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 
 
 class TokenBatches:
@@ -24,8 +24,8 @@ class TokenBatches:
     answers to who asked, and all of streams with stop strings, which go on only as far as their text was looked at.
     """
 
-    def __init__(self, board: SchedulerState, interval_ns: int) -> None:
-        self._board = board
+    def __init__(self, view: SchedulerView, interval_ns: int) -> None:
+        self._view = view
         self._interval_ns = interval_ns
         self._runs: list[TokenRun] = []
         self._awaited = False
@@ -43,9 +43,8 @@ class TokenBatches:
         """Take what is to be told. asked: it answers somebody; else it comes from a step."""
         self._runs.append(run)
         if not self._awaited:
-            request = self._board.requests.get(run.stream)
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
-            self._awaited = not plain or request is None or request.has_stop
+            self._awaited = not plain or self._view.has_stop_strings(run.stream) is not False
 
     def moved(self, move: PhaseChanged) -> None:
         """A stream entered another stage; if that is decoding, its tokens have been waited for."""
@@ -55,7 +54,7 @@ class TokenBatches:
         """Whether they are to be told now; else the end of the step under way comes soon enough."""
         if self.due_ns is None:
             return False
-        ends_ns = self._board.lane.next_ns
+        ends_ns = self._view.next_result_ns
         return self._awaited or not 0 < ends_ns < self._told_ns + self._interval_ns or now_ns >= self.due_ns
 
     def take(self, now_ns: int) -> tuple[TokenRun, ...]:

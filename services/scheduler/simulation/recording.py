@@ -203,10 +203,10 @@ class RecordedRun:
 
     def _done(self, record: log_records.LoggedStepDone, core: Scheduler) -> StepDone:
         sampled = []
-        steps = core.board.lane.steps
-        for entry in steps[0].entries if steps and record.epoch == core.board.lane.epoch else ():
+        steps = core.state.in_flight.steps
+        for entry in steps[0].entries if steps and record.epoch == core.state.in_flight.epoch else ():
             if entry.output >= 0:
                 request = entry.request
-                token = self.token(request.stream, request.prompt_tokens + entry.output)
+                token = self.token(request.stream, request.asked.prompt_tokens + entry.output)
                 sampled.append(Sampled(request.stream, request.attempt, entry.output, (token,)))
         return StepDone(record.epoch, record.number, tuple(sampled), record.compute_us)

@@ -9,7 +9,7 @@ from noria.proto.scheduling import Capacity, Submit, Withdraw
 from noria.services.scheduler.core.interface.events import EventBody, SchedulerEvent, TimePassed
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.simulation.device import SimulatedDevice, Token
 from noria.services.scheduler.simulation.jobs import OutcomeRecorder, SimulatedOutcome, SimulatedRequest, made_up_ids
@@ -41,10 +41,10 @@ class Simulation:
         *,
         gate: ArrivalGate = admit_all,
         output: Callable[[SimulatedRequest, int], int] | None = None,
-        record: Callable[[InFlightSteps], EventLog] | None = None,
+        record: Callable[[SchedulerView], EventLog] | None = None,
     ) -> None:
         self.core = Scheduler(settings)
-        self._log = record(self.core.board.lane) if record is not None else None
+        self._log = record(self.core.view) if record is not None else None
         self.device = device(self._token)
         self._listener = OutcomeRecorder(jobs)
         self.outcomes = self._listener.outcomes
@@ -74,7 +74,7 @@ class Simulation:
 
     def _next_ns(self) -> int | None:
         times = [self.device.next_ns, self._due[0][0] if self._due else None]
-        if self.core.board.requests:
+        if self.core.state.requests:
             times.append(self.core.due_ns)
         known = [each for each in times if each is not None]
         return max(min(known), self.now_ns) if known else None

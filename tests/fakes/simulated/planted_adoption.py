@@ -77,7 +77,7 @@ def _token_again() -> AbstractContextManager[None]:
     sound = CacheAdoption._learn
 
     def learn(self: CacheAdoption, request: Request, held: Held, now_ns: int) -> None:
-        ids, known = held.output_ids, len(request.output)
+        ids, known = held.output_ids, len(request.progress.output)
         if len(ids) > known > 0:
             held = replace(held, output_ids=(*ids[:known], ids[known - 1], *ids[known:]))
         sound(self, request, held, now_ns)
@@ -111,12 +111,12 @@ def _left_claimed() -> AbstractContextManager[None]:
     sound = CacheAdoption.settle
 
     def settle(self: CacheAdoption, now_ns: int) -> None:
-        inventory, memory = self._inventory, self._board.memory
+        inventory, memory = self._inventory, self._state.memory
         waited = self.due_ns is not None
         sound(self, now_ns)
         if waited and self.due_ns is None and inventory is not None and memory is not None:
             for held in inventory.entries:
-                if held.slot >= 0 and held.stream not in self._board.requests:
+                if held.slot >= 0 and held.stream not in self._state.requests:
                     memory.cache._claim([list(table) for table in held.blocks])
 
     return planted(CacheAdoption, "settle", settle)

@@ -13,11 +13,11 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.observe import log_records
 from noria.services.scheduler.observe.event_log import EventLog
-from noria.services.scheduler.simulation.__main__ import story
+from noria.services.scheduler.simulation.__main__ import replay, story
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import simulated_request
 from noria.services.scheduler.simulation.recording import RecordedRun
-from noria.services.scheduler.simulation.replay import replay, table
+from noria.services.scheduler.simulation.report import table
 from noria.services.scheduler.simulation.runner import Simulation
 
 
@@ -33,7 +33,7 @@ def shape(plan: StepPlan) -> tuple[object, ...]:
 def record(world: World, path: Path, bytes_max: int = 1 << 24) -> None:
     """Write the log that the scheduler would have written."""
     core = type(world.core)(world.settings)
-    log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.board.lane)
+    log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.view)
     for entry in world.log:
         if isinstance(entry, SchedulerEvent):
             log.told(entry.now_ns, entry.body)
@@ -83,7 +83,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
         SHAPE,
         lambda token: SimulatedDevice(StepTime(4000, 50, 0.1, 20), token),
         jobs,
-        record=lambda lane: EventLog(path, bytes_max, SETTINGS, 16, lane),
+        record=lambda view: EventLog(path, bytes_max, SETTINGS, 16, view),
     )
     simulation.run()
     return simulation
@@ -139,7 +139,7 @@ def test_equal_prefixes_of_one_tenant_are_equal_in_the_log_and_those_of_two_are_
         return Submission(Stream(number, 0), 0, (*prompt, number), Sampling(max_tokens=2), salt=salt)
 
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.view)
     log.told(1, SHAPE)
     log.told(2, Submit((submission(1, b"a"), submission(2, b"a"), submission(3, b"b"))))
     log.close()
@@ -170,7 +170,7 @@ def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
 
 def test_ended_streams_are_forgotten_by_the_log(tmp_path: Path) -> None:
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.view)
     log.told(1, Submit((Submission(Stream(1, 0), 0, (5, 6), Sampling(max_tokens=2)),)))
     assert log.streams == 1
     log.told(2, Ended((Stream(1, 0),)))

@@ -20,8 +20,8 @@ class Watched:
 
     def __init__(self, **settings: Any) -> None:
         self.desk = Desk(CoreSettings(**settings))
-        self.stories = RequestHistory(self.desk.core.board)
-        self.live = LiveView(self.desk.core.board, self.stories)
+        self.stories = RequestHistory(self.desk.core.view)
+        self.live = LiveView(self.desk.core.view, self.stories)
         self._heard = 0
 
     def submit(self, *submissions: Submission) -> None:

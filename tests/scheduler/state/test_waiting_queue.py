@@ -2,7 +2,7 @@
 
 from fakes.desk import submission
 
-from noria.services.scheduler.core.policy.policy import AgeOrder
+from noria.services.scheduler.core.policy.fifo_policy import AgeOrder
 from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
 from noria.services.scheduler.core.state.free_slots import FreeSlots
 from noria.services.scheduler.core.state.request import Request, make_request
@@ -49,9 +49,9 @@ def test_who_leaves_and_joins_again_waits_once() -> None:
 
 def test_a_line_is_swept_of_those_who_left() -> None:
     _, requests = queue_of(1000)
-    line = RankedHeap()
+    line = RankedHeap[Request]()
     for request in requests:
-        line.add(request, request.seniority)
+        line.add(request, request.asked.seniority)
     for request in requests[1:]:
         line.remove(request)
     line.check({requests[0]})

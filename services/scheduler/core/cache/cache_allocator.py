@@ -17,9 +17,15 @@ from noria.services.scheduler.core.cache.block_allocators import (
     allocator_for,
 )
 from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
-from noria.services.scheduler.core.cache.pages import Page, Prefix
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
-from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, Needs, PublishResult, RequestBlocks
+from noria.services.scheduler.core.cache.request_blocks import (
+    BlockStateCounts,
+    Needs,
+    Page,
+    Prefix,
+    PublishResult,
+    RequestBlocks,
+)
 
 
 class CacheAllocator:

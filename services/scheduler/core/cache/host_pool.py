@@ -5,20 +5,11 @@ again in the same plan; host blocks that it swaps in are free for the plan after
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from noria.proto.execution import Copy, Geometry, Stash
 from noria.services.scheduler.core.cache.block_allocators import BlockAllocator
 from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
-from noria.services.scheduler.core.cache.request_blocks import Tables
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostBlocks:
-    """A request's cache on the host: host block tables, one for each group, that hold `length` positions."""
-
-    tables: tuple[tuple[int, ...], ...]
-    length: int
+from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Tables
 
 
 class HostPool:

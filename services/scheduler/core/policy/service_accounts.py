@@ -7,10 +7,10 @@ counter of those who contend, or to that of who contended last, so that nobody s
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
+from noria.services.scheduler.core.interface.traffic_rules import AccountStanding, FairRules, TrafficClass
 
 
 class ServiceAccount:
@@ -139,17 +139,6 @@ class ClassShare:
             self._heap = [each for each in self._heap if each[2] == each[3].stamp and each[3].waiting]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (account.virtual, account.tenant, account.stamp, account))
-
-
-@dataclass(frozen=True, slots=True)
-class AccountStanding:
-    """What an account stands at, for people to read. requests: waiting ones."""
-
-    traffic_class: str
-    tenant: str
-    charged: float
-    virtual: float
-    waiting: int
 
 
 class ServiceAccounts:

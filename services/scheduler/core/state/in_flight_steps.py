@@ -91,7 +91,7 @@ class InFlightSteps:
 
     def retire(self, request: Request, holding: RequestBlocks, gain: int) -> None:
         """Keep what a request held until the last step that touches it is done."""
-        step = self._step(request.last_step)
+        step = self._step(request.work.last_step)
         step.retired.append(RetiredBlocks(request, holding))
         step.gain += gain
         self.soon_free += gain

@@ -37,13 +37,13 @@ class PrefixWaiters:
 
         Nobody waits for a request of a lower class, or of another one beside it: that one's share may be far smaller.
         """
-        prefix = request.prefix
+        prefix = request.cache.prefix
         assert prefix is not None
         limit, claims = prefix.shareable, self._claims
         if found >= limit:
             return False
         twin = claims.get(prefix.key(found))
-        if twin is None or not _may_wait(request, twin.request):
+        if twin is None or not request.billing.may_wait_for(twin.request.billing):
             return False
         last = found
         while last + 1 < limit and claims.get(prefix.key(last + 1)) is twin:
@@ -81,10 +81,3 @@ class PrefixWaiters:
             assert holding in holdings, "a claim outlives its holding"
             assert any(holding.prefix.key(page) == key for page in range(len(holding.pages), holding.claimed))
         assert self._waiting.keys() <= self._claims.keys(), "a request waits for nothing"
-
-
-def _may_wait(request: Request, twin: Request) -> bool:
-    """Whether the twin is served no later than the request would be."""
-    if request.account is None or twin.account is None:
-        return True
-    return twin.rank > request.rank or twin.account.share is request.account.share

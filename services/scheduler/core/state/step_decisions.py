@@ -26,7 +26,7 @@ class WaitReason(IntEnum):
     READS = 3
     BLOCKS = 4
     MARGIN = 5
-    TWIN = 6
+    PREFIX = 6
     DETOKENIZER = 7
     TURN = 8
     RESERVED = 9
@@ -46,7 +46,7 @@ _TEXTS: Final = {
     WaitReason.READS: "the steps' budget of cached tokens, which others used up",
     WaitReason.BLOCKS: "blocks of the cache, which others held",
     WaitReason.MARGIN: "blocks of the cache beyond the margin that is kept for running requests",
-    WaitReason.TWIN: "a prefix that another request was computing",
+    WaitReason.PREFIX: "a prefix that another request was computing",
     WaitReason.DETOKENIZER: "the detokenizer to look for stop strings",
     WaitReason.TURN: "its turn: other tenants or classes had been served less",
     WaitReason.RESERVED: "capacity that is not reserved for another class",

@@ -8,6 +8,7 @@ from noria.proto.execution import Fill, Grow, Slice
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.request_blocks import Needs
 from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitReason
@@ -25,7 +26,7 @@ class StepBuilder:
 
     number: int
     now_ns: int
-    cache: CacheAllocator
+    memory: CacheMemory
     tokens_left: int
     cache_left: int
     slices: list[Slice] = field(default_factory=list)
@@ -70,20 +71,19 @@ class StepBuilder:
                 part = self.slices[index]
                 pacing.spend(part.start, part.length, new=True)
 
+    @property
+    def cache(self) -> CacheAllocator:
+        """The cache that the step may grow into."""
+        return self.memory.cache
+
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""
-        cache, holding = self.cache, request.held
-        assert holding is not None
-        spared = 0 if request.exempt else self.spared
-        added = cache.extend(holding, length, spared)
+        added = self.memory.grow(request, length, 0 if request.exempt else self.spared)
         if added is None:
-            self.stalled[request] = cache.lacks(holding, length)
+            assert request.cache.blocks is not None
+            self.stalled[request] = self.cache.lacks(request.cache.blocks, length)
             return False
-        kept = min(request.promised, cache.units(map(len, added)))
-        request.promised -= kept
-        cache.promised -= kept
         self.grows += [Grow(request.slot, group, blocks) for group, blocks in enumerate(added) if blocks]
-        request.room = cache.room(holding)
         return True
 
     def chunk(self, request: Request, *, ahead: bool, most: int | None = None) -> None:
@@ -92,8 +92,8 @@ class StepBuilder:
         A chunk that the step holds already is made longer. ahead: its next token must wait, so that its last known id is
         not computed yet.
         """
-        start = request.length
-        take = min(request.filled - start, self.tokens_left)
+        start = request.work.length
+        take = min(request.work.filled - start, self.tokens_left)
         if most is not None:
             take = min(take, most)
         begun = self.begun.get(request)
@@ -101,15 +101,15 @@ class StepBuilder:
             take = min(take, self.cache_left)
         elif self.slices:
             take = min(take, self.cache_left - start)
-        if ahead and start + take == request.filled:
+        if ahead and start + take == request.work.filled:
             take -= 1
         if take > 0 and self.pacing is not None:
             take = min(take, self.pacing.tokens(start, new=begun is None))
         if take <= 0:
             return
-        if start + take > request.room and not self.make_room(request, start + take):
-            assert request.held is not None
-            reachable = self.cache.reachable(request.held, start + take, 0 if request.exempt else self.spared)
+        if start + take > request.cache.room and not self.make_room(request, start + take):
+            assert request.cache.blocks is not None
+            reachable = self.cache.reachable(request.cache.blocks, start + take, 0 if request.exempt else self.spared)
             if reachable <= start or not self.make_room(request, reachable):
                 return
             take = reachable - start
@@ -142,50 +142,50 @@ class StepBuilder:
         self.fills = [*fills, *self.fills]
 
     def _fill_of(self, request: Request) -> Fill:
-        assert request.held is not None
-        submission, begun = request.submission, self.begun.get(request)
+        assert request.cache.blocks is not None
+        submission, begun = request.asked.submission, self.begun.get(request)
         return Fill(
             slot=request.slot,
             stream=request.stream,
             attempt=request.attempt,
             prompt_ids=submission.prompt_ids,
-            output_ids=tuple(request.output),
+            output_ids=tuple(request.progress.output),
             sampling=submission.sampling,
             end_ids=submission.end_ids,
-            blocks=tuple(map(tuple, request.held.tables)),
-            cached=request.length if begun is None else self.slices[begun].start,
+            blocks=tuple(map(tuple, request.cache.blocks.tables)),
+            cached=request.work.length if begun is None else self.slices[begun].start,
             traceparent=submission.traceparent,
         )
 
     def _add(self, request: Request, start: int, take: int) -> None:
-        assert request.held is not None
+        assert request.cache.blocks is not None
         end = start + take
-        sample = end == request.filled
+        sample = end == request.work.filled
         begun = self.begun.get(request)
         if begun is None:
             self.cache_left -= end
-            request.in_flight += 1
-            self._put(request, start, end, request.planned if sample else -1)
+            request.work.slices += 1
+            self._put(request, start, end, request.work.outputs if sample else -1)
             self.begun[request] = len(self.slices) - 1
         else:
             self.cache_left -= take
             first = self.slices[begun].start
-            self._put(request, first, end, request.planned if sample else -1)
+            self._put(request, first, end, request.work.outputs if sample else -1)
             self.slices[begun], self.entries[begun] = self.slices.pop(), self.entries.pop()
         self.pairs += take * (start + end) // 2
         if self.pacing is not None:
             self.pacing.spend(start, take, new=begun is None)
-        self.recomputed += max(0, min(end, request.computed) - start)
-        request.length = end
-        request.last_step = self.number
+        self.recomputed += max(0, min(end, request.work.computed) - start)
+        request.work.length = end
+        request.work.last_step = self.number
         self.tokens_left -= take
         if sample:
-            request.planned += 1
+            request.work.outputs += 1
             self.prefilled.append(request)
-            if request.planned == request.limit:
+            if request.work.outputs == request.progress.limit:
                 self.drained.append(request)
 
     def _put(self, request: Request, start: int, end: int, output: int) -> None:
-        assert request.held is not None
+        assert request.cache.blocks is not None
         self.slices.append(Slice(request.slot, start, end - start, False, output >= 0))
-        self.entries.append(InFlightSlice(request, output, end - start, end, request.held))
+        self.entries.append(InFlightSlice(request, output, end - start, end, request.cache.blocks))
