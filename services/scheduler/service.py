@@ -61,7 +61,7 @@ class SchedulerService:
         actor.on_question(lambda about: self._history.answer(about, time.monotonic_ns()))
         self._live = LiveView(view, self._history)
         actor.on_topic("live", lambda about: self._live.answer(about, time.monotonic_ns()))
-        actor.on_topic("story", lambda about: self._history.answer_moves(about, time.monotonic_ns()))
+        actor.on_topic("story", lambda about: self._history.answer_phases(about, time.monotonic_ns()))
         self._spans = PhaseSpans(telemetry, view)
         self._metrics = SchedulerMetrics(view, self._core.capacity, telemetry.settings.tenants_max, time.monotonic_ns)
         telemetry.add(self._metrics)
@@ -80,7 +80,7 @@ class SchedulerService:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
         del sender, header
         if isinstance(body, Accounted):
-            self._reports.accounted(body)
+            self._reports.mark_recorded(body)
             return
         assert isinstance(body, _MAIL), f"unexpected {type(body).__name__}"
         if isinstance(body, Geometry):
@@ -101,7 +101,7 @@ class SchedulerService:
         """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""
         match peer:
             case Service.ADMISSION:
-                self._reports.joined()
+                self._reports.admission_joined()
                 self._apply(AdmissionJoined())
             case Service.EXECUTOR:
                 # The same life, when mail was lost, or it was silent for long: it has not died of what it computed.
@@ -112,7 +112,7 @@ class SchedulerService:
                 # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
                 self._batches.clear()
-                self._apply(self._core.standing())
+                self._apply(self._core.stream_positions())
             case Service.GATEWAY | Service.SCHEDULER | Service.SUPERVISOR:
                 pass
             case _:
@@ -136,13 +136,13 @@ class SchedulerService:
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
         if self._event_log is not None:
-            self._event_log.planned(now_ns)
+            self._event_log.record_planning(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
-            self._spans.planned()
-            self._live.planned(plan, now_ns)
+            self._spans.step_sent()
+            self._live.step_sent(plan, now_ns)
             self._applied = True
-        if self._applied or self._owed or self._batches.due(now_ns) or self._reports.due(now_ns):
+        if self._applied or self._owed or self._batches.due(now_ns) or self._reports.is_due(now_ns):
             self._applied = False
             self._send_tokens(now_ns)
             self._reports.advance(now_ns, self._core.capacity(), self._core.suspected())
@@ -203,20 +203,20 @@ class SchedulerService:
         now_ns = time.monotonic_ns()
         self._applied = True
         if self._event_log is not None:
-            self._event_log.told(now_ns, body)
+            self._event_log.record(now_ns, body)
         for reply in self._core.apply(SchedulerEvent(now_ns, body)):
             match reply:
                 case TokenRun():
                     self._batches.add(reply, asked=not isinstance(body, StepDone))
                 case Reclaimed():
-                    self._reports.reclaimed(reply)
+                    self._reports.add_reclaimed(reply)
                 case Spent():
-                    self._reports.spent(reply)
+                    self._reports.add_cost(reply)
                 case PhaseChanged():
-                    self._batches.moved(reply)
-                    self._spans.move(reply, now_ns)
-                    self._history.moved(reply)
-                    self._live.moved(reply)
+                    self._batches.phase_changed(reply)
+                    self._spans.phase_changed(reply, now_ns)
+                    self._history.phase_changed(reply)
+                    self._live.phase_changed(reply)
                 case _:
                     assert_never(reply)
 

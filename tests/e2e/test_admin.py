@@ -68,7 +68,7 @@ def first_plans(log: Path) -> list[tuple[bool, bool]]:
     whether it is in the first plan after that."""
     found: list[tuple[bool, bool]] = []
     come: dict[Stream, bool] = {}
-    for core, now_ns, body, plans in RecordedRun(log).again():
+    for core, now_ns, body, plans in RecordedRun(log).replay_events():
         if isinstance(body, Submit):
             board = core.state
             held = len(board.prefilling) + len(board.decoding) >= SLOTS - 1

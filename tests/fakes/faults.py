@@ -196,8 +196,8 @@ class EarlyKey(_Unchecked):
         plan = super().plan(now_ns)
         if plan is not None and self.state.memory is not None:
             for entry in self.state.in_flight.steps[-1].entries:
-                if entry.end >= entry.holding.due and entry.request.cache.blocks is entry.holding:
-                    self.state.memory.publish(entry.holding, entry.request, entry.end)
+                if entry.end >= entry.blocks.due and entry.request.cache.blocks is entry.blocks:
+                    self.state.memory.publish(entry.blocks, entry.request, entry.end)
         return plan
 
 

@@ -208,7 +208,7 @@ class World:
             self.executor.step()
         inventory = self.executor.inventory()
         living = [each for each in self.submissions if each in self.core.state.requests and each not in self.withdrawn]
-        doubts = {each.stream: each.doubt for each in self.core.state.suspects.standing.entries}
+        doubts = {each.stream: each.doubt for each in self.core.state.suspects.suspected_now.entries}
         again = []
         for stream in living:
             known, least = self.received[stream], len(self.submissions[stream].output_ids)

@@ -29,7 +29,7 @@ class Telling:
             if isinstance(reply, TokenRun):
                 self.bundle.add(reply, asked=not isinstance(body, StepDone))
             elif isinstance(reply, PhaseChanged):
-                self.bundle.moved(reply)
+                self.bundle.phase_changed(reply)
         while self.desk.plan() is not None:
             pass
         self.turn()

@@ -21,9 +21,9 @@ def check(state: SchedulerState) -> None:
     assert state.in_flight.numbers == list(
         range(state.in_flight.number - len(state.in_flight.steps) + 1, state.in_flight.number + 1)
     )
-    retired = [each.holding for step in state.in_flight.steps for each in step.retired]
+    retired = [each.blocks for step in state.in_flight.steps for each in step.retired]
     spare = [blocks for step in state.in_flight.steps for blocks in step.spare]
-    assert state.in_flight.soon_free == sum(step.gain for step in state.in_flight.steps)
+    assert state.in_flight.freeing_units == sum(step.gain for step in state.in_flight.steps)
     memory = state.memory
     if memory is None:
         assert not running and not retired and not in_flight

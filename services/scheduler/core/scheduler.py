@@ -63,7 +63,7 @@ class Scheduler:
             case Submit():
                 self._capacity.submitted += len(body.submissions)
                 self._streams.submit(now_ns, body)
-                self._capacity.received(self._streams.taken)
+                self._capacity.received(self._streams.submitted_now)
             case Withdraw():
                 self._streams.withdraw(now_ns, body)
             case Ended():
@@ -136,9 +136,9 @@ class Scheduler:
 
     def suspected(self) -> Suspected | None:
         """Whom this scheduler suspects; None before admission has named everybody whom an earlier one did."""
-        return self.state.suspects.standing if self._streams.recited else None
+        return self.state.suspects.suspected_now if self._streams.names_complete else None
 
-    def standing(self) -> Resend:
+    def stream_positions(self) -> Resend:
         """What to tell a detokenizer that joins: where each stream stands, so that it can see what it lacks."""
         requests = self.state.requests.values()
         return Resend(

@@ -67,7 +67,7 @@ class EventLog:
         self._secret = os.urandom(_SECRET_BYTES)
         self._trails: dict[Stream, _LoggedStream] = {}
         self._geometry: Geometry | None = None
-        # Of an executor, until admission has named the streams. recited: it has.
+        # Of an executor, until admission has named the streams. names_complete: it has.
         self._inventory: Inventory | None = None
         self._recited = False
         self._written = 0
@@ -82,7 +82,7 @@ class EventLog:
         """How many streams it follows."""
         return len(self._trails)
 
-    def told(self, now_ns: int, body: EventBody) -> None:
+    def record(self, now_ns: int, body: EventBody) -> None:
         """The core is told of an event."""
         if self._file is not None:
             record = self._record(now_ns, body)
@@ -93,7 +93,7 @@ class EventLog:
                 self._write(self._listed(now_ns, self._inventory))
                 self._inventory = None
 
-    def planned(self, now_ns: int) -> None:
+    def record_planning(self, now_ns: int) -> None:
         """Plans were asked for until there was none."""
         if self._file is not None:
             self._write(log_records.LoggedPlanning(now_ns))

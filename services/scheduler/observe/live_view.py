@@ -1,6 +1,6 @@
-"""What the scheduler does, step by step, for people who watch: told when asked, recorded only while somebody asks.
+"""What the scheduler does, step by step, for people who watch: answer when asked, recorded only while somebody asks.
 
-Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is told. Nothing is
+Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is answer. Nothing is
 kept once nobody has asked for `_WATCHED_NS`.
 """
 
@@ -20,7 +20,7 @@ _WATCHED_NS: Final = 3_000_000_000
 _SURVEY_NS: Final = 500_000_000
 _STEPS_KEPT: Final = 256
 _MOVES_KEPT: Final = 1024
-_REQUESTS_TOLD: Final = 256
+_REQUESTS_SHOWN: Final = 256
 _STATES: Final = {
     RequestState.WAITING: "waiting",
     RequestState.PREFILLING: "prefill",
@@ -56,7 +56,7 @@ class _WatchedChange(NamedTuple):
 
 
 class LiveView:
-    """Watches a board. Times that are told are milliseconds on the scheduler's own clock."""
+    """Watches a board. Times that are answer are milliseconds on the scheduler's own clock."""
 
     def __init__(self, view: SchedulerView, history: RequestHistory) -> None:
         self._view = view
@@ -66,11 +66,11 @@ class LiveView:
         self._steps: deque[_WatchedStep] = deque(maxlen=_STEPS_KEPT)
         self._moves: deque[_WatchedChange] = deque(maxlen=_MOVES_KEPT)
         self._served: dict[tuple[str, str], int] = {}
-        self._told_serial = 0
+        self._counted_serial = 0
         self._surveyed_ns = 0
         self._survey: dict[str, Any] = {}
 
-    def planned(self, plan: StepPlan, now_ns: int) -> None:
+    def step_sent(self, plan: StepPlan, now_ns: int) -> None:
         """A step was sent."""
         if now_ns < self._watched_until_ns:
             self._serial += 1
@@ -80,7 +80,7 @@ class LiveView:
             self._steps.clear()
             self._moves.clear()
 
-    def moved(self, move: PhaseChanged) -> None:
+    def phase_changed(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
         if move.at_ns >= self._watched_until_ns:
             return
@@ -101,7 +101,7 @@ class LiveView:
         steps = [each for each in self._steps if each.serial > since]
         for step in steps:
             self._count(step)
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "serial": self._serial,
             "now_ms": now_ns / 1e6,
             "steps": [
@@ -112,14 +112,14 @@ class LiveView:
             **self._state(now_ns),
         }
         if not about:
-            told["requests"] = list(self._requests())
-        return told
+            answer["requests"] = list(self._requests())
+        return answer
 
     def _count(self, step: _WatchedStep) -> None:
         """Add up whose tokens a step held, once."""
-        if step.serial <= self._told_serial:
+        if step.serial <= self._counted_serial:
             return
-        self._told_serial = step.serial
+        self._counted_serial = step.serial
         for entry in step.entries:
             submission = entry.request.asked.submission
             whose = (submission.traffic_class, submission.tenant)
@@ -171,9 +171,9 @@ class LiveView:
         ]
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        """The requests that there are, the running ones first, as far as they are told at once."""
+        """The requests that there are, the running ones first, as far as they are answer at once."""
         found = sorted(self._view.requests(), key=lambda each: each.state is RequestState.WAITING)
-        for request in found[:_REQUESTS_TOLD]:
+        for request in found[:_REQUESTS_SHOWN]:
             if request.state in _STATES:
                 yield _request(request)
 

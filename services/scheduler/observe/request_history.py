@@ -40,7 +40,7 @@ class RequestHistory:
         self._timelines: dict[Stream, RequestTimeline] = {}
         self._over: dict[Stream, None] = {}
 
-    def moved(self, move: PhaseChanged) -> None:
+    def phase_changed(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
         timeline = self._timelines.get(move.stream)
         if timeline is None:
@@ -61,9 +61,9 @@ class RequestHistory:
         """The stories of all streams of a request, named by its number, as lines of text."""
         number = int(about) if about.isdecimal() else -1
         found = [timeline for stream, timeline in self._timelines.items() if stream.request == number]
-        return {"why": [line for timeline in found for line in self.tell(timeline, now_ns)]}
+        return {"why": [line for timeline in found for line in self.lines_of(timeline, now_ns)]}
 
-    def answer_moves(self, about: str, now_ns: int) -> list[dict[str, object]]:
+    def answer_phases(self, about: str, now_ns: int) -> list[dict[str, object]]:
         """The moves of all streams of a request, named by its number, in milliseconds since its first."""
         number = int(about) if about.isdecimal() else -1
         return [
@@ -92,7 +92,7 @@ class RequestHistory:
         """One stream's timeline."""
         return self._timelines.get(stream)
 
-    def tell(self, timeline: RequestTimeline, now_ns: int) -> list[str]:
+    def lines_of(self, timeline: RequestTimeline, now_ns: int) -> list[str]:
         """A timeline in plain words; times count from the receipt of the request."""
         moves = timeline.moves
         if not moves:
@@ -105,10 +105,10 @@ class RequestHistory:
         ]
         for place, move in enumerate(moves):
             until_ns = moves[place + 1].at_ns if place + 1 < len(moves) else now_ns
-            lines += self._chapter(timeline, move, start_ns, until_ns, over=place + 1 < len(moves))
+            lines += self._phase_lines(timeline, move, start_ns, until_ns, over=place + 1 < len(moves))
         return lines
 
-    def _chapter(
+    def _phase_lines(
         self, timeline: RequestTimeline, move: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
     ) -> Iterator[str]:
         at = f"{(move.at_ns - start_ns) / 1e6:9.1f} ms  "

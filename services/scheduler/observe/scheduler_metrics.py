@@ -32,12 +32,12 @@ class SchedulerMetrics(Publication):
         self._labels = Labels(tenants_max)
         self._times = Histogram(instruments.STEP_TIME)
         self._tokens = Histogram(instruments.STEP_TOKENS)
-        self._told_tokens = 0
+        self._observed_tokens = 0
 
     def step(self, done: StepDone) -> None:
         """A step was computed, and its results were taken."""
-        tokens = self._view.tokens - self._told_tokens
-        self._told_tokens += tokens
+        tokens = self._view.tokens - self._observed_tokens
+        self._observed_tokens += tokens
         if tokens:
             self._times.observe(done.compute_us / 1e6)
             self._tokens.observe(tokens)

@@ -36,7 +36,7 @@ class PhaseSpans:
         self._chunks: dict[Stream, list[tuple[int, int, int]]] = {}
         self._recorded = 0
 
-    def move(self, moved: PhaseChanged, now_ns: int) -> None:
+    def phase_changed(self, moved: PhaseChanged, now_ns: int) -> None:
         """End the stream's span and begin that of its next stage, both at the time of the move."""
         if not self._telemetry.enabled:
             return
@@ -57,7 +57,7 @@ class PhaseSpans:
         self._recorded += span.recorded
         self._open[moved.stream] = _OpenSpan(moved.stage, span, again)
 
-    def planned(self) -> None:
+    def step_sent(self) -> None:
         """A step was sent: remember which part of whose prompt it holds."""
         if not self._recorded:
             return

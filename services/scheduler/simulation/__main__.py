@@ -66,7 +66,7 @@ def replay(
     own = recording.began.settings.policy
     runs = []
     if recording.whole:
-        runs.append(run_of(own, "recorded", recording.measured()[1], objectives))
+        runs.append(run_of(own, "recorded", recording.outcomes()[1], objectives))
     for policy in dict.fromkeys((own, *policies)):
         simulation = Simulation(
             replace(recording.began.settings, policy=policy),
@@ -87,12 +87,12 @@ def story(recording: RecordedRun, request: int) -> list[str]:
         raise UserError("this log begins in the middle of a run: what was decided cannot be worked out from it")
     history: RequestHistory | None = None
     now_ns = 0
-    for core, now_ns, body, _ in recording.again():
+    for core, now_ns, body, _ in recording.replay_events():
         history = history or RequestHistory(core.view)
         if body is not None:
             for reply in core.apply(SchedulerEvent(now_ns, body)):
                 if isinstance(reply, PhaseChanged):
-                    history.moved(reply)
+                    history.phase_changed(reply)
     return history.answer(str(request), now_ns)["why"] if history is not None else []
 
 

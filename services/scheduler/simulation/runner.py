@@ -46,8 +46,8 @@ class Simulation:
         self.core = Scheduler(settings)
         self._log = record(self.core.view) if record is not None else None
         self.device = device(self._token)
-        self._listener = OutcomeRecorder(jobs)
-        self.outcomes = self._listener.outcomes
+        self._recorder = OutcomeRecorder(jobs)
+        self.outcomes = self._recorder.outcomes
         self.now_ns = 0
         self._gate = gate
         self._output = output
@@ -90,11 +90,11 @@ class Simulation:
         due_ns = self.core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
-        ended = self._listener.take_ended()
+        ended = self._recorder.take_ended()
         if ended:
             self._apply(Ended(ended))
         if self._log is not None:
-            self._log.planned(now_ns)
+            self._log.record_planning(now_ns)
         while (plan := self.core.plan(now_ns)) is not None:
             self.device.send(plan, now_ns)
 
@@ -111,11 +111,11 @@ class Simulation:
 
     def _apply(self, body: EventBody) -> None:
         if self._log is not None:
-            self._log.told(self.now_ns, body)
-        self._listener.hear(self.core.apply(SchedulerEvent(self.now_ns, body)), self.now_ns)
+            self._log.record(self.now_ns, body)
+        self._recorder.record(self.core.apply(SchedulerEvent(self.now_ns, body)), self.now_ns)
 
     def _token(self, stream: Stream, position: int) -> int:
-        job = self._listener.by_stream[stream].job
+        job = self._recorder.by_stream[stream].job
         if job.stops and position >= job.output_tokens - 1:
             return job.submission.end_ids[0]
         if self._output is not None:

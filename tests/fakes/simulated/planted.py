@@ -178,7 +178,7 @@ def _condemned_together() -> AbstractContextManager[None]:
 
 def _costs_told_once() -> AbstractContextManager[None]:
     """A scheduler takes what it once told of costs for known to every admission."""
-    return planted(StreamCosts, "tell_again", lambda self: None)
+    return planted(StreamCosts, "send_again", lambda self: None)
 
 
 def _costs_counted_again() -> AbstractContextManager[None]:

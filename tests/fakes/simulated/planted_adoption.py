@@ -50,9 +50,9 @@ def _host_in_disorder() -> AbstractContextManager[None]:
 
 def _anothers_cache() -> AbstractContextManager[None]:
     """It takes what lies in one stream's slot for another's."""
-    sound = CacheAdoption.told
+    sound = CacheAdoption.inventory_received
 
-    def told(self: CacheAdoption, inventory: Inventory) -> None:
+    def inventory_received(self: CacheAdoption, inventory: Inventory) -> None:
         held = [each for each in inventory.entries if each.slot >= 0]
         turned = dict(zip((each.stream for each in held), [*held[1:], *held[:1]], strict=True))
         entries = tuple(
@@ -60,7 +60,7 @@ def _anothers_cache() -> AbstractContextManager[None]:
         )
         sound(self, replace(inventory, entries=entries))
 
-    return planted(CacheAdoption, "told", told)
+    return planted(CacheAdoption, "inventory_received", inventory_received)
 
 
 def _not_claimed() -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ def _not_claimed() -> AbstractContextManager[None]:
 
 def _token_again() -> AbstractContextManager[None]:
     """It takes the last token that it knows for one that nobody has heard of."""
-    sound = CacheAdoption._learn
+    sound = CacheAdoption._learn_output
 
     def learn(self: CacheAdoption, request: Request, held: Held, now_ns: int) -> None:
         ids, known = held.output_ids, len(request.progress.output)
@@ -82,7 +82,7 @@ def _token_again() -> AbstractContextManager[None]:
             held = replace(held, output_ids=(*ids[:known], ids[known - 1], *ids[known:]))
         sound(self, request, held, now_ns)
 
-    return planted(CacheAdoption, "_learn", learn)
+    return planted(CacheAdoption, "_learn_output", learn)
 
 
 def _not_emptied() -> AbstractContextManager[None]:

@@ -189,10 +189,10 @@ def test_a_gap_at_the_present_end_of_a_running_stream_is_answered_by_where_it_st
 def test_whoever_joins_is_told_where_each_stream_stands_that_has_begun() -> None:
     desk = Desk()
     desk.submit(submission(1, output=9), submission(2, output=1), submission(3, output=9, prompt=200))
-    assert desk.core.standing() == Resend(())
+    assert desk.core.stream_positions() == Resend(())
     desk.planned()
     desk.done()
-    replies = desk.tell(desk.core.standing())
+    replies = desk.tell(desk.core.stream_positions())
     assert replies == [TokenRun(stream(1), 0, 1, ()), TokenRun(stream(2), 0, 1, (), End.LENGTH)]
 
 

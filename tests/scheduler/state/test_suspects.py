@@ -281,7 +281,7 @@ def test_a_token_that_only_the_executor_knows_of_clears_at_a_takeover() -> None:
     first.submit(submission(1), submission(2))
     first.planned()
     first.kill()
-    doubts = {each.stream: each.doubt for each in first.core.state.suspects.standing.entries}
+    doubts = {each.stream: each.doubt for each in first.core.state.suspects.suspected_now.entries}
     assert set(doubts) == {stream(1), stream(2)}
     first.planned()
     first.result()

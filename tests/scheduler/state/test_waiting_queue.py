@@ -77,9 +77,9 @@ def test_a_slot_given_back_is_free_from_the_next_plan_and_told_once() -> None:
     assert (slots.take(), slots.take(), slots.free) == (0, 1, 0)
     slots.give_back(0)
     assert slots.free == 0
-    assert slots.begin()
+    assert slots.begin_plan()
     assert (slots.free, slots.used) == (1, 2)
-    assert slots.releases() == (0,)
+    assert slots.take_releases() == (0,)
     assert slots.used == 1
-    assert not slots.begin()
-    assert slots.releases() == ()
+    assert not slots.begin_plan()
+    assert slots.take_releases() == ()

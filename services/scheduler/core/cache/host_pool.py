@@ -77,7 +77,7 @@ class HostPool:
             for block in table:
                 each.give_back(block)
 
-    def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
+    def take_moves(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
         """The swap-outs and swap-ins of the plan that is being sent, and whose cache goes out; told once."""
         out = tuple(copy for copies in self._out.values() for copy in copies)
         back = tuple(self._in)

@@ -94,7 +94,7 @@ class RequestBlocks:
     claimed: int = 0
 
     @property
-    def pages_long(self) -> int:
+    def page_count(self) -> int:
         """How many pages its longest table has."""
         tables = self.tables
         return len(tables[0]) if len(tables) == 1 else max(map(len, tables))

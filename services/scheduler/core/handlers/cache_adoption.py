@@ -2,7 +2,7 @@
 
 An executor that holds something says so in its `Geometry`, and its `Inventory` follows when no step is under way any
 more. Nothing is planned before that is there and admission has named its streams, or time is up. Then each stream that
-waits is compared with what the executor has of it: only a cache of exactly its ids is taken over, whatever was sampled
+waits is compared with what the executor has of it: only a cache of exactly its ids is submitted_now over, whatever was sampled
 and not heard of yet included. All else is blank from the plan on that opens the epoch.
 """
 
@@ -36,7 +36,7 @@ class CacheAdoption:
         """There is nothing to be had."""
         self._inventory = self.due_ns = None
 
-    def told(self, inventory: Inventory) -> None:
+    def inventory_received(self, inventory: Inventory) -> None:
         """The executor has listed what it holds; one that comes too late is ignored."""
         if self.due_ns is not None:
             self._inventory = inventory
@@ -45,7 +45,7 @@ class CacheAdoption:
         """Take over what can be, once everything is there or time is up."""
         if self.due_ns is None:
             return
-        if now_ns < self.due_ns and (self._inventory is None or not self._intake.recited):
+        if now_ns < self.due_ns and (self._inventory is None or not self._intake.names_complete):
             return
         inventory, self._inventory, self.due_ns = self._inventory, None, None
         if inventory is None:
@@ -60,7 +60,7 @@ class CacheAdoption:
     def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
         """Give a waiting request a slot, and blocks in which `length` positions of it are computed already.
 
-        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is taken.
+        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is submitted_now.
         """
         memory = self._state.memory
         if memory is None or not self._state.slots.free or not memory.adopt(request, blocks, length, now_ns):
@@ -88,7 +88,7 @@ class CacheAdoption:
     def _take(self, request: Request, held: Held, now_ns: int) -> None:
         if held.attempt != request.attempt or not _same(request, held):
             return
-        self._learn(request, held, now_ns)
+        self._learn_output(request, held, now_ns)
         if request.state is not RequestState.WAITING:
             return
         # At least one token is computed, so that there is something to sample from.
@@ -100,7 +100,7 @@ class CacheAdoption:
         else:
             self.adopt_stored(request, held.blocks, length)
 
-    def _learn(self, request: Request, held: Held, now_ns: int) -> None:
+    def _learn_output(self, request: Request, held: Held, now_ns: int) -> None:
         """Take the output that the executor sampled and nobody here has heard of, up to the end if it is there."""
         state, start = self._state, len(request.progress.output)
         end = None

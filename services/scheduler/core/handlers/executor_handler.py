@@ -60,7 +60,7 @@ class ExecutorHandler:
             case Geometry():
                 self.executor_joined(now_ns, body)
             case Inventory():
-                self._adoption.told(body)
+                self._adoption.inventory_received(body)
             case Copied():
                 pass  # copies run on the in-order lane: nothing waits for them
             case _:

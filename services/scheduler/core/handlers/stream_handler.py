@@ -12,25 +12,25 @@ from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycl
 class StreamHandler:
     """Applies messages about streams to a state.
 
-    taken: the requests that the last `Submit` brought. recited: admission has named all its streams since it joined.
+    submitted_now: the requests that the last `Submit` brought. names_complete: admission has named all its streams since it joined.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._lifecycle = RequestLifecycle(state)
         self._taken = 0
-        self.taken: list[Request] = []
-        self.recited = False
+        self.submitted_now: list[Request] = []
+        self.names_complete = False
         self._unnamed: dict[Stream, None] = {}
 
     def admission_joined(self) -> None:
         """Admission names all its streams anew; until that is complete, those it has not named may have ended."""
         self._unnamed = dict.fromkeys(self._state.requests)
-        self.recited = False
+        self.names_complete = False
 
     def submit(self, now_ns: int, body: Submit) -> None:
         """Take new streams; one known with the same or a higher attempt is ignored, a lower one is replaced."""
-        self.taken = []
+        self.submitted_now = []
         served: list[Request] = []
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
@@ -48,7 +48,7 @@ class StreamHandler:
         if body.complete:
             self.ended(now_ns, Ended(tuple(self._unnamed)))
             self._unnamed.clear()
-            self.recited = True
+            self.names_complete = True
 
     def withdraw(self, now_ns: int, body: Withdraw) -> None:
         """Drop these streams and tell when their blocks are back; unknown ones have crossed their end on the way."""
@@ -116,7 +116,7 @@ class StreamHandler:
         request = make_request(submission, now_ns, self._taken)
         self._state.requests[request.stream] = request
         self._state.deadlines.watch(request)
-        self.taken.append(request)
+        self.submitted_now.append(request)
         doubt = submission.doubt
         if doubt is not None and len(request.progress.output) <= doubt.output_tokens:
             self._state.suspects.resume(request, doubt)

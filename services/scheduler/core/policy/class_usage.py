@@ -53,7 +53,7 @@ class SlotUsage:
                 total += max(use.reserved, use.firm + (each is share))
         return total <= self.shared
 
-    def spared(self, share: ClassShare, *, firm: bool, kept: int) -> int:
+    def left_pages(self, share: ClassShare, *, firm: bool, kept: int) -> int:
         """Pages that one more of a class must leave to others: those of isolated pools, and what is reserved if firm."""
         if share.terms.isolated:
             return 0
@@ -76,7 +76,7 @@ class SlotUsage:
         use = self.uses[share]
         use.slots += 1
         use.firm += firm
-        use.pages += request.cache.blocks.pages_long
+        use.pages += request.cache.blocks.page_count
         self.shared_used += not share.terms.isolated
 
     def count(self, requests: Collection[Request], fair: FairShares) -> None:
@@ -87,7 +87,7 @@ class SlotUsage:
             assert isinstance(billing, FairBilling) and blocks is not None
             use = uses[billing.account.share]
             use.slots += 1
-            use.pages += blocks.pages_long
+            use.pages += blocks.page_count
             if at >= 0 and len(request.progress.output) < at + progress:
                 use.firm += 1
 

@@ -14,7 +14,7 @@ from noria.services.scheduler.core.policy.fair_shares import FairShares, account
 from noria.services.scheduler.core.policy.reservation_preemption import ReservationPreemption
 from noria.services.scheduler.core.policy.service_accounts import ClassShare, ServiceAccount
 from noria.services.scheduler.core.policy.service_order import ServiceOrder
-from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget, pacing, step_tokens
+from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget, prefill_budget, step_tokens
 from noria.services.scheduler.core.predict.step_times import StepTimePredictor
 from noria.services.scheduler.core.state.request import Request, RequestState
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
@@ -38,36 +38,36 @@ class FairComposer:
         self._times = times
         self._lookahead = state.settings.stop_lookahead
         self._admission = RequestAdmission(state, margin)
-        self._claims = ReservationPreemption(state, fair, margin)
+        self._reservations = ReservationPreemption(state, fair, margin)
         self._usage = SlotUsage()
         self._fresh = False
-        self._pacing: PrefillBudget | None = None
+        self._prefill_budget: PrefillBudget | None = None
         self._seen_ns: dict[ClassShare, int] = {}
 
     @property
     def patient(self) -> bool:
         """While a class asks for short steps, it is also served by what is decided late."""
-        return self._pacing is not None
+        return self._prefill_budget is not None
 
     def prepare(self, now_ns: int) -> None:
         """Let requests give way for those who have a right to their slots or blocks."""
-        self._usage = self._claims.settle(now_ns)
+        self._usage = self._reservations.preempt_for_waiting(now_ns)
         self._fresh = True
 
     def tokens(self, most: int, now_ns: int) -> int:
         """As many as keep the time between tokens that running requests ask for."""
         if not self._fresh:  # somebody gave way to running requests since
-            self._usage = self._claims.count()
+            self._usage = self._reservations.count()
         self._fresh = False
         usage = self._usage
-        self._pacing = pacing(
+        self._prefill_budget = prefill_budget(
             self._times.with_prompts(),
             self._target_ms(now_ns),
             decodes=usage.decodes,
             cache_tokens=usage.cache_tokens,
             stretch=self._times.stretch,
         )
-        return step_tokens(self._pacing, decodes=usage.decodes, tokens_max=most)
+        return step_tokens(self._prefill_budget, decodes=usage.decodes, tokens_max=most)
 
     def _target_ms(self, now_ns: int) -> float | None:
         """The least time between tokens that a class asks for which has requests, or had some lately."""
@@ -86,8 +86,8 @@ class FairComposer:
         """Spend the builder's budgets."""
         state, usage = self._state, self._usage
         isolated = self._isolated(builder)
-        builder.pace(self._pacing)
-        builder.spared = max(0, builder.cache.kept_pages - usage.isolated_pages)
+        builder.set_prefill_budget(self._prefill_budget)
+        builder.left_pages = max(0, builder.cache.reserved_pages - usage.isolated_pages)
         decoding = state.continuing
         if isolated:
             decoding = [request for request in decoding if request not in isolated]
@@ -108,7 +108,7 @@ class FairComposer:
 
     def compose_only(self, builder: StepBuilder, requests: list[Request]) -> None:
         """Spend them on these requests alone."""
-        builder.spared = max(0, builder.cache.kept_pages - self._usage.isolated_pages)
+        builder.left_pages = max(0, builder.cache.reserved_pages - self._usage.isolated_pages)
         for request in requests:
             if request.state is RequestState.PREFILLING:
                 self._chunk(builder, request, None)
@@ -117,7 +117,7 @@ class FairComposer:
             elif request.state is RequestState.WAITING and builder.tokens_left:
                 reason = self._admit(builder, request, None)
                 if reason is not None:
-                    builder.hold_up(request, reason, share_of(request).terms.name)
+                    builder.block(request, reason, share_of(request).terms.name)
         self._count_prompts(builder)
 
     def _isolated(self, builder: StepBuilder) -> dict[Request, None]:
@@ -146,7 +146,7 @@ class FairComposer:
                 if reason is None:
                     running[head] = None
                 elif reason is not WaitReason.PREFIX:
-                    builder.hold_up(head, reason, share.terms.name)
+                    builder.block(head, reason, share.terms.name)
                     break
         return running
 
@@ -158,11 +158,11 @@ class FairComposer:
 
     def _entitled(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
         """Those who have a right to a slot that is reserved for their class, or was taken for it."""
-        usage, owed = self._usage, self._claims.owed
+        usage, owed = self._usage, self._reservations.owed
         shares = [share for share in usage.uses if share.waiting and not share.terms.isolated]
         for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
             use = usage.uses[share]
-            while builder.open and (use.slots < use.reserved or owed.get(share, 0) > 0):
+            while builder.has_room and (use.slots < use.reserved or owed.get(share, 0) > 0):
                 account = share.first()
                 if account is None:
                     break
@@ -171,7 +171,7 @@ class FairComposer:
 
     def _contend(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
         """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
-        while builder.open:
+        while builder.has_room:
             account = contest.next(arrivals=bool(self._state.slots.free))
             if account is None:
                 break
@@ -182,8 +182,8 @@ class FairComposer:
                 self._decode(builder, (request,))
             else:
                 self._chunk(builder, request, self._most(builder, contest, request, half))
-        if builder.open:
-            unfinished = [each for each in builder.begun if each.work.length < each.work.filled]
+        if builder.has_room:
+            unfinished = [each for each in builder.chunk_index if each.work.length < each.work.filled]
             for request in sorted(unfinished, key=contest.turn):
                 self._chunk(builder, request, None)
 
@@ -204,12 +204,12 @@ class FairComposer:
         match reason:
             case WaitReason.BLOCKS | WaitReason.MARGIN | WaitReason.READS:
                 # Whoever waits for blocks is passed only by higher ranks, and not for long: else small ones starve it.
-                builder.hold_up(request, reason, share.terms.name)
+                builder.block(request, reason, share.terms.name)
                 if reason is not WaitReason.READS:
-                    self._claims.blocked[share] = request
-                contest.bar(share, self._claims.slack(share))
+                    self._reservations.blocked[share] = request
+                contest.bar(share, self._reservations.slack(share))
             case WaitReason.SLOTS | WaitReason.RUNNING_FIRST:
-                builder.hold_up(request, reason, share.terms.name)
+                builder.block(request, reason, share.terms.name)
                 contest.shut(share)
             case _:
                 builder.pass_over(request, reason)
@@ -231,18 +231,18 @@ class FairComposer:
             return WaitReason.RESERVED
         use, cache = usage.uses[share], builder.cache
         alone = not state.prefilling and not state.decoding
-        spared = 0 if request.exempt else usage.spared(share, firm=firm and not alone, kept=cache.kept_pages)
+        spared = 0 if request.exempt else usage.left_pages(share, firm=firm and not alone, kept=cache.reserved_pages)
         within = use.pages + -(-request.known // cache.page_tokens) <= use.reserved_pages
         planned = request.work.outputs
         reason = self._admission.offer(builder, request, most=most, spared=spared, within=within)
         if reason is not None:
             return reason
-        chunk = builder.slices[builder.begun[request]]
+        chunk = builder.slices[builder.chunk_index[request]]
         fair.order.placed(request)
         fair.admitted(request, chunk.start)
         fair.computed(request, planned if chunk.sample else -1, chunk.start, request.work.length)
         usage.add(request, firm=firm)
-        owed = self._claims.owed
+        owed = self._reservations.owed
         if owed.get(share):
             owed[share] -= 1
         return None
@@ -257,7 +257,7 @@ class FairComposer:
     def _explain(self, builder: StepBuilder) -> None:
         """Say of each class that still waits, and was not looked at, why."""
         for share in self._usage.uses:
-            if not share.waiting or share.terms.name in builder.gates:
+            if not share.waiting or share.terms.name in builder.blocked_classes:
                 continue
             account = share.first()
             request = self._fair.order.first_of(account) if account is not None else None
@@ -266,7 +266,7 @@ class FairComposer:
                 reason = (
                     WaitReason.SLOTS if not slots else WaitReason.TURN if builder.tokens_left else WaitReason.TOKENS
                 )
-                builder.hold_up(request, reason, share.terms.name)
+                builder.block(request, reason, share.terms.name)
 
     def _count_prompts(self, builder: StepBuilder) -> None:
         """Who contends for prompt tokens until the next step."""

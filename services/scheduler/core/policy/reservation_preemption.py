@@ -35,11 +35,13 @@ class ReservationPreemption:
         self.blocked: dict[ClassShare, Request] = {}
         self._running: list[Request] | None = None
 
-    def settle(self, now_ns: int) -> SlotUsage:
+    def preempt_for_waiting(self, now_ns: int) -> SlotUsage:
         """Let requests give way; returns what each class holds after that."""
         shares = [share for share in self._fair.accounts.shares if share.waiting and not share.terms.isolated]
         self.owed = {share: count for share, count in self.owed.items() if share.waiting and count}
-        self.blocked = {share: request for share, request in self.blocked.items() if self._head(share) is request}
+        self.blocked = {
+            share: request for share, request in self.blocked.items() if self._first_waiting(share) is request
+        }
         usage = self.count()
         self._running = None
         if not shares or not (self._state.prefilling or self._state.decoding):
@@ -55,7 +57,7 @@ class ReservationPreemption:
 
     def _slots(self, usage: SlotUsage, share: ClassShare, free: int, now_ns: int) -> int:
         """Take the slots that a class has a right to; returns how many free ones are left for others."""
-        use, head = usage.uses[share], self._head(share)
+        use, head = usage.uses[share], self._first_waiting(share)
         if head is None or self._state.unready(head) is not None:
             return free
         owed = self.owed.get(share, 0)
@@ -73,7 +75,7 @@ class ReservationPreemption:
             victim = next(self._victims(usage, share, within=within, blocks=False), None)
             if victim is None:
                 break
-            self._push(usage, victim, now_ns)
+            self._preempt(usage, victim, now_ns)
             self.owed[share] = self.owed.get(share, 0) + 1
         return free
 
@@ -86,7 +88,7 @@ class ReservationPreemption:
         assert memory is not None
         use, firm = usage.uses[share], self._fair.firm(request)
         within = use.pages + -(-request.known // cache.page_tokens) <= use.reserved_pages
-        spared = usage.spared(share, firm=firm, kept=cache.kept_pages)
+        spared = usage.left_pages(share, firm=firm, kept=cache.reserved_pages)
         lacking = memory.lacking(request, spared, 0.0 if within else self._margin)
         victims: list[Request] = []
         for victim in self._victims(usage, share, within=within, blocks=True):
@@ -97,7 +99,7 @@ class ReservationPreemption:
             victims.append(victim)
         if lacking <= 0:
             for victim in victims:
-                self._push(usage, victim, now_ns)
+                self._preempt(usage, victim, now_ns)
 
     def _victims(self, usage: SlotUsage, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
         """Whom a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
@@ -122,7 +124,7 @@ class ReservationPreemption:
 
     def _rotate(self, usage: SlotUsage, shares: list[ClassShare], now_ns: int) -> None:
         """Let one request that has used up its quantum go behind those of its rank or a higher one that wait."""
-        heads = [head for share in shares if (head := self._head(share)) is not None]
+        heads = [head for share in shares if (head := self._first_waiting(share)) is not None]
         ready = [head for head in heads if self._state.unready(head) is None]
         spent: list[tuple[int, Request]] = []
         for request in self._state.decoding:
@@ -134,7 +136,7 @@ class ReservationPreemption:
             return
         _, request = max(spent, key=lambda each: (each[0], each[1].asked.seniority))
         request.billing.rotated_ns = now_ns
-        self._push(usage, request, now_ns)
+        self._preempt(usage, request, now_ns)
 
     def _before(self, head: Request, request: Request) -> bool:
         """Whether a waiting request would go before a running one that had to wait again."""
@@ -143,9 +145,9 @@ class ReservationPreemption:
             return False
         return other is mine or (turn(other.share), other.virtual) <= (turn(mine.share), mine.virtual)
 
-    def _push(self, usage: SlotUsage, victim: Request, now_ns: int) -> None:
+    def _preempt(self, usage: SlotUsage, victim: Request, now_ns: int) -> None:
         assert victim.cache.blocks is not None
-        pages = victim.cache.blocks.pages_long
+        pages = victim.cache.blocks.page_count
         self._lifecycle.preempt(victim, now_ns)
         usage.remove(victim, pages)
 
@@ -156,6 +158,6 @@ class ReservationPreemption:
             self._fair, state.cache, state.slots.count, decoding=state.decoding, prefilling=state.prefilling
         )
 
-    def _head(self, share: ClassShare) -> Request | None:
+    def _first_waiting(self, share: ClassShare) -> Request | None:
         account = share.first()
         return self._fair.order.first_of(account) if account is not None else None

@@ -45,7 +45,7 @@ class ServiceAccount:
         share.charged += amount
         share.virtual += amount / share.weight
         if amount < 0:
-            share.moved_up(self)
+            share.reconsider(self)
 
 
 class ClassShare:
@@ -98,7 +98,7 @@ class ClassShare:
         account.waiting += 1
         self.waiting += 1
         if account.waiting == 1:
-            self._push(account)
+            self._preempt(account)
 
     def left(self, account: ServiceAccount) -> None:
         """One request less of a tenant waits."""
@@ -107,13 +107,13 @@ class ClassShare:
         self._last = account
 
     def set_aside(self, account: ServiceAccount) -> None:
-        """Let others of the class go first until `moved_up`."""
+        """Let others of the class go first until `reconsider`."""
         account.stamp += 1
 
-    def moved_up(self, account: ServiceAccount) -> None:
+    def reconsider(self, account: ServiceAccount) -> None:
         """Its counter fell, or it may be chosen again."""
         if account.waiting:
-            self._push(account)
+            self._preempt(account)
 
     def count_prompts(self, prompts: dict[ServiceAccount, int]) -> None:
         """How many prompts its tenants have under way."""
@@ -133,7 +133,7 @@ class ClassShare:
             return min(candidates)
         return self._last.virtual if self._last is not None else 0.0
 
-    def _push(self, account: ServiceAccount) -> None:
+    def _preempt(self, account: ServiceAccount) -> None:
         account.stamp += 1
         if len(self._heap) > 64 + 2 * len(self.accounts):
             self._heap = [each for each in self._heap if each[2] == each[3].stamp and each[3].waiting]

@@ -90,7 +90,7 @@ class ServiceOrder:
     def close(self) -> None:
         """The step is composed: who was set aside may be chosen again."""
         for account in self._aside:
-            account.share.moved_up(account)
+            account.share.reconsider(account)
 
     def _may_arrive(self, share: ClassShare) -> bool:
         if share.terms.isolated or share in self._shut:

@@ -122,29 +122,29 @@ class CacheMemory:
         """
         cache = self.cache
         needed = self.needed(request, self.found(request)) + cache.units(cache.page) * spared + int(margin * cache.size)
-        return needed - (cache.available - cache.promised) - self._in_flight.soon_free
+        return needed - (cache.available - cache.promised) - self._in_flight.freeing_units
 
     def change_policy(self) -> None:
         """Who waits for a twin's page looks again whether it may."""
-        self._wake(self.waiters.dismiss())
+        self._wake(self.waiters.release_all())
 
     def leave(self, request: Request, now_ns: int) -> None:
         """Take a request's blocks; those that steps in flight touch are freed after them."""
         use = request.cache
-        holding = use.blocks
-        assert holding is not None
+        blocks = use.blocks
+        assert blocks is not None
         # What a request holds grows about evenly, so that its mean is that of its beginning and its end.
         held_us = (now_ns - use.since_ns) // 1000
-        use.block_us += (use.since_blocks + holding.blocks) * held_us // 2
+        use.block_us += (use.since_blocks + blocks.blocks) * held_us // 2
         self.cache.promised -= use.promised
         use.promised = use.room = 0
         use.blocks = None
         if request.in_flight:
-            self._give_up(holding, request.work.length // self.cache.page_tokens)
-            self._in_flight.retire(request, holding, self.cache.gain(holding))
+            self._give_up(blocks, request.work.length // self.cache.page_tokens)
+            self._in_flight.retire(request, blocks, self.cache.gain(blocks))
         else:
-            self._give_up(holding, len(holding.pages))
-            self.cache.release(holding)
+            self._give_up(blocks, len(blocks.pages))
+            self.cache.release(blocks)
 
     def store(self, request: Request, slot: int) -> bool:
         """Order a running request's cache to be copied to the host; False, changing nothing, when it does not fit."""
@@ -163,34 +163,34 @@ class CacheMemory:
             self.host.drop(request.cache.host)
             request.cache.host = None
 
-    def publish(self, holding: RequestBlocks, request: Request, end: int) -> int:
-        """A step has computed positions up to `end` of a holding: what is full can be shared from now on.
+    def publish(self, blocks: RequestBlocks, request: Request, end: int) -> int:
+        """A step has computed positions up to `end` of a blocks: what is full can be shared from now on.
 
         Returns how many pages had been published by another, whose blocks are used from now on.
         """
-        first = len(holding.pages)
-        result = self.cache.publish(holding, end)
-        self._wake(self.waiters.resolve(holding, first, len(holding.pages)))
-        if holding.due == UNLIMITED:
-            self._give_up(holding, len(holding.pages))
+        first = len(blocks.pages)
+        result = self.cache.publish(blocks, end)
+        self._wake(self.waiters.resolve(blocks, first, len(blocks.pages)))
+        if blocks.due == UNLIMITED:
+            self._give_up(blocks, len(blocks.pages))
         if not result.spare:
             return 0
-        if request.cache.blocks is holding:
-            self._replaced.setdefault(holding, (request, []))[1].extend(result.replaced)
+        if request.cache.blocks is blocks:
+            self._replaced.setdefault(blocks, (request, []))[1].extend(result.replaced)
         if request.in_flight:
             self._in_flight.spare(request.work.last_step, result.spare, self.cache.units(self.cache.page))
         else:
-            for blocks in result.spare:
-                self.cache.give_back(blocks)
+            for page in result.spare:
+                self.cache.give_back(page)
         return len(result.replaced)
 
     def free(self, step: InFlightStep) -> list[RetiredBlocks]:
-        """No step touches these any more; returns the holdings that ended with it."""
+        """Free what waited for a step that is done; returns the block tables that ended with it, and whose they were."""
         for retired in step.retired:
-            self._give_up(retired.holding, len(retired.holding.pages))
-            self.cache.release(retired.holding)
-        for blocks in step.spare:
-            self.cache.give_back(blocks)
+            self._give_up(retired.blocks, len(retired.blocks.pages))
+            self.cache.release(retired.blocks)
+        for page in step.spare:
+            self.cache.give_back(page)
         ended = list(step.retired)
         step.retired.clear()
         step.spare.clear()
@@ -201,28 +201,28 @@ class CacheMemory:
 
         False when they are together already.
         """
-        holding = request.cache.blocks
-        assert holding is not None and not request.in_flight
-        before = [list(table) for table in holding.tables]
-        moved = self.cache.gather(holding)
+        blocks = request.cache.blocks
+        assert blocks is not None and not request.in_flight
+        before = [list(table) for table in blocks.tables]
+        moved = self.cache.gather(blocks)
         for group, (table, renamed) in enumerate(zip(before, moved, strict=True)):
             self._copies += [Copy(group, block, renamed[block]) for block in table if block in renamed]
             changed = [index for index, block in enumerate(table) if block in renamed]
             if changed:
-                self._replaced.setdefault(holding, (request, []))[1].extend(changed)
+                self._replaced.setdefault(blocks, (request, []))[1].extend(changed)
         return any(moved)
 
-    def orders(self) -> CacheMoves:
+    def take_moves(self) -> CacheMoves:
         """What the plan that is being sent moves; told once."""
         replaced = tuple(
             Replace(request.slot, group, index, table[index])
-            for holding, (request, indices) in self._replaced.items()
-            if request.cache.blocks is holding
-            for group, table in enumerate(holding.tables)
+            for blocks, (request, indices) in self._replaced.items()
+            if request.cache.blocks is blocks
+            for group, table in enumerate(blocks.tables)
             for index in indices
             if index < len(table)
         )
-        out, back, stash = self.host.orders()
+        out, back, stash = self.host.take_moves()
         copies = tuple(self._copies)
         self._replaced.clear()
         self._copies.clear()
@@ -250,9 +250,9 @@ class CacheMemory:
         """The published pages a waiting request may begin with; valid until the index changes."""
         return self.cache.find(self.prefix(request))
 
-    def _give_up(self, holding: RequestBlocks, page: int) -> None:
-        if holding.claimed > page:
-            self._wake(self.waiters.give_up(holding, page))
+    def _give_up(self, blocks: RequestBlocks, page: int) -> None:
+        if blocks.claimed > page:
+            self._wake(self.waiters.give_up(blocks, page))
 
     def _wake(self, requests: list[Request]) -> None:
         for request in requests:

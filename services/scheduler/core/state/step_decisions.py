@@ -103,11 +103,11 @@ class DecisionLog:
         self._gates: deque[BlockedClass] = deque(maxlen=GATES_KEPT)
         self._shut: dict[str, WaitReason] = {}
 
-    def decided(self, decision: StepDecision) -> None:
+    def add(self, decision: StepDecision) -> None:
         """A step was sent."""
         self.steps.append(decision)
 
-    def held_up(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
+    def set_blocked(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
         """What holds up arrivals from now on, by class; "" stands for all classes. Only changes are kept."""
         if gates == self._shut:
             return

@@ -34,7 +34,7 @@ class Suspects:
         return list(self._groups[min(self._groups)]) if self._groups else []
 
     @property
-    def standing(self) -> Suspected:
+    def suspected_now(self) -> Suspected:
         """Everybody who is suspected, to be told."""
         if self._standing is None:
             self._standing = Suspected(

@@ -20,9 +20,11 @@ class Preemption:
         """
         state, cache = self._state, builder.cache
         demand = tuple(map(sum, zip(*builder.stalled.values(), strict=True)))
-        spared = 0 if all(request.exempt for request in builder.stalled) else builder.spared
-        lacking = cache.units(demand) + spared * cache.units(cache.page) - cache.available - state.in_flight.soon_free
-        if not state.in_flight.soon_free and not cache.fits(demand, 0, spared):
+        spared = 0 if all(request.exempt for request in builder.stalled) else builder.left_pages
+        lacking = (
+            cache.units(demand) + spared * cache.units(cache.page) - cache.available - state.in_flight.freeing_units
+        )
+        if not state.in_flight.freeing_units and not cache.fits(demand, 0, spared):
             # Nothing that comes by itself helps, though in sum there may be enough: in chunks that another group began.
             lacking = max(lacking, 1)
         policy = state.policy

@@ -29,7 +29,7 @@ class RequestAdmission:
         while (request := waiting.first()) is not None:
             reason = self._hindrance(builder) or self._state.unready(request) or self.offer(builder, request)
             if reason is not None and reason is not WaitReason.PREFIX:
-                builder.hold_up(request, reason)
+                builder.block(request, reason)
                 return
 
     def offer(
@@ -47,14 +47,16 @@ class RequestAdmission:
         if (
             request.cache.host is None
             and not request.suspicion.suspected
-            and memory.waiters.follow(request, len(found))
+            and memory.waiters.wait_if_claimed(request, len(found))
         ):
             state.waiting.pass_over(request)
             builder.pass_over(request, WaitReason.PREFIX)
             return WaitReason.PREFIX
         if builder.slices and builder.cache_left <= memory.start(request, len(found)):
             return WaitReason.READS
-        if builder.pacing is not None and not builder.pacing.tokens(memory.start(request, len(found)), new=True):
+        if builder.prefill_budget is not None and not builder.prefill_budget.tokens(
+            memory.start(request, len(found)), new=True
+        ):
             return WaitReason.TOKENS
         lack = self._lack(memory, request, found, spared, within=within)
         if lack is not None:
@@ -71,7 +73,7 @@ class RequestAdmission:
         """Admit this waiting request, whatever the policy's order, if there is room for it."""
         reason = self._hindrance(builder) or self._state.unready(request) or self.offer(builder, request)
         if reason is not None:
-            builder.hold_up(request, reason)
+            builder.block(request, reason)
 
     def _hindrance(self, builder: StepBuilder) -> WaitReason | None:
         """What keeps everybody out."""
@@ -98,5 +100,5 @@ class RequestAdmission:
             return WaitReason.BLOCKS
         if within or (not state.prefilling and not state.decoding):
             return None
-        kept_free = unpromised + state.in_flight.soon_free - needed
+        kept_free = unpromised + state.in_flight.freeing_units - needed
         return None if kept_free >= self._margin * cache.size else WaitReason.MARGIN

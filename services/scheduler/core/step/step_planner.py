@@ -55,7 +55,7 @@ class StepPlanner:
         state, memory = self._state, self._state.memory
         self.due_ns = None
         if memory is None:
-            state.decisions.held_up(now_ns, {"": WaitReason.EXECUTOR} if len(state.waiting) else {})
+            state.decisions.set_blocked(now_ns, {"": WaitReason.EXECUTOR} if len(state.waiting) else {})
             return None
         # While there are suspects, steps are of them or of all others, one after the other: so nobody starves, and what
         # dies or fails says whose fault it was.
@@ -67,29 +67,29 @@ class StepPlanner:
             return None
         self._composer.prepare(now_ns)
         state.suspects.trial = not state.suspects.trial and len(state.suspects) > 0
-        builder, untold = self._composed(now_ns, memory)
+        builder, unsent = self._composed(now_ns, memory)
         if not builder.slices and len(state.suspects):
             state.suspects.trial = not state.suspects.trial
             builder, more = self._composed(now_ns, memory)
-            untold = untold or more
-        state.decisions.held_up(now_ns, builder.gates)
+            unsent = unsent or more
+        state.decisions.set_blocked(now_ns, builder.blocked_classes)
         # An executor without work must still learn which slots are empty.
-        if not builder.slices and (state.in_flight.steps or not untold):
+        if not builder.slices and (state.in_flight.steps or not unsent):
             return None
         return self._send(builder, memory)
 
     def _composed(self, now_ns: int, memory: CacheMemory) -> tuple[StepBuilder, bool]:
         """The next step's builder, after others gave way where nobody could go on, and whether slots are to be told of."""
         state = self._state
-        untold = state.slots.begin()
+        unsent = state.slots.begin_plan()
         builder = self._compose(now_ns, memory)
         while not builder.slices and not state.in_flight.steps and builder.stalled:
             # Nothing in flight can free a block: somebody gives way now, unless all wait for the detokenizer.
             if not self._preemption.give_way(builder) and not self._preemption.gather(builder):
                 break
-            untold = state.slots.begin()
+            unsent = state.slots.begin_plan()
             builder = self._compose(now_ns, memory)
-        return builder, untold
+        return builder, unsent
 
     def _early(self, now_ns: int) -> int | None:
         """When to plan the next step, if it is too early for that."""
@@ -122,14 +122,14 @@ class StepPlanner:
         if state.adopted:
             builder.adopt(state.adopted)
             state.adopted.clear()
-        orders = memory.orders()
+        orders = memory.take_moves()
         plan = StepPlan(
             epoch=state.in_flight.epoch,
             number=builder.number,
             slices=tuple(builder.slices),
             fill=tuple(builder.fills),
             grow=tuple(builder.grows),
-            release=state.slots.releases(),
+            release=state.slots.take_releases(),
             swap_out=orders.swap_out,
             copies=orders.copies,
             swap_in=orders.swap_in,
@@ -150,7 +150,7 @@ class StepPlanner:
     def _record(self, builder: StepBuilder, tokens: int, cache_tokens: int) -> None:
         """Keep what was decided."""
         state = self._state
-        state.decisions.decided(
+        state.decisions.add(
             StepDecision(
                 epoch=state.in_flight.epoch,
                 number=builder.number,
