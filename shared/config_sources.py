@@ -14,6 +14,7 @@ import msgspec
 from noria.shared.config import Config
 from noria.shared.errors import UserError
 from noria.shared.options import KEYED, VARIABLE_PREFIX, Option, check_names, nearest, options, parse
+from noria.shared.policies import SHARING_POLICY
 from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
@@ -152,7 +153,7 @@ def _source(path: str, layers: list[_Layer]) -> str:
 
 def _check_slots(config: Config, layers: list[_Layer]) -> None:
     """Refuse what would leave a class without a place in any step, so that its requests would wait for ever."""
-    if config.policy != "fair":
+    if config.policy != SHARING_POLICY:
         return
     isolated = {name: each.reserved_slots for name, each in config.classes.items() if each.isolated}
     for name, slots in isolated.items():
