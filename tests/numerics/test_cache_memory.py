@@ -42,7 +42,7 @@ def test_a_prompt_found_in_the_cache_gives_the_same_tokens(
 ) -> None:
     driver = Driver(float32, Way(every=-1, max_batch_tokens=100))
     answers = driver.run(asked(prompts, FEW + FEW))
-    assert driver.core.board.counters.hit_tokens >= sum(LENGTHS[i] // 16 * 16 - 16 for i in FEW)
+    assert driver.core.state.counters.hit_tokens >= sum(LENGTHS[i] // 16 * 16 - 16 for i in FEW)
     same_bits(answers, [cold[i] for i in FEW + FEW])
 
 
@@ -51,7 +51,7 @@ def test_twins_at_once_give_the_same_tokens_and_share_what_they_can(
 ) -> None:
     driver = Driver(float32, Way(max_batch_tokens=48))
     answers = driver.run(asked(prompts, FEW[-1:] * 3))
-    assert driver.core.board.counters.hit_tokens >= 2 * 96
+    assert driver.core.state.counters.hit_tokens >= 2 * 96
     same_bits(answers, [cold[FEW[-1]]] * 3)
 
 
@@ -61,7 +61,7 @@ def test_an_evicted_prompt_is_computed_again_to_the_same_tokens(
     # Nine pages are enough for one of them only.
     driver = Driver(float32, Way(every=-1, num_blocks=2 + 10))
     answers = driver.run(asked(prompts, FEW + FEW))
-    assert driver.core.board.counters.evictions > 0
+    assert driver.core.state.counters.evictions > 0
     same_bits(answers, [cold[i] for i in FEW + FEW])
 
 
@@ -74,7 +74,7 @@ def test_preempted_requests_give_the_same_tokens(
     way = Way(num_blocks=2 + 17, host_slots=host_slots, max_batch_tokens=64, safety_margin=0.0)
     driver = Driver(float32, way)
     answers = driver.run([Asked(prompts[i], more) for i in FEW])
-    counters = driver.core.board.counters
+    counters = driver.core.state.counters
     assert (counters.swaps_in if host_slots else counters.resets) > 0, "nobody was preempted: nothing was tested"
     for answer, i in zip(answers, FEW, strict=True):
         assert answer.ids[:NEW_TOKENS] == cold[i].ids

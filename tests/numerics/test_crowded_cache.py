@@ -95,7 +95,7 @@ def check(decoder: Decoder, count: int, host_share: float, most: float) -> None:
     expected, found = ample.serve(asked), narrow.serve(asked)
     assert [len(ids) for ids in expected] == [each.sampling.max_tokens for each in asked]
     assert found == expected
-    counters = narrow.core.board.counters
+    counters = narrow.core.state.counters
     tokens = sum(len(each.prompt) + len(ids) for each, ids in zip(asked, found, strict=True))
     print(
         f"{counters.resets} resets, {counters.swaps_out} swaps, {counters.recomputed_tokens / tokens:.1%} of {tokens}"

@@ -122,7 +122,7 @@ def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
     for level in KERNELS:
         driver = Driver(decoder_of(tmp_path, torch.float32, level), way, 1024)
         answers = driver.run(asked)
-        counters = driver.core.board.counters
+        counters = driver.core.state.counters
         assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough for all"
         for answer, want in zip(answers, expected, strict=True):
             certain = want.certain()

@@ -55,4 +55,4 @@ def test_greedy_tokens_equal_transformers_beyond_the_window_in_every_batch(folde
             assert answer.ids[:certain] == want.ids[:certain]
             for position in range(certain):
                 assert (answer.logits[position] - want.logits[position]).abs().max() < 1e-3
-        assert driver.core.board.counters.swaps_in > 0 or not way.host_slots
+        assert driver.core.state.counters.swaps_in > 0 or not way.host_slots

@@ -141,7 +141,7 @@ def test_tokens_equal_transformers_when_the_pool_is_too_small_for_all(
     way = Way(max_batch_tokens=37, num_blocks=chunks, host_slots=host_slots)
     driver = Driver(made(tmp_path).model, way, CONTEXT)
     answers = driver.run(asked)
-    counters = driver.core.board.counters
+    counters = driver.core.state.counters
     assert (counters.swaps_in if host_slots else counters.resets) > 0, "the pool was large enough: nothing was tested"
     for answer, want in zip(answers, expected, strict=True):
         certain = want.certain()

@@ -91,7 +91,7 @@ def test_each_token_is_what_its_logits_and_all_tokens_before_it_give(folder: Pat
         answer.logits = {position: answer.logits[position] for position in range(len(answer.ids))}
         check(request, answer, decoder.architecture.vocabulary)
         assert len(answer.likelihoods) == (0 if request.sampling.logprobs is None else len(answer.ids))
-    counters = driver.core.board.counters
+    counters = driver.core.state.counters
     assert (counters.resets > 0, counters.swaps_in > 0) == (
         way.num_blocks < 1024 and not way.host_slots,
         way.host_slots > 0,

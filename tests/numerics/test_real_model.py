@@ -75,7 +75,7 @@ def test_tokens_stay_the_same_when_blocks_run_out_and_requests_are_reset(
     answers, driver = run(
         float32, prompts, chosen, Way(num_blocks=16, steps_in_flight=steps_in_flight, max_batch_tokens=64)
     )
-    assert driver.core.board.counters.resets > 0, "the cache was large enough: nothing was tested"
+    assert driver.core.state.counters.resets > 0, "the cache was large enough: nothing was tested"
     check(answers, expected, chosen)
 
 

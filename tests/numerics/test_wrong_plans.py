@@ -93,6 +93,6 @@ def test_a_wrong_plan_is_refused_or_touches_nothing_but_the_cache(level: str, tm
                 raised += 1
         batch = prepare(driver.slots, plan)
         driver._apply(StepDone(batch.epoch, batch.number, results(driver.slots, batch, driver.engine.run(batch))))
-    assert driver.core.board.counters.swaps_in or driver.core.board.counters.steps > 20
+    assert driver.core.state.counters.swaps_in or driver.core.state.counters.steps > 20
     print(f"{refused} refused, {computed} computed, {raised} raised")
     assert refused > 50 and computed > 50
