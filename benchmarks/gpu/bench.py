@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cuda.streams import Device
-from noria.services.executor.cuda.torch_device import open_device
+from noria.services.executor.cuda.device.streams import Device
+from noria.services.executor.cuda.device.torch_device import open_device
 from noria.shared.config import ModelSettings
 
 

@@ -15,20 +15,20 @@ from gpu.models import SMALL
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.batch import Batch, prepare
-from noria.services.executor.checkpoint import Checkpoint
-from noria.services.executor.cuda.choosing import choose_operations
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cuda.backend import choose_operations
+from noria.services.executor.cuda.device.step_inputs import host_buffer, inputs
+from noria.services.executor.cuda.layout.step_layout import Layout
+from noria.services.executor.cuda.layout.step_sizes import needed
 from noria.services.executor.cuda.loading import load
 from noria.services.executor.cuda.pipeline import Pipeline
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.device.inputs import host_buffer, inputs
-from noria.services.executor.device.layout import Layout
-from noria.services.executor.device.sizes import needed
-from noria.services.executor.engine import Engine
-from noria.services.executor.families import architecture
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.shape import Shape
-from noria.services.executor.slots import Slots
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.plan.batch import Batch, prepare
+from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.loaded_model import Loaded
 from noria.shared.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.models import resolve

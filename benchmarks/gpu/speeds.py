@@ -13,11 +13,11 @@ from gpu.peer import OUTPUT_TOKENS, PROMPT_TOKENS, peer_speeds
 
 from noria.proto.execution import Geometry
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.choosing import choose_operations
+from noria.services.executor.cuda.backend import choose_operations
+from noria.services.executor.cuda.layers.linear import DeviceProducts
 from noria.services.executor.cuda.loading import Made, set_up
-from noria.services.executor.cuda.products import DeviceProducts
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.families import architecture
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.decoder import Decoder
 from noria.shared.step_times import overlap
 
 IDLE_MAX, BANDWIDTH_MIN, PEER_MIN = 0.03, 0.8, 3.0

@@ -1,7 +1,7 @@
 """When a step was what, from what its shell and its lane noted."""
 
-from noria.services.executor.batch import Batch
-from noria.services.executor.lane import Times
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.runner.model_runner import Times
 from noria.shared.step_times import StepTime
 
 

@@ -7,14 +7,14 @@ from typing import Protocol
 
 import torch
 
-from noria.services.executor.batch import Batch
+from noria.services.executor.cuda.device.cache_pool import Pool
+from noria.services.executor.cuda.device.step_inputs import Inputs
+from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.layout.step_sizes import Sizes
 from noria.services.executor.cuda.operations import DeviceOperations
-from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.device.inputs import Inputs
-from noria.services.executor.device.outputs import Outputs
-from noria.services.executor.device.sizes import Sizes
-from noria.services.executor.operations import StepOperations
-from noria.services.executor.shape import Shape
+from noria.services.executor.model.operations import StepOperations
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.limits import Shape
 
 
 class DeviceModel(Protocol):

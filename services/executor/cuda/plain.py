@@ -9,18 +9,18 @@ from typing import Final
 
 import torch
 
-from noria.services.executor.batch import Batch
+from noria.services.executor.cpu.step_tensors import Rotations
+from noria.services.executor.cpu.tensor_operations import TensorOperations
+from noria.services.executor.cuda.device.cache_pool import Pool
+from noria.services.executor.cuda.device.slot_state import SlotState
+from noria.services.executor.cuda.device.step_inputs import GroupInputs, Inputs
+from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.layout.step_sizes import Sizes
 from noria.services.executor.cuda.plain_sampling import sample
-from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.cuda.state import SlotState
-from noria.services.executor.device.inputs import GroupInputs, Inputs
-from noria.services.executor.device.outputs import Outputs
-from noria.services.executor.device.sizes import Sizes
-from noria.services.executor.families import Architecture
-from noria.services.executor.products import Linear
-from noria.services.executor.step import Rotations
-from noria.services.executor.stores import make_store
-from noria.services.executor.tensor_operations import TensorOperations
+from noria.services.executor.kv_cache.page_formats import make_store
+from noria.services.executor.model.architecture import Architecture
+from noria.services.executor.model.linear_layers import Linear
+from noria.services.executor.plan.batch import Batch
 
 GATHER_BYTES: Final = 64 << 20
 """Keys and values that attention gathers at once."""

@@ -8,10 +8,10 @@ from typing import Final
 
 import torch
 
-from noria.services.executor.device.inputs import SampledInputs
-from noria.services.executor.device.layout import NOBODY, OUTPUT
-from noria.services.executor.device.outputs import Outputs
-from noria.services.executor.sampling import POWERS, SCORE_MIN
+from noria.services.executor.cpu.reference_sampling import POWERS, SCORE_MIN
+from noria.services.executor.cuda.device.step_inputs import SampledInputs
+from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.layout.step_layout import NOBODY, OUTPUT
 
 _LARGEST: Final = torch.finfo(torch.float32).max
 _LOW: Final = 0xFFFFFFFF

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
-from noria.services.executor.slots import Slots
+from noria.services.executor.plan.slot_table import Slots
 from noria.services.scheduler.core.adoption import Adoption
 from noria.services.scheduler.core.cache import Cache
 from noria.services.scheduler.core.request import Request

@@ -1,0 +1,97 @@
+"""One decoder for all Llama-shaped families: weights from safetensors, fused projections, a ragged forward pass."""
+
+import torch
+
+from noria.services.executor.model.architecture import Architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder_layer import Layer
+from noria.services.executor.model.linear_layers import Products
+from noria.services.executor.model.mlp import load_mlp
+from noria.services.executor.model.operations import Operations, StepOperations
+from noria.services.executor.model.packed_weights import PackedWeights
+from noria.services.executor.model.reference_linear import ReferenceProducts
+from noria.services.executor.model.weights import Weights
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.limits import Integers
+
+
+class Decoder:
+    """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
+
+    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
+    where they compute, the processor where absent.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        rows_max: int,
+        samples_max: int,
+        products: Products | None = None,
+        packed: PackedWeights | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.architecture = architecture
+        self.dtype = dtype
+        products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
+        weights = Weights(
+            checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset, device=device
+        )
+        size = (architecture.vocabulary, architecture.hidden)
+        self._embedding = weights.table("model.embed_tokens.weight", size)
+        # Rounded as transformers rounds it: the checkpoint was trained so.
+        self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
+        self._layers = [_load(weights, architecture, layer) for layer in range(architecture.layers)]
+        self._norm = weights.norm("model.norm.weight", architecture.hidden)
+        # Logits are float32, whatever the model: bfloat16 logits tie in 3 of 100 greedy steps.
+        tied = architecture.tied or "lm_head.weight" not in checkpoint
+        self._head = weights.head("model.embed_tokens" if tied else "lm_head", size, samples_max)
+        self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
+        self.scratch_bytes = products.scratch_bytes(rows_max)
+
+    def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
+        del batch  # the operations know it
+        return self.forward(operations, sampled=rows is not None)
+
+    def forward(self, operations: StepOperations, *, sampled: bool) -> torch.Tensor | None:
+        """Run the step that was begun; returns float32 logits of its rows [rows, vocabulary] if it has any."""
+        x = operations.embedded(self._embedding, self._embedding_scale)
+        x, residual = operations.layers(self._layers, x)
+        if not sampled:
+            return None
+        logits = operations.logits(x, residual, self._norm, self._head)
+        cap = self.architecture.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def _load(weights: Weights, facts: Architecture, layer: int) -> Layer:
+    prefix = f"model.layers.{layer}."
+    query, key = facts.heads * facts.head_dim, facts.key_width
+    attention = prefix + "self_attn."
+    qkv = [(f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key))]
+    if facts.fused:
+        qkv = [(attention + "qkv_proj", query + 2 * key)]
+    head_norms = None
+    if facts.head_norm:
+        head_norms = (
+            weights.norm(attention + "q_norm.weight", facts.head_dim),
+            weights.norm(attention + "k_norm.weight", facts.head_dim),
+        )
+    before_mlp = "pre_feedforward_layernorm" if facts.sandwich else "post_attention_layernorm"
+
+    def after(name: str) -> torch.Tensor | None:
+        return weights.norm(f"{prefix}{name}.weight", facts.hidden) if facts.sandwich else None
+
+    return Layer(
+        input_norm=weights.norm(prefix + "input_layernorm.weight", facts.hidden),
+        qkv=weights.fused(qkv, facts.hidden, bias=facts.qkv_bias),
+        head_norms=head_norms,
+        out=weights.fused([(attention + "o_proj", facts.hidden)], query, bias=facts.out_bias),
+        after_attention=after("post_attention_layernorm"),
+        mlp_norm=weights.norm(f"{prefix}{before_mlp}.weight", facts.hidden),
+        mlp=load_mlp(weights, facts, prefix, layer),
+        after_mlp=after("post_feedforward_layernorm"),
+    )
