@@ -14,8 +14,8 @@ from steps import Bench
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import CACHE_DTYPES
-from noria.services.executor.plan.batch import prepare
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import RESERVED_CHUNKS
 from noria.services.executor.plan.slot_table import Slots
 from noria.services.executor.runner.machine import cores

@@ -21,13 +21,14 @@ from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import executor_config
 from noria.services.executor.cpu.backend import choose
-from noria.services.executor.cpu.engine import CACHE_DTYPES, Engine, pick_dtype
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.loading import pick_dtype
 from noria.services.executor.kv_cache.layer_groups import cache_groups
-from noria.services.executor.kv_cache.page_formats import page_bytes
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
-from noria.services.executor.plan.batch import prepare
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.services.executor.plan.slot_table import Slots
 from noria.services.executor.runner.machine import cores

@@ -10,7 +10,7 @@ def make_lane(config: ExecutorConfig, wake: Callable[[], None]) -> Lane:
     """A lane that loads its model and computes; `wake` is called when it has news."""
     if config.device == "cpu":
         from noria.services.executor.cpu.cpu_runner import CpuLane
-        from noria.services.executor.cpu.engine import load
+        from noria.services.executor.cpu.loading import load
 
         return CpuLane(lambda: load(config), wake)
     from noria.services.executor.cuda.backend import choose_operations

@@ -24,7 +24,8 @@ from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.cpu_runner import CpuLane
-from noria.services.executor.cpu.engine import Engine, load
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.loading import load
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.sampling_metadata import Drawn
 from noria.services.executor.runner.loaded_model import Loaded

@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.native.library import Kernels, KernelsUnavailableError, open_kernels
+from noria.services.executor.cpu.native.library import Kernels, KernelsUnavailableError, checksum, open_kernels
 from noria.services.executor.cpu.native.linear import NativeProducts
 from noria.services.executor.model.linear_layers import Products
 from noria.services.executor.model.packed_weights import PackedWeights, identity, packed_path
@@ -29,7 +29,7 @@ class Computing(msgspec.Struct, frozen=True):
         packed = PackedWeights()
         if config.keep_packed:
             key = identity(folder, dtype, config.quantization)
-            packed = PackedWeights(packed_path(folder, dtype, config.quantization), key)
+            packed = PackedWeights(packed_path(folder, dtype, config.quantization), key, checksum)
         return NativeProducts(self.kernels, dtype, config.quantization, packed, threads), packed
 
 

@@ -17,7 +17,7 @@ from noria.services.executor.cpu.engine import Engine
 from noria.services.executor.hf.hosted_model import Hosted, judged
 from noria.services.executor.kv_cache.layer_groups import cache_groups
 from noria.services.executor.model.causal_lm import Model
-from noria.services.executor.plan.batch import prepare
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.services.executor.plan.slot_table import Slots
 from noria.shared.errors import UserError

@@ -1,18 +1,32 @@
 """Makes a folder's model: our own decoder where it knows the family, else one that transformers computes."""
 
+import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.backend import Computing
+from noria.services.executor.cpu.backend import Computing, choose
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.step_memory import footprint
+from noria.services.executor.kv_cache.layer_groups import cache_groups
+from noria.services.executor.kv_cache.memory_plan import sized
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
 from noria.services.executor.model.architecture import Architecture, UnknownDecoderError, architecture
 from noria.services.executor.model.causal_lm import Model
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
-from noria.services.executor.model.packed_weights import PackedWeights
+from noria.services.executor.model.packed_weights import PackedWeights, packed_path
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.runner.calibration import Advice, calibrated, calibration_key
+from noria.services.executor.runner.loaded_model import Loaded, geometry_of
+from noria.services.executor.runner.machine import cores, free_memory, return_freed
 from noria.shared.errors import UserError
+from noria.shared.models import facts, resolve, served_names
+
+_PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -25,6 +39,67 @@ class Made(msgspec.Struct, frozen=True):
     name: str
     unkept: str
     hosted: bool
+
+
+def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
+    """Load the configured model and make its cache. Raises UserError saying what is wrong with the model or memory."""
+    began = time.monotonic()
+    threads = config.threads or cores()
+    torch.set_num_threads(threads)
+    free = free_memory()
+    folder = resolve(config.model)
+    context = facts(folder, config.model).max_model_tokens
+    dtype = pick_dtype(config.model.dtype)
+    if config.kv_cache_dtype == "fp8":
+        raise UserError("cache.kv_cache_dtype fp8 is for GPUs; with --device cpu choose int8, which is as small")
+    cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
+    computing = choose(config.kernels, config.quantization)
+    made = make_model(config, folder, dtype, context, computing, threads)
+    model, family = made.model, made.model.architecture
+    return_freed()
+    shape = Shape(
+        max_slots=config.max_slots,
+        max_batch_tokens=config.max_batch_tokens,
+        max_model_tokens=context,
+        page_size=config.page_size,
+        num_blocks=RESERVED_CHUNKS,
+        vocabulary=family.vocabulary,
+        groups=cache_groups(family.windows, context, config.max_batch_tokens, config.page_size),
+    )
+    chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
+    rest = footprint(
+        family,
+        shape,
+        dtype.itemsize,
+        converts=cache_dtype != dtype,
+        products=model.scratch_bytes,
+        native_threads=threads if computing.kernels else 0,
+        hosted=made.hosted,
+    )
+    shape, memory = sized(config, shape, chunk_bytes, free, model.nbytes, rest)
+    engine = Engine(model, shape, cache_dtype)
+    engine.make_ready()
+    ways = made.name, str(dtype), str(cache_dtype), str(threads)
+    advice = (
+        _advice(config, engine, packed_path(folder, dtype, config.quantization), ways) if config.calibrate else None
+    )
+    geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes, advice)
+    load_s = time.monotonic() - began
+    return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept)
+
+
+def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
+    """The precision to compute in; auto is bfloat16 only where the processor multiplies it natively."""
+    if name == "auto":
+        flags = processor.read_text() if processor.exists() else ""
+        name = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _advice(config: ExecutorConfig, engine: Engine, weights: Path, ways: tuple[str, ...]) -> Advice:
+    """By the pace kept beside a model's packed weights, or measured now."""
+    key = calibration_key((weights.parent.parent / "config.json").read_bytes(), engine.shape, *ways)
+    return calibrated(engine, weights.with_suffix(".pace") if config.keep_packed else None, key)
 
 
 def make_model(

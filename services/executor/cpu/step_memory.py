@@ -1,8 +1,7 @@
 """What a step takes beside weights and cache: upper bounds from the shapes, in bytes."""
 
-import msgspec
-
 from noria.services.executor.cpu.step_tensors import padded_rows
+from noria.services.executor.kv_cache.memory_plan import Footprint
 from noria.services.executor.kv_cache.paged_cache import GATHER_BYTES
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.reference_linear import computed_rows
@@ -19,21 +18,6 @@ _KERNEL_BYTES = 600_000
 """What oneDNN keeps for each number of rows and shape of weights, measured."""
 _SHAPES = 4
 """Of a layer's weights: into attention and out of it, into the MLP and out of it."""
-
-
-class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of activations, logits, the two sets of input arrays, what is kept per slot and position, and compiled kernels."""
-
-    activations: int
-    logits: int
-    buffers: int
-    bookkeeping: int
-    kernels: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 
 def footprint(

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.decoder_layer import Layer, in_turn
 from noria.services.executor.model.expert_reads import ExpertsRead
 from noria.services.executor.model.linear_layers import Linear
+from noria.services.executor.model.operations import Layer, in_turn
 
 
 class TensorOperations(ABC):

@@ -6,12 +6,10 @@ import torch
 
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda.device.cache_pool import Pool
+from noria.services.executor.cuda.engine import DeviceOperations, Made
 from noria.services.executor.cuda.layers.attention import Attention
 from noria.services.executor.cuda.layers.installed import installed
 from noria.services.executor.cuda.layers.layer_pages import layer_pages
-from noria.services.executor.cuda.loading import Made
-from noria.services.executor.cuda.operations import DeviceOperations
-from noria.services.executor.cuda.plain import PlainOperations
 from noria.services.executor.kv_cache.layer_groups import layer_groups
 from noria.services.executor.plan.limits import Shape
 from noria.shared.errors import UserError
@@ -20,23 +18,15 @@ from noria.shared.errors import UserError
 def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceOperations:
     """The operations over a pool: by Triton, with FlashInfer's attention where it is installed and knows the model.
 
-    In plain PyTorch where that is configured or Triton is not installed.
-
-    Raises UserError for kernels that are of a processor.
+    Raises UserError for kernels that are of a processor, and where Triton is not installed.
     """
-    if config.kernels not in ("auto", "reference", "triton"):
-        raise UserError(
-            f"executor.kernels {config.kernels} is of processors; with --device cuda choose auto, triton or reference"
-        )
+    if config.kernels not in ("auto", "triton"):
+        raise UserError(f"executor.kernels {config.kernels} is of processors; with --device cuda choose auto or triton")
+    if not installed("triton"):
+        raise UserError("a GPU computes by Triton, which is not installed: pip install 'noria[cuda]'")
     places = layer_groups(made.architecture.windows, pool.shape.max_model_tokens)
-    # On a processor Triton's kernels can be interpreted, for tests, but not be used.
-    able = pool.data.device.type != "cpu" and installed("triton")
-    if config.kernels == "triton" and not able:
-        raise UserError("executor.kernels is triton, which is not installed: pip install 'noria[cuda]'")
-    if made.store == torch.float8_e4m3fn and able and not _has_fp8():
+    if made.store == torch.float8_e4m3fn and not _has_fp8():
         raise UserError("cache.kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or later; choose int8")
-    if config.kernels == "reference" or not able:
-        return PlainOperations(made.architecture, pool, places, made.dtype, made.store)
     from noria.services.executor.cuda.triton.operations import TritonOperations
 
     shape = pool.shape

@@ -12,7 +12,6 @@ from typing import Final
 
 from noria.proto.execution import Failure
 from noria.services.executor.cuda.device.streams import DeviceLostError
-from noria.services.executor.cuda.loading import Tell
 from noria.services.executor.cuda.pipeline import Finished, Flight, Pipeline
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.runner.loaded_model import Loaded
@@ -23,6 +22,7 @@ from noria.services.executor.runner.model_runner import (
     Loading,
     Lost,
     NotRecorded,
+    Tell,
     Times,
 )
 from noria.services.executor.runner.threaded_runner import ThreadedLane

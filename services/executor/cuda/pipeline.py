@@ -26,7 +26,8 @@ from noria.services.executor.cuda.layout.padding import Padding, beyond, largest
 from noria.services.executor.cuda.layout.step_layout import Layout
 from noria.services.executor.cuda.layout.step_sizes import Sizes, needed
 from noria.services.executor.model.expert_reads import difference
-from noria.services.executor.plan.batch import Batch, idle_batch
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import idle_batch
 from noria.services.executor.plan.sampling_metadata import Drawn
 
 EXTRA_BYTES: Final = 4 << 20

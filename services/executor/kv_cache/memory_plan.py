@@ -10,9 +10,23 @@ from fractions import Fraction
 import msgspec
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.step_memory import Footprint
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.shared.errors import UserError
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """Bytes of activations, logits, the two sets of input arrays, what is kept per slot and position, and compiled kernels."""
+
+    activations: int
+    logits: int
+    buffers: int
+    bookkeeping: int
+    kernels: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 
 class Share(msgspec.Struct, frozen=True):

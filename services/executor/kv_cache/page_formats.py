@@ -18,6 +18,16 @@ _SCALE: Final = torch.bfloat16
 _INT8_MAX: Final = 127
 
 
+CACHE_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+"""The dtypes that `cache.kv_cache_dtype` names."""
+
+
 class LayerStore(Protocol):
     """One layer's pages: tokens and pages are named by row as of the group's first layer."""
 

@@ -4,10 +4,9 @@ import torch
 
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.decoder_layer import Layer
 from noria.services.executor.model.linear_layers import Products
 from noria.services.executor.model.mlp import load_mlp
-from noria.services.executor.model.operations import Operations, StepOperations
+from noria.services.executor.model.operations import Layer, Operations, StepOperations
 from noria.services.executor.model.packed_weights import PackedWeights
 from noria.services.executor.model.reference_linear import ReferenceProducts
 from noria.services.executor.model.weights import Weights

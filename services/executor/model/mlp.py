@@ -112,10 +112,7 @@ class Mixture:
         return total.to(found.dtype)
 
 
-Mlp = Dense | Mixture
-
-
-def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: int) -> Mlp:
+def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: int) -> Dense | Mixture:
     """A layer's MLP; prefix is the layer's."""
     mlp, inner = prefix + "mlp.", architecture.intermediate
     experts = architecture.experts

@@ -1,7 +1,8 @@
 """What a decoder is made of. Each implementation computes the same functions; one is chosen per process, never per step."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,8 +12,29 @@ from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers
 from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
 
-if TYPE_CHECKING:  # a layer is made of these operations
-    from noria.services.executor.model.decoder_layer import Layer
+
+class Mlp(Protocol):
+    """A layer's feed-forward part: dense, or a mixture of experts (`mlp.py`)."""
+
+    def __call__(self, x: torch.Tensor, operations: "StepOperations") -> torch.Tensor:
+        """Return [T, hidden]."""
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """head_norms are those of queries and keys, where the family norms heads.
+
+    after_attention and after_mlp norm what those give before it is added, where the family does.
+    """
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    out: Linear
+    after_attention: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    mlp: Mlp
+    after_mlp: torch.Tensor | None
 
 
 class StepOperations(Protocol):
@@ -29,7 +51,7 @@ class StepOperations(Protocol):
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
 
-    def layers(self, layers: Sequence["Layer"], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All layers of a model: what `in_turn` says, perhaps in fewer calls."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
@@ -72,3 +94,28 @@ class Operations(StepOperations, Protocol):
 
     def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten; see sampling.py."""
+
+
+def composed(
+    operations: StepOperations, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a layer, operation by operation. x is added to the residual stream; returns (what is to be added next, sum)."""
+    x, residual = operations.add_norm(x, residual, layer.input_norm)
+    queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms)
+    x = operations.linear(operations.attention(index, queries), layer.out)
+    if layer.after_attention is not None:
+        x = operations.norm(x, layer.after_attention)
+    x, residual = operations.add_norm(x, residual, layer.mlp_norm)
+    x = layer.mlp(x, operations)
+    if layer.after_mlp is not None:
+        x = operations.norm(x, layer.after_mlp)
+    return x, residual
+
+
+def in_turn(operations: StepOperations, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a model's layers, operation by operation. x begins the residual stream; returns as `composed` does."""
+    residual: torch.Tensor | None = None
+    for index, layer in enumerate(layers):
+        x, residual = composed(operations, index, layer, x, residual)
+    assert residual is not None
+    return x, residual

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,6 @@ from typing import Final
 import msgspec
 import torch
 
-from noria.services.executor.cpu.native.library import checksum
 from noria.shared.models import BLOCKS
 
 LAYOUT: Final = 2
@@ -43,15 +43,24 @@ class _Table(msgspec.Struct, frozen=True):
     arrays: dict[str, _Place]
 
 
+def crc32(array: torch.Tensor) -> int:
+    """The CRC-32 of a dense uint8 tensor."""
+    return zlib.crc32(array.numpy().data)
+
+
 class PackedWeights:
     """Arrays by name: mapped when the file has them, else made. Without a path nothing is kept.
 
-    key: what identifies the weights and how they are packed; see `identity`. written: whether `keep` wrote the file.
+    key: what identifies the weights and how they are packed; see `identity`.
+    checksum: of a dense uint8 tensor. written: whether `keep` wrote the file.
     """
 
-    def __init__(self, path: Path | None = None, key: str = "") -> None:
+    def __init__(
+        self, path: Path | None = None, key: str = "", checksum: Callable[[torch.Tensor], int] = crc32
+    ) -> None:
         self._path = path
         self._key = key
+        self._checksum = checksum
         self._arrays: dict[str, torch.Tensor] = {}
         self._made = 0
         self.written = False
@@ -81,7 +90,7 @@ class PackedWeights:
         reason = ""
         if self._path is not None and self._made:
             try:
-                _write(self._path, self._key, self._arrays)
+                _write(self._path, self._key, self._arrays, self._checksum)
                 self.written = True
             except OSError as error:
                 reason = f"{self._path}: {error.strerror or error}"
@@ -94,7 +103,7 @@ class PackedWeights:
             return None
         dtype = _DTYPES[place.dtype]
         part = self._bytes[place.start : place.start + math.prod(place.shape) * dtype.itemsize]
-        return part.view(dtype).view(place.shape) if checksum(part) == place.checksum else None
+        return part.view(dtype).view(place.shape) if self._checksum(part) == place.checksum else None
 
 
 def packed_path(folder: Path, dtype: torch.dtype, quantization: str) -> Path:
@@ -131,11 +140,11 @@ def _table(path: Path, key: str) -> _Table | None:
     return table if whole and table.key == key else None
 
 
-def _write(path: Path, key: str, arrays: dict[str, torch.Tensor]) -> None:
+def _write(path: Path, key: str, arrays: dict[str, torch.Tensor], checksum: Callable[[torch.Tensor], int]) -> None:
     # The table's own size moves the arrays: laid out once from 0 to learn it, then for good.
-    table = _laid_out(key, arrays, 0)
+    table = _laid_out(key, arrays, 0, checksum)
     header = len(_MAGIC) + 8 + len(msgspec.json.encode(table)) + 32 * len(arrays)
-    table = _laid_out(key, arrays, -(-header // _PAGE) * _PAGE)
+    table = _laid_out(key, arrays, -(-header // _PAGE) * _PAGE, checksum)
     path.parent.mkdir(exist_ok=True)
     if shutil.disk_usage(path.parent).free < 2 * table.file_bytes:
         raise OSError("the disk is nearly full")
@@ -154,7 +163,7 @@ def _write(path: Path, key: str, arrays: dict[str, torch.Tensor]) -> None:
             written.unlink()
 
 
-def _laid_out(key: str, arrays: dict[str, torch.Tensor], start: int) -> _Table:
+def _laid_out(key: str, arrays: dict[str, torch.Tensor], start: int, checksum: Callable[[torch.Tensor], int]) -> _Table:
     places = {}
     for name, array in arrays.items():
         dtype, flat = str(array.dtype).removeprefix("torch."), array.view(-1).view(torch.uint8)

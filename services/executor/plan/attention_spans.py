@@ -7,8 +7,8 @@ sequence wherever a window or slice begins: so sums do not depend on how the seq
 import msgspec
 import numpy as np
 
+from noria.services.executor.plan.batch import Pages, Slices, entry, first_seen
 from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.page_tables import Pages, Slices, entry, first_seen
 
 
 class SingleQueries(msgspec.Struct, frozen=True):

@@ -1,20 +1,41 @@
-"""A plan as flat arrays: the query tokens of all slices one after the other, and how they attend and are sampled.
+"""A step as flat arrays: the query tokens of all slices one after the other, and how they attend and are sampled.
 
-Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T) and sampled rows (S).
+Pure: numpy only, no tensors, no clock. Token counts are of query tokens (T) and sampled rows (S). A page is named by its
+row in the pool for the group's first layer (`Shape.rows`).
 """
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.proto.execution import Copy, Sampled, Slice, StepPlan
-from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.page_tables import Pages, Slices, pages
-from noria.services.executor.plan.sampled_rows import sampled_rows
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
-from noria.services.executor.plan.slot_table import IllegalPlanError, Occupant, Slots
+from noria.proto.execution import Copy
+from noria.services.executor.plan.limits import Integers
+from noria.services.executor.plan.sampling_metadata import Sampler
+from noria.services.executor.plan.slot_state import Occupant
 
-_Booleans = NDArray[np.bool_]
+Rows = NDArray[np.int32]
+
+
+class Slices(msgspec.Struct, frozen=True):
+    """By slice: the position of its first query token, how many it has, and its first query row."""
+
+    starts: Integers
+    lengths: Integers
+    rows: Integers
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """One group's part of a step.
+
+    table [slices, entries]: the pool rows of each slice's pages; page p is entry p, or p % ring where ring is not 0. What
+    lies beyond a slot's pages may be a former occupant's, and what lies before its window has been overwritten.
+    write_slots [T]: where each query token's keys and values go, in tokens of the pool.
+    """
+
+    window: int
+    ring: int
+    table: Rows
+    write_slots: Integers
 
 
 class Product(msgspec.Struct, frozen=True):
@@ -47,121 +68,11 @@ class Batch(msgspec.Struct, frozen=True):
     occupants: tuple[Occupant, ...] = ()
 
 
-def prepare(slots: Slots, plan: StepPlan) -> Batch:
-    """Apply a plan and lay it out. Raises IllegalPlanError; the epoch is dead then, whatever was applied of it."""
-    try:
-        slots.apply(plan)
-        return _layout(slots, plan)
-    except IllegalPlanError:
-        slots.clear()
-        raise
+def entry(page: Integers, ring: int) -> Integers:
+    """The table entries of a sequence's pages."""
+    return page % ring if ring else page
 
 
-def idle_batch(shape: Shape) -> Batch:
-    """A step of nobody: what a device is given to compute padding alone."""
-    slots = Slots(shape)
-    return _layout(slots, StepPlan(0, 0, ()))
-
-
-def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, ...]:
-    """Take what a finished step computed and sampled into the slots and name whose it is, in plan order."""
-    for occupant, end in zip(batch.occupants, (batch.slices.starts + batch.slices.lengths).tolist(), strict=True):
-        occupant.cached = end
-    if drawn is None:
-        return ()
-    ids = drawn.ids.tolist()
-    for product, token in zip(batch.products, ids, strict=True):
-        slots.record(product.slot, product.occupant, token)
-    return tuple(
-        _sampled(product, row, token, drawn)
-        for row, (product, token) in enumerate(zip(batch.products, ids, strict=True))
-    )
-
-
-def _sampled(product: Product, row: int, token: int, drawn: Drawn) -> Sampled:
-    occupant = product.occupant
-    wanted = occupant.sampling.logprobs
-    likelihoods = () if wanted is None else (drawn.likelihood(row, wanted),)
-    occupant.likelihoods += likelihoods
-    return Sampled(occupant.stream, occupant.attempt, product.start, (token,), likelihoods)
-
-
-def _layout(slots: Slots, plan: StepPlan) -> Batch:
-    shape = slots.shape
-    columns = np.array(
-        [(each.slot, each.start, each.length, each.carry, each.sample) for each in plan.slices], np.int64
-    ).reshape(-1, 5)
-    slot, start, length = columns[:, 0], columns[:, 1], columns[:, 2]
-    carry, sample = columns[:, 3].astype(np.bool_), columns[:, 4].astype(np.bool_)
-    _check(slots, plan.slices, slot, start, length, carry, sample)
-    first = np.cumsum(length) - length
-    of_slice = np.repeat(np.arange(len(slot)), length)
-    positions = np.arange(len(of_slice)) - first[of_slice] + start[of_slice]
-    slices = Slices(start.copy(), length.copy(), first)
-    batch = Batch(
-        epoch=plan.epoch,
-        number=plan.number,
-        token_ids=slots.tokens[slot[of_slice], positions].astype(np.int64),
-        positions=positions,
-        carry_rows=first[carry],
-        carry_slots=slot[carry],
-        slices=slices,
-        pages=tuple(pages(slots, group, slot, slices, of_slice, positions) for group in range(len(shape.groups))),
-        sampler=sampled_rows(slots, slot[sample], (first + length - 1)[sample]),
-        products=_products(slots, slot[sample]),
-        swap_out=plan.swap_out,
-        copies=plan.copies,
-        swap_in=plan.swap_in,
-        occupants=tuple(_occupants(slots, slot)),
-    )
-    sampled = slot[sample]
-    slots.total[sampled] += 1
-    slots.sampled[sampled] = True
-    return batch
-
-
-def _check(
-    slots: Slots,
-    slices: tuple[Slice, ...],
-    slot: Integers,
-    start: Integers,
-    length: Integers,
-    carry: _Booleans,
-    sample: _Booleans,
-) -> None:
-    shape = slots.shape
-
-    def demand(rule: str, broken: _Booleans) -> None:
-        if broken.any():
-            raise IllegalPlanError(f"{rule}: {slices[int(np.argmax(broken))]}")
-
-    demand("no such slot", (slot < 0) | (slot >= shape.max_slots))
-    if len(np.unique(slot)) != len(slot):
-        raise IllegalPlanError("a slot has two slices in one plan")
-    if length.sum() > shape.max_batch_tokens:
-        raise IllegalPlanError(f"{length.sum()} query tokens, at most {shape.max_batch_tokens} are possible")
-    demand("the slot is not filled", np.array([slots.occupants[each] is None for each in slot], np.bool_))
-    total, end = slots.total[slot], start + length
-    demand("a slice is empty", (length < 1) | (start < 0))
-    demand("the slice reaches beyond the tokens", end > total)
-    demand("the slice reaches beyond the context", end > shape.max_model_tokens)
-    for group, blocks in zip(shape.groups, slots.blocks, strict=True):
-        pages = -(-end // shape.page_size)
-        if group.ring_pages:
-            pages = np.minimum(pages, group.ring_pages)
-        demand("the slice reaches beyond its blocks", pages > blocks[slot])
-    demand("only the last token's logits may be sampled", sample & (end != total))
-    demand("nothing to carry", carry & ((length != 1) | (end != total) | ~slots.sampled[slot]))
-    demand("the token's value is not known yet", ~carry & (end > slots.known[slot]))
-
-
-def _products(slots: Slots, slot: Integers) -> tuple[Product, ...]:
-    starts = slots.total[slot] - slots.prompt[slot]
-    return tuple(
-        Product(int(each), occupant, int(start))
-        for each, occupant, start in zip(slot, _occupants(slots, slot), starts, strict=True)
-    )
-
-
-def _occupants(slots: Slots, slot: Integers) -> list[Occupant]:
-    return [occupant for each in slot if (occupant := slots.occupants[each]) is not None]
+def first_seen(position: Integers, window: int) -> Integers:
+    """The first position that a token at `position` sees; window 0 is all."""
+    return np.maximum(position - window + 1, 0) if window else np.zeros_like(position)

@@ -5,7 +5,8 @@ of it. To be taken when no step is under way.
 """
 
 from noria.proto.execution import Held, Inventory, cache_digest
-from noria.services.executor.plan.slot_table import Occupant, Slots
+from noria.services.executor.plan.slot_state import Occupant
+from noria.services.executor.plan.slot_table import Slots
 
 
 def inventory(slots: Slots) -> Inventory:

@@ -7,10 +7,9 @@ there. Were that lost with the scheduler, the next one would compute the whole s
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from noria.services.executor.plan.slot_table import Occupant
+from noria.services.executor.plan.slot_state import Occupant
 
 PLANS_KEPT: Final = 8
 """More than there are steps between the plan that frees a slot and the news of what was made in it."""
@@ -20,7 +19,7 @@ PLANS_KEPT: Final = 8
 class Departure:
     """A stream whose slot plan `number` released. ids: those known then; its occupant has what came later."""
 
-    occupant: "Occupant"
+    occupant: Occupant
     ids: list[int]
     prompt: int
     number: int

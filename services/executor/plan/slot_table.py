@@ -4,41 +4,18 @@ Applies plans by the epoch and number rules and refuses what breaks them. Knows 
 a step in flight will produce are counted as pending: their place is known before their value is.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from noria.proto.base import Likelihood, Stream
 from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
-from noria.proto.sampling import Sampling
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.services.executor.plan.released_slots import Departure, Departures
-from noria.services.executor.plan.sampling_metadata import PARAMETERS, Floats, Ids, record
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, record
+from noria.services.executor.plan.slot_state import Occupant
 from noria.services.executor.plan.swapped_out import Stashed, Stashes
 
 
 class IllegalPlanError(ValueError):
     """A plan that breaks the protocol; its epoch is dead and a new one must be opened."""
-
-
-@dataclass(slots=True, eq=False)
-class Occupant:
-    """The stream in a slot. bias_ids, bias_values: its logit bias.
-
-    cached: positions whose keys and values are in the cache, by what it came with and the steps that have come back.
-    likelihoods: of the tokens sampled since it came, if it asks for them; late: those tokens that came when it had left
-    the slot.
-    """
-
-    stream: Stream
-    attempt: int
-    sampling: Sampling
-    end_ids: tuple[int, ...]
-    bias_ids: Ids
-    bias_values: Floats
-    cached: int = 0
-    likelihoods: list[Likelihood] = field(default_factory=list)
-    late: list[int] = field(default_factory=list)
 
 
 class Slots:

@@ -5,20 +5,17 @@ goes when its stream is in a slot again, or when one of its blocks is written an
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Stash
-
-if TYPE_CHECKING:
-    from noria.services.executor.plan.slot_table import Occupant
+from noria.services.executor.plan.slot_state import Occupant
 
 
 @dataclass(slots=True, eq=False)
 class Stashed:
     """A stream on the host. ids: the tokens known when it left its slot; its occupant has those that came later."""
 
-    occupant: "Occupant"
+    occupant: Occupant
     ids: list[int]
     prompt: int
     stash: Stash

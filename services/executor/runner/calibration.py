@@ -22,7 +22,8 @@ from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.kv_cache.memory_plan import request_pages
-from noria.services.executor.plan.batch import Batch, prepare
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.services.executor.plan.sampling_metadata import Drawn
 from noria.services.executor.plan.slot_table import Slots

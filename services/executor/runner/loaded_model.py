@@ -2,10 +2,12 @@
 
 import msgspec
 import structlog
+import torch
 
 from noria.proto.execution import Geometry
 from noria.services.executor.kv_cache.memory_plan import Memory
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.runner.calibration import Advice, many
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -22,6 +24,36 @@ class Loaded(msgspec.Struct, frozen=True):
     steady: bool
     kernels: str = ""
     unkept: str = ""
+
+
+def geometry_of(
+    name: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    chunk_bytes: int,
+    advice: Advice | None = None,
+    device: str = "cpu",
+) -> Geometry:
+    """What the scheduler is told."""
+    return Geometry(
+        model=name,
+        groups=shape.groups,
+        num_blocks=shape.num_blocks,
+        reserved_blocks=RESERVED_CHUNKS,
+        page_size=shape.page_size,
+        max_slots=shape.max_slots,
+        max_batch_tokens=shape.max_batch_tokens,
+        max_model_tokens=shape.max_model_tokens,
+        vocabulary=shape.vocabulary,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        host_slots=shape.host_slots,
+        bytes_per_chunk=chunk_bytes,
+        prefill_tokens=advice.alone if advice else 0,
+        prefill_tokens_beside=advice.beside if advice else 0,
+        prefill_tokens_few=advice.few if advice else 0,
+        prefill_decodes=many(shape) if advice else 0,
+    )
 
 
 def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:

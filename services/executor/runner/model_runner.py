@@ -4,6 +4,7 @@ A lane holds at most `LANE_BATCHES` batches, the one being computed and the next
 input buffers. It knows no sockets and no plans; after a failure it drops what is left of that epoch.
 """
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -12,8 +13,12 @@ from noria.proto.execution import Failure
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.sampling_metadata import Drawn
 from noria.services.executor.runner.loaded_model import Loaded
+from noria.shared.step_times import StepTime
 
 LANE_BATCHES: Final = 2
+
+Tell = Callable[[str, int, int], None]
+"""Is told of loading's progress: what is loaded, how many parts are done, of how many."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -28,6 +33,22 @@ class Times(msgspec.Struct, frozen=True):
     ended_ns: int = 0
     told_ns: int = 0
     way: str = ""
+
+    def step_time(self, batch: Batch, prepare_ns: int) -> StepTime:
+        """When a batch's step was what. prepare_ns: when the shell began to lay it out."""
+        return StepTime(
+            batch.epoch,
+            batch.number,
+            len(batch.token_ids),
+            len(batch.slices.starts),
+            prepare_ns,
+            self.posted_ns,
+            self.launched_ns,
+            self.began_ns,
+            self.ended_ns,
+            self.told_ns,
+            self.way,
+        )
 
 
 class Computed(msgspec.Struct, frozen=True):

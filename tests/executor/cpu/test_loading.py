@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.engine import pick_dtype
-from noria.services.executor.cpu.step_memory import Footprint
+from noria.services.executor.cpu.loading import pick_dtype
 from noria.services.executor.kv_cache.layer_groups import cache_groups, layer_groups
-from noria.services.executor.kv_cache.memory_plan import Memory, request_pages, sized
+from noria.services.executor.kv_cache.memory_plan import Footprint, Memory, request_pages, sized
 from noria.services.executor.kv_cache.page_formats import page_bytes
 from noria.services.executor.model.architecture import Architecture, architecture
 from noria.services.executor.model.checkpoint import Checkpoint

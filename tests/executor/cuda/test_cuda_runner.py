@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes.device import FakeDevice, FakeEvent
 from fakes.device_bench import Drive, reference
+from fakes.plain_operations import make_plain_operations
 from fakes.shell_drive import ShellDrive
 from fakes.tiny_weights import write_tiny_weights
 from structlog.testing import capture_logs
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from noria.proto.execution import Failure, Geometry
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
+from noria.services.executor.cuda import backend
 from noria.services.executor.cuda.backend import choose_operations
 from noria.services.executor.cuda.cuda_runner import CudaLane
 from noria.services.executor.cuda.device.streams import Device, DeviceLostError
@@ -60,7 +62,7 @@ def config(model: Path, **changes: Any) -> ExecutorConfig:
 
 def drive(settings: ExecutorConfig, device: Device) -> ShellDrive:
     return ShellDrive(
-        lambda wake: CudaLane(lambda tell: load(settings, device, choose_operations, tell), wake),
+        lambda wake: CudaLane(lambda tell: load(settings, device, make_plain_operations, tell), wake),
         Settings(max_batch_tokens=48, max_requests_per_batch=6, steps_in_flight=2),
     )
 
@@ -104,7 +106,7 @@ def test_loading_sizes_the_cache_by_what_the_largest_step_took_and_records_the_c
     told: list[tuple[str, int, int]] = []
     device = FakeDevice(0)
     settings = config(model, num_blocks=None, host_gib=0.001)
-    pipeline, loaded = load(settings, device, choose_operations, lambda *progress: told.append(progress))
+    pipeline, loaded = load(settings, device, make_plain_operations, lambda *progress: told.append(progress))
     assert [each[1:] for each in told] == [(done, len(told)) for done in range(len(told))] and len(told) == 4
     shares = {share.name: share.bytes for share in loaded.memory.shares}
     assert shares["activations"] == 1 << 20  # what the device says it was
@@ -160,13 +162,22 @@ def test_without_a_gpu_the_error_says_what_to_do() -> None:
     ("changes", "named"),
     [
         ({"kernels": "avx2"}, "executor.kernels avx2 is of processors"),
-        ({"kernels": "triton"}, "not installed"),
+        ({"kernels": "reference"}, "executor.kernels reference is of processors.*auto or triton"),
         ({"num_blocks": 10}, "raise --num-blocks to at least 42"),
     ],
 )
 def test_what_a_gpu_does_not_do_is_said_when_it_is_asked_for(model: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         load(config(model, **changes), FakeDevice(0), choose_operations)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "triton"])
+def test_without_triton_the_start_is_refused_with_what_to_install(
+    model: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "installed", lambda name: name != "triton")
+    with pytest.raises(UserError, match=r"Triton, which is not installed: pip install 'noria\[cuda\]'"):
+        load(config(model, kernels=kernels), FakeDevice(0), choose_operations)
 
 
 def test_how_steps_were_computed_is_told_in_metrics_and_a_refusal_once_in_the_log(model: Path) -> None:

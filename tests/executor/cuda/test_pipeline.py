@@ -14,7 +14,8 @@ from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.cuda.pipeline import Flight, Pipeline
-from noria.services.executor.plan.batch import Batch, prepare
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.slot_table import Slots
 

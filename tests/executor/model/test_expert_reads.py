@@ -3,13 +3,12 @@
 import torch
 from fakes.sampling import drawn
 
-from noria.services.executor.cpu.engine import geometry_of
 from noria.services.executor.kv_cache.memory_plan import Memory
 from noria.services.executor.metrics import DeviceMetrics
 from noria.services.executor.model.expert_reads import ExpertsRead, difference
-from noria.services.executor.plan.batch import idle_batch
+from noria.services.executor.plan.batch_builder import idle_batch
 from noria.services.executor.plan.limits import Shape
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.loaded_model import Loaded, geometry_of
 from noria.services.executor.runner.model_runner import Computed
 from noria.shared.instruments import DEVICE_EXPERTS
 

@@ -18,7 +18,7 @@ from noria.services.executor.kv_cache.paged_cache import Cache
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.operations import Operations
 from noria.services.executor.model.rope import Rope
-from noria.services.executor.plan.batch import prepare
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.slot_table import Slots
 

@@ -11,12 +11,15 @@ from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit, Withdraw
-from noria.services.executor.cpu.engine import CACHE_DTYPES, Engine, geometry_of
+from noria.services.executor.cpu.engine import Engine
 from noria.services.executor.kv_cache.layer_groups import cache_groups
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
 from noria.services.executor.model.causal_lm import Model
-from noria.services.executor.plan.batch import Batch, prepare, results
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.loaded_model import geometry_of
 from noria.services.scheduler.core.events import Event
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.settings import Settings

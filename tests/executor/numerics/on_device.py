@@ -9,17 +9,17 @@ import torch
 
 from noria.services.executor.cuda.device.step_inputs import Inputs, host_buffer, inputs
 from noria.services.executor.cuda.device.step_outputs import Outputs, drawn, output_bytes, outputs
+from noria.services.executor.cuda.engine import DeviceOperations
 from noria.services.executor.cuda.layers.layer_pages import layer_pages
 from noria.services.executor.cuda.layout.step_layout import Layout
 from noria.services.executor.cuda.layout.step_sizes import GroupSizes, Sizes, needed
-from noria.services.executor.cuda.operations import DeviceOperations
 from noria.services.executor.cuda.triton.attention import TritonAttention
 from noria.services.executor.cuda.triton.operations import TritonOperations
 from noria.services.executor.kv_cache.paged_cache import Cache
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.decoder_layer import Layer
 from noria.services.executor.model.expert_reads import ExpertsRead
 from noria.services.executor.model.linear_layers import Linear
+from noria.services.executor.model.operations import Layer
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers, Shape
 from noria.services.executor.plan.sampling_metadata import Drawn, Sampler

@@ -15,7 +15,8 @@ from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.model.decoder import Decoder
-from noria.services.executor.plan.batch import Batch, prepare, results
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.scheduler.core.events import Event
 
 REQUESTS, AT_A_TIME, PAGE, MOST = 2000, 16, 4, 48

@@ -12,8 +12,9 @@ from executor.numerics.comparison import LEVELS, decoder_of
 from executor.numerics.driving import Asked, Driver, Way
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Drawn, Engine
+from noria.services.executor.cpu.engine import Engine
 from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.sampling_metadata import Drawn
 
 pytestmark = [
     pytest.mark.skipif(not LEVELS, reason="the kernels are not built"),

@@ -11,9 +11,8 @@ from noria.proto.execution import Group
 from noria.proto.sampling import Sampling
 from noria.services.executor.cpu.reference_sampling import sample
 from noria.services.executor.cuda.device.slot_state import SlotState
-from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch import Batch, Pages, Slices
 from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.page_tables import Pages, Slices
 from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
 
 pytest.importorskip("triton")

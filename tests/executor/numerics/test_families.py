@@ -11,7 +11,7 @@ from executor.numerics.driving import Answer, Asked, Driver, Way
 
 from noria.proto.sampling import Sampling
 from noria.services.executor.cpu.native.operations import NativeOperations
-from noria.services.executor.model.decoder_layer import in_turn
+from noria.services.executor.model.operations import in_turn
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,

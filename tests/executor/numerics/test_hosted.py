@@ -11,9 +11,8 @@ from executor.numerics.driving import Asked, Driver, Way
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.backend import choose
-from noria.services.executor.cpu.engine import load
 from noria.services.executor.cpu.hosted_trial import trial_prompts, verify
-from noria.services.executor.cpu.loading import Made, make_model
+from noria.services.executor.cpu.loading import Made, load, make_model
 from noria.services.executor.cpu.native.library import levels
 from noria.services.executor.hf.hosted_attention import window_of
 from noria.services.executor.hf.hosted_model import Hosted, Wanted, open_network

@@ -14,7 +14,8 @@ from fakes.tiny_model import build_tiny_model
 
 from noria.proto.execution import StepDone, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.plan.batch import Batch, prepare, results
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
 from noria.services.executor.plan.slot_table import IllegalPlanError
 

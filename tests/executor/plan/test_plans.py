@@ -11,7 +11,8 @@ from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Group, Grow, Replace, Sampled, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.plan.attention_spans import Reads, reads
-from noria.services.executor.plan.batch import Batch, prepare, results
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.sampling_metadata import RecentTokens
 from noria.services.executor.plan.slot_table import IllegalPlanError, Slots

@@ -14,8 +14,8 @@ from noria.services.executor.cpu.native.buffers import Buffers, Norms
 from noria.services.executor.cpu.native.library import Kernels, LayerArguments, StepArguments
 from noria.services.executor.cpu.native.linear import NativeLinear
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.decoder_layer import Layer
 from noria.services.executor.model.mlp import Dense
+from noria.services.executor.model.operations import Layer
 
 
 class NativeLayers:

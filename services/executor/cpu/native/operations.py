@@ -26,9 +26,9 @@ from noria.services.executor.cpu.native.linear import TYPES, Scratch
 from noria.services.executor.cpu.native.sampling import NativeSampling
 from noria.services.executor.kv_cache.paged_cache import Cache
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.decoder_layer import Layer, composed
 from noria.services.executor.model.expert_reads import ExpertsRead
 from noria.services.executor.model.linear_layers import Linear
+from noria.services.executor.model.operations import Layer, composed
 from noria.services.executor.model.rope import Rope
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers, Shape

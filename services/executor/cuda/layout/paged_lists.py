@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.services.executor.cuda.layout.attention_work import ranks
-from noria.services.executor.cuda.layout.step_sizes import Sizes
-from noria.services.executor.plan.page_tables import Pages, Slices, entry, first_seen
+from noria.services.executor.cuda.layout.step_sizes import Sizes, ranks
+from noria.services.executor.plan.batch import Pages, Slices, entry, first_seen
 
 Words = NDArray[np.int32]
 

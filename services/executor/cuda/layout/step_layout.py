@@ -13,11 +13,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.services.executor.cuda.layout.attention_work import first_split, ranks, split_counts, tile_counts
-from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, Sizes
-from noria.services.executor.plan.batch import Batch
+from noria.services.executor.cuda.layout.step_sizes import (
+    SPLIT_TOKENS,
+    Sizes,
+    first_split,
+    ranks,
+    split_counts,
+    tile_counts,
+)
+from noria.services.executor.plan.batch import Batch, Pages
 from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.page_tables import Pages
 from noria.services.executor.plan.sampling_metadata import PARAMETERS, RECENT_TOKENS, Sampler
 
 NOBODY: Final = -1

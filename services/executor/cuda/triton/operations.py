@@ -19,9 +19,9 @@ from noria.services.executor.cuda.triton.elementwise_kernels import add_norm, em
 from noria.services.executor.cuda.triton.head_kernels import rotate_write
 from noria.services.executor.cuda.triton.sampler import TritonSampler
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.decoder_layer import Layer, in_turn
 from noria.services.executor.model.expert_reads import ExpertsRead
 from noria.services.executor.model.linear_layers import Linear
+from noria.services.executor.model.operations import Layer, in_turn
 from noria.services.executor.model.rope import Rope
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Shape

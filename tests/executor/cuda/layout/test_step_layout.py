@@ -10,7 +10,8 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.cuda.device.step_inputs import Inputs, host_buffer, inputs
 from noria.services.executor.cuda.layout.step_layout import NOBODY, OUTPUT, PROMPT, Layout
 from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, GroupSizes, Sizes, needed
-from noria.services.executor.plan.batch import Batch, prepare
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.slot_table import Slots
 

@@ -1,22 +1,24 @@
-"""The operations of a device in plain PyTorch: no kernels of our own, any device, any cache.
+"""The operations of a step on a device in plain PyTorch: what tests compare the Triton kernels with, on any device and cache.
 
-Attention gathers the pages that a table has, those that a token does not see included: it is what the others are compared
-with, and what serves where they cannot be had, not what is fast.
+Attention gathers all the pages that a table has, those that a token does not see included.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 import torch
+from fakes.plain_sampling import sample
 
+from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.step_tensors import Rotations
 from noria.services.executor.cpu.tensor_operations import TensorOperations
 from noria.services.executor.cuda.device.cache_pool import Pool
 from noria.services.executor.cuda.device.slot_state import SlotState
 from noria.services.executor.cuda.device.step_inputs import GroupInputs, Inputs
 from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.engine import Made
 from noria.services.executor.cuda.layout.step_sizes import Sizes
-from noria.services.executor.cuda.plain_sampling import sample
+from noria.services.executor.kv_cache.layer_groups import layer_groups
 from noria.services.executor.kv_cache.page_formats import make_store
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.linear_layers import Linear
@@ -139,3 +141,10 @@ class PlainOperations(TensorOperations):
         sample(logits, step.sampled, self._slots.history(step.sampled), out)
         self._slots.note(step.sampled, out.ids)
         out.experts.copy_(self.experts.total)
+
+
+def make_plain_operations(config: ExecutorConfig, made: Made, pool: Pool) -> PlainOperations:
+    """Plain operations for a loaded model over a pool, in the place of `cuda.backend.choose_operations`."""
+    del config
+    places = layer_groups(made.architecture.windows, pool.shape.max_model_tokens)
+    return PlainOperations(made.architecture, pool, places, made.dtype, made.store)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fakes.plain_sampling import sample, uniform
 
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
@@ -13,8 +14,7 @@ from noria.services.executor.cuda.device.step_inputs import host_buffer, inputs
 from noria.services.executor.cuda.device.step_outputs import drawn, output_bytes, outputs
 from noria.services.executor.cuda.layout.step_layout import Layout
 from noria.services.executor.cuda.layout.step_sizes import needed
-from noria.services.executor.cuda.plain_sampling import sample, uniform
-from noria.services.executor.plan.batch import prepare
+from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import Shape
 from noria.services.executor.plan.slot_table import Slots
 
