@@ -27,7 +27,7 @@ from noria.services.admission.records import Clock as WallClock
 from noria.services.admission.service import AdmissionService
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.stream import StreamText
-from noria.services.executor.slots import Slots
+from noria.services.executor.plan.slot_table import Slots
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler import token_batches as bundle_module
 from noria.services.scheduler.core.handlers.stream_handler import StreamHandler

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
-from noria.services.executor.slots import Slots
+from noria.services.executor.plan.slot_table import Slots
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.host_pool import HostPool
 from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
