@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 # The development install includes the server's: when it is there, `make run` installs nothing more.
 RUN_STAMP := $(if $(wildcard $(VENV)/.stamp-dev),$(VENV)/.stamp-dev,$(VENV)/.stamp-server)
 
-KERNELS := services/executor/native/_kernels.so
+KERNELS := services/executor/cpu/native/_kernels.so
 
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -44,8 +44,8 @@ test: $(VENV)/.stamp-dev kernels lint ## Run all checks and tests
 kernels: $(KERNELS) ## Build the native kernels again when their sources changed
 
 # The install builds them too. Without a C++ compiler everything works, in plain PyTorch.
-$(KERNELS): $(wildcard services/executor/native/*.cpp services/executor/native/*.h) services/executor/native/build.py | $(RUN_STAMP)
-	-@$(BIN)/python services/executor/native/build.py
+$(KERNELS): $(wildcard services/executor/cpu/native/*.cpp services/executor/cpu/native/*.h) services/executor/cpu/native/build.py | $(RUN_STAMP)
+	-@$(BIN)/python services/executor/cpu/native/build.py
 
 lint: $(VENV)/.stamp-dev ## Check style, types and import rules
 	$(BIN)/ruff check .
@@ -59,19 +59,19 @@ format: $(VENV)/.stamp-dev ## Put the code into shape
 
 verify-stack: $(VENV)/.stamp-dev ## Run the long tests of the whole stack
 	$(BIN)/noria models pull smollm2
-	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e tests/stack tests/numerics/test_real_model.py
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/e2e tests/stack tests/executor/numerics/test_real_model.py
 
 verify-memory: $(VENV)/.stamp-dev ## Run the long tests of the cache; TRACE=FILE replays a trace too
 	$(BIN)/noria models pull smollm2
 	$(BIN)/noria models pull gemma3-270m
-	$(BIN)/python -m pytest -m slow --timeout 1800 tests/numerics/test_cache_memory.py tests/numerics/test_crowded_cache.py tests/numerics/test_gemma.py
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/executor/numerics/test_cache_memory.py tests/executor/numerics/test_crowded_cache.py tests/executor/numerics/test_gemma.py
 	$(BIN)/python benchmarks/cache_dtypes.py
 	$(if $(TRACE),$(BIN)/python benchmarks/mooncake.py "$(TRACE)")
 
 verify-gpu: $(VENV)/.stamp-dev ## Run the pipeline from many seeds, then check a GPU in less than eight minutes; writes build/gpu.json
 	@mkdir -p build
-	$(BIN)/python -m pytest -m slow --timeout 1800 tests/unit/executor/test_pipeline.py tests/numerics/test_device_compiling.py
-	$(BIN)/python -m pytest --timeout 1800 --rounds 10 tests/numerics/test_device_sampling.py
+	$(BIN)/python -m pytest -m slow --timeout 1800 tests/executor/cuda/test_pipeline.py tests/executor/numerics/test_device_compiling.py
+	$(BIN)/python -m pytest --timeout 1800 --rounds 10 tests/executor/numerics/test_device_sampling.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/gpu_check.py --out build/gpu.json
 
 verify-survive: $(VENV)/.stamp-dev kernels ## Run the long tests of what is killed, hangs or fails, of wrong input, and of 100,000 requests

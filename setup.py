@@ -1,6 +1,6 @@
 """The part of the build that pyproject.toml cannot say: the executor's kernels, which are optional.
 
-Without a C++ compiler the install succeeds and the executor computes in plain PyTorch. See services/executor/native.
+Without a C++ compiler the install succeeds and the executor computes in plain PyTorch. See services/executor/cpu/native.
 """
 
 import importlib.util
@@ -11,8 +11,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-FOLDER = Path("services/executor/native")
-NAME = "noria.services.executor.native._kernels"
+FOLDER = Path("services/executor/cpu/native")
+NAME = "noria.services.executor.cpu.native._kernels"
 
 
 def _builder() -> ModuleType:

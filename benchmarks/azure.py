@@ -31,6 +31,7 @@ from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.report import ServiceObjective, attained
 from noria.services.scheduler.simulation.runner import Simulation
+from noria.shared.config.policies import POLICY_NAMES
 
 DEVICE: Final = StepTime(base_us=9000, query_token_us=675, cache_token_us=0.77, request_us=50)
 INTERACTIVE_TOKENS: Final = 512
@@ -61,7 +62,6 @@ SETTINGS: Final = CoreSettings(
     queue_tokens_max=1 << 40,
 )
 GEOMETRY: Final = Geometry("", (Group(0, 1),), 16_384, 2, 16, 64, 512, 1 << 17, 50_000, "", "")
-POLICIES: Final = ("fifo", "prefill_first", "fair")
 LOADS: Final = (50, 80, 100, 130)
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--load", type=float, nargs="*", default=list(LOADS))
-    parser.add_argument("--policy", nargs="*", default=list(POLICIES))
+    parser.add_argument("--policy", nargs="*", default=list(POLICY_NAMES))
     chosen = parser.parse_args()
     began, rows = time.perf_counter(), read(chosen.trace, chosen.requests)
     per_second = saturation_s(rows)

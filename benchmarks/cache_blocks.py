@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 
 from noria.proto.execution import Geometry, Group
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
-from noria.services.scheduler.core.cache.pages import Prefix
-from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
+from noria.services.scheduler.core.cache.request_blocks import Prefix, RequestBlocks
 
 PAGE, STREAM_PAGES = 4, 50
 RESERVED = 2

@@ -20,12 +20,14 @@ from cache_dtypes import PAGE, PROMPT, RUNS, SEQUENCE, fill, shape_of
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.batch import prepare, results
-from noria.services.executor.computing import choose
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.engine import CACHE_DTYPES, Engine, load
-from noria.services.executor.shape import RESERVED_CHUNKS
-from noria.services.executor.slots import Slots
+from noria.services.executor.cpu.backend import choose
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.loading import load
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
+from noria.services.executor.plan.batch_builder import prepare, results
+from noria.services.executor.plan.limits import RESERVED_CHUNKS
+from noria.services.executor.plan.slot_table import Slots
 from noria.shared.config.config import ModelSettings
 
 BATCH, SLOTS, SHORT, DECODES = 512, 64, 8, 40

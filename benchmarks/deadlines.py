@@ -170,7 +170,7 @@ def static(policy: str, jobs: list[SimulatedRequest], threshold: int) -> int:
 
     def below(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
         del each, capacity, now_ns
-        return whole is None or whole.core.board.waiting.tokens < threshold
+        return whole is None or whole.core.state.waiting.tokens < threshold
 
     whole = simulation(policy, jobs, below)
     return sum(map(met, whole.run()))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import StepTime
-from noria.services.executor.calibration import DECODES
+from noria.services.executor.runner.calibration import DECODES
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request

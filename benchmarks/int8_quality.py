@@ -20,15 +20,15 @@ import torch
 from cache_dtypes import SEQUENCE, STEP, forced, shape_of
 from tokenizers import Tokenizer
 
-from noria.services.executor.checkpoint import Checkpoint
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.engine import Engine
-from noria.services.executor.families import architecture
-from noria.services.executor.linear import ReferenceProducts
-from noria.services.executor.machine import cores
-from noria.services.executor.native.library import Kernels, open_kernels
-from noria.services.executor.native_products import NativeProducts
-from noria.services.executor.packed import PackedWeights
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.native.library import Kernels, open_kernels
+from noria.services.executor.cpu.native.linear import NativeProducts
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.model.packed_weights import PackedWeights
+from noria.services.executor.model.reference_linear import ReferenceProducts
+from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
 

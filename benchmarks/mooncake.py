@@ -82,7 +82,7 @@ class Replay:
             if ended:
                 self._core.apply(SchedulerEvent(now_ns, Ended(ended)))
                 alive -= len(ended)
-        return self._core.board.counters
+        return self._core.state.counters
 
     def _step(self, now_ns: int) -> tuple[Stream, ...]:
         plan = self._plans.popleft()

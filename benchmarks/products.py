@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from noria.services.executor.checkpoint import Checkpoint
-from noria.services.executor.families import Architecture, architecture
-from noria.services.executor.linear import ReferenceLinear
-from noria.services.executor.machine import cores
-from noria.services.executor.native.library import open_kernels
-from noria.services.executor.native_products import NativeProducts
-from noria.services.executor.packed import PackedWeights
-from noria.services.executor.products import Linear, Matrix
+from noria.services.executor.cpu.native.library import open_kernels
+from noria.services.executor.cpu.native.linear import NativeProducts
+from noria.services.executor.model.architecture import Architecture, architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.linear_layers import Linear, Matrix
+from noria.services.executor.model.packed_weights import PackedWeights
+from noria.services.executor.model.reference_linear import ReferenceLinear
+from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
 

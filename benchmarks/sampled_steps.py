@@ -14,11 +14,11 @@ from steps import Bench
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.batch import prepare
-from noria.services.executor.engine import CACHE_DTYPES
-from noria.services.executor.machine import cores
-from noria.services.executor.shape import RESERVED_CHUNKS
-from noria.services.executor.slots import Slots
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
+from noria.services.executor.plan.batch_builder import prepare
+from noria.services.executor.plan.limits import RESERVED_CHUNKS
+from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.machine import cores
 
 STEPS = 6  # of a turn, of which the first is not counted
 

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.machine import cores
-from noria.services.executor.native.library import levels, open_kernels
-from noria.services.executor.native_sampling import NativeSampling
-from noria.services.executor.sampler import PARAMETERS, Drawn, Sampler, record
-from noria.services.executor.sampling import sample
+from noria.services.executor.cpu.native.library import levels, open_kernels
+from noria.services.executor.cpu.native.sampling import NativeSampling
+from noria.services.executor.cpu.reference_sampling import sample
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, Drawn, Sampler, record
+from noria.services.executor.runner.machine import cores
 
 KINDS: Final = {
     "greedy": Sampling(temperature=0.0),

@@ -19,18 +19,19 @@ from products import bandwidth
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.batch import prepare
-from noria.services.executor.checkpoint import Checkpoint
-from noria.services.executor.computing import choose
 from noria.services.executor.config import executor_config
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.engine import CACHE_DTYPES, Engine, pick_dtype
-from noria.services.executor.families import architecture
-from noria.services.executor.groups import cache_groups
-from noria.services.executor.machine import cores
-from noria.services.executor.shape import RESERVED_CHUNKS, Shape
-from noria.services.executor.slots import Slots
-from noria.services.executor.stores import page_bytes
+from noria.services.executor.cpu.backend import choose
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.loading import pick_dtype
+from noria.services.executor.kv_cache.layer_groups import cache_groups
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.plan.batch_builder import prepare
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
 

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cuda.streams import Device
-from noria.services.executor.cuda.torch_device import open_device
+from noria.services.executor.cuda.backend import choose_operations
+from noria.services.executor.cuda.device.streams import Device
+from noria.services.executor.cuda.device.torch_device import open_device
+from noria.services.executor.cuda.loading import MakeOperations
 from noria.shared.config.config import ModelSettings
 
 
@@ -55,6 +57,15 @@ class Bench:
         from fakes.device import FakeDevice
 
         return FakeDevice(0)
+
+    @property
+    def operations(self) -> MakeOperations:
+        """What makes the operations: the GPU's own, or plain PyTorch in a dry run."""
+        if not self.dry:
+            return choose_operations
+        from fakes.plain_operations import make_plain_operations
+
+        return make_plain_operations
 
     def config(self, name: str, **changes: Any) -> ExecutorConfig:
         """An executor's configuration for a small model."""

@@ -2,9 +2,9 @@
 
 from fakes.shell_drive import ShellDrive
 
-from noria.services.executor.cuda.lane import CudaLane
+from noria.services.executor.cuda.cuda_runner import CudaLane
 from noria.services.executor.cuda.pipeline import Pipeline
-from noria.services.executor.loaded import Loaded
+from noria.services.executor.runner.loaded_model import Loaded
 from noria.services.scheduler.core.interface.settings import CoreSettings
 
 

@@ -15,20 +15,20 @@ from gpu.models import SMALL
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.batch import Batch, prepare
-from noria.services.executor.checkpoint import Checkpoint
-from noria.services.executor.cuda.choosing import choose_operations
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cuda.device.step_inputs import host_buffer, inputs
+from noria.services.executor.cuda.layout.step_layout import Layout
+from noria.services.executor.cuda.layout.step_sizes import needed
 from noria.services.executor.cuda.loading import load
 from noria.services.executor.cuda.pipeline import Pipeline
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.device.inputs import host_buffer, inputs
-from noria.services.executor.device.layout import Layout
-from noria.services.executor.device.sizes import needed
-from noria.services.executor.engine import Engine
-from noria.services.executor.families import architecture
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.shape import Shape
-from noria.services.executor.slots import Slots
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare
+from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.loaded_model import Loaded
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import resolve
@@ -93,7 +93,7 @@ def numerics(bench: Bench, name: str, folder: Path) -> None:
             continue
         goal = f"root mean square error at most {allowed:g} of the logits' spread"
         with bench.looking(f"numerics: {name}, {dtype}", goal) as found:
-            pipeline, loaded = load(bench.config(str(folder), dtype=dtype), bench.device(), choose_operations)
+            pipeline, loaded = load(bench.config(str(folder), dtype=dtype), bench.device(), bench.operations)
             batch = prompts_batch(loaded.shape, (1, 2, 17, 40, 60))
             facts, shape = architecture(folder), loaded.shape
             plain = Decoder(facts, Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)
@@ -107,14 +107,14 @@ def equalities(bench: Bench, folder: Path) -> None:
     """Graph replay and plain computing, two steps in flight and one: the same tokens."""
     requests = asked(12, SMALL["vocab_size"])  # type: ignore[arg-type]
     with bench.looking("replay equals plain computing", "the same tokens") as found:
-        recorded = load(bench.config(str(folder)), bench.device(), choose_operations)
-        eager = load(bench.config(str(folder), graphs_max=0), bench.device(), choose_operations)
+        recorded = load(bench.config(str(folder)), bench.device(), bench.operations)
+        eager = load(bench.config(str(folder), graphs_max=0), bench.device(), bench.operations)
         one, other = tokens(*recorded, requests), tokens(*eager, requests)
         again = tokens(*recorded, requests)  # by now every shape has its graph
-        found |= {"graphs": len(recorded[0].recorded.book), "refused": recorded[0].recorded.book.refused}
+        found["graphs"] = len(recorded[0].recorded.book)
         found["passed"] = one == other == again and len(recorded[0].recorded.book) > 0
     with bench.looking("two steps in flight equal one", "the same tokens") as found:
-        pipeline = load(bench.config(str(folder)), bench.device(), choose_operations)
+        pipeline = load(bench.config(str(folder)), bench.device(), bench.operations)
         alone = tokens(*pipeline, requests, in_flight=1)
         found["passed"] = tokens(*pipeline, requests, in_flight=2) == alone
 
@@ -123,7 +123,7 @@ def swaps(bench: Bench, folder: Path) -> None:
     """What goes to the host comes back with its bytes, into other blocks, while steps compute."""
     with bench.looking("swap round trip", "the same bytes") as found:
         settings = bench.config(str(folder), host_gib=0.25)
-        pipeline, loaded = load(settings, bench.device(), choose_operations)
+        pipeline, loaded = load(settings, bench.device(), bench.operations)
         shape, pool = loaded.shape, pipeline.engine.pool
         count = min(40, (shape.num_blocks - 4) // 2)
         kinds = [(group, each.blocks_per_chunk) for group, each in enumerate(shape.groups)]
@@ -156,7 +156,7 @@ def real_model(bench: Bench) -> None:
         except UserError as error:
             found["skipped"] = str(error)[:200]
             return
-        pipeline, loaded = load(bench.config(bench.model, dtype="float32"), bench.device(), choose_operations)
+        pipeline, loaded = load(bench.config(bench.model, dtype="float32"), bench.device(), bench.operations)
         batch = prompts_batch(loaded.shape, (5, 33, 80))
         facts, shape = architecture(folder), loaded.shape
         plain = Decoder(facts, Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)

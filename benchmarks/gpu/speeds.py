@@ -14,11 +14,11 @@ from gpu.peer import OUTPUT_TOKENS, PROMPT_TOKENS, peer_speeds
 
 from noria.proto.execution import Geometry
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.choosing import choose_operations
-from noria.services.executor.cuda.loading import Made, set_up
-from noria.services.executor.cuda.products import DeviceProducts
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.families import architecture
+from noria.services.executor.cuda.engine import Made
+from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.loading import set_up
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.decoder import Decoder
 from noria.shared.telemetry.step_timeline import overlap
 
 IDLE_MAX, BANDWIDTH_MIN, PEER_MIN = 0.03, 0.8, 3.0
@@ -89,7 +89,7 @@ def speeds(bench: Bench, name: str, sizes: dict[str, Any]) -> None:
     gc.collect()
     device.trim()
     made = Made(decoder, architecture(folder), dtype, dtype)
-    pipeline, loaded = set_up(settings, device, choose_operations, made, context, free)
+    pipeline, loaded = set_up(settings, device, bench.operations, made, context, free)
     own: dict[int, float] = {}
     drive = driven(pipeline, loaded)
     geometry = drive.load()

@@ -22,7 +22,7 @@ from cache_dtypes import SEQUENCE
 from int8_quality import Scores, engine_of, prose, scores
 from tokenizers import Tokenizer
 
-from noria.services.executor.native.library import open_kernels
+from noria.services.executor.cpu.native.library import open_kernels
 
 _PREDICTION: Final = np.dtype([("likeliest", np.int32), ("likelihood", np.float64)])
 

@@ -24,7 +24,7 @@ from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig, executor_config
-from noria.services.executor.machine import cores
+from noria.services.executor.runner.machine import cores
 from noria.services.scheduler.config import scheduler_settings
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -88,7 +88,7 @@ class _Machine:
     """An executor's shell with nobody around it. Raises UserError when the model cannot be loaded."""
 
     def __init__(self, settings: ExecutorConfig) -> None:
-        from noria.services.executor.lanes import make_lane
+        from noria.services.executor.make_runner import make_lane
         from noria.services.executor.service import ExecutorShell
 
         self.post = _Post()

@@ -9,6 +9,7 @@ import click
 
 from noria.cli.config_handover import environment
 from noria.cli.flags import config_flags, settings
+from noria.shared.config.policies import POLICY_NAMES
 
 _ANSWER_S: Final = 5.0
 _SIMULATION = "noria.services.scheduler.simulation"
@@ -16,7 +17,7 @@ _SIMULATION = "noria.services.scheduler.simulation"
 
 @click.command()
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", multiple=True, help="fifo, prefill_first or fair; may be given again.")
+@click.option("--policy", "policies", multiple=True, help=f"One of {', '.join(POLICY_NAMES)}; may be given again.")
 @click.option("--slo", "objectives", multiple=True, metavar="CLASS:TTFT_MS[:ITL_MS]", help="What a class is held to.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(log: Path, policies: tuple[str, ...], objectives: tuple[str, ...], as_json: bool) -> int:

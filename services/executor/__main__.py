@@ -5,7 +5,7 @@ import sys
 
 from noria.proto.base import Service
 from noria.services.executor.config import executor_config
-from noria.services.executor.machine import cores
+from noria.services.executor.runner.machine import cores
 from noria.shared.actor.actor import Actor
 from noria.shared.config.config import Config
 from noria.shared.process.service_process import main, run
@@ -19,7 +19,7 @@ def start(config: Config) -> int:
     # Read by OpenMP and MKL when torch is first imported. Default wait policy and no pinning were the fastest.
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or cores()))
     os.environ.setdefault("MKL_NUM_THREADS", str(settings.threads or cores()))
-    from noria.services.executor.lanes import make_lane
+    from noria.services.executor.make_runner import make_lane
     from noria.services.executor.service import ExecutorShell
 
     shells: list[ExecutorShell] = []

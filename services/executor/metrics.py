@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from noria.services.executor.lane import Computed
-from noria.services.executor.loaded import Loaded
+from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.model_runner import Computed
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.metrics import Value
 from noria.shared.telemetry.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY

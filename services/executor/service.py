@@ -14,15 +14,24 @@ import msgspec
 from noria.proto.base import Header, Service
 from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
-from noria.services.executor.batch import Batch, prepare, results
-from noria.services.executor.inventory import inventory
-from noria.services.executor.lane import LANE_BATCHES, Broken, Computed, Lane, LoadFailed, Loading, Lost, NotRecorded
-from noria.services.executor.loaded import Loaded, report
 from noria.services.executor.metrics import DeviceMetrics
-from noria.services.executor.slots import IllegalPlanError, Slots
-from noria.services.executor.spans import StepSpans
-from noria.services.executor.step_log import step_time
-from noria.services.executor.vigil import Vigil
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
+from noria.services.executor.plan.inventory import inventory
+from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
+from noria.services.executor.plan.step_deadline import Vigil
+from noria.services.executor.runner.loaded_model import Loaded, report
+from noria.services.executor.runner.model_runner import (
+    LANE_BATCHES,
+    Broken,
+    Computed,
+    Lane,
+    LoadFailed,
+    Loading,
+    Lost,
+    NotRecorded,
+)
+from noria.services.executor.step_spans import StepSpans
 from noria.shared.actor.shell import Shell
 from noria.shared.process.garbage import freeze
 from noria.shared.telemetry.log import logger
@@ -247,7 +256,7 @@ class ExecutorShell:
         posted = self._of(batch)
         if posted is None or self._slots is None or not self._current(batch):
             return
-        self.step_times.append(step_time(batch, posted.began_ns, computed.times))
+        self.step_times.append(computed.times.step_time(batch, posted.began_ns))
         sampled = results(self._slots, batch, computed.drawn)
         tokens = len(batch.token_ids)
         self.metrics.step(tokens, computed, posted.prepare_us)

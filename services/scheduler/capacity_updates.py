@@ -1,4 +1,4 @@
-"""When admission is told what it may count on: a change of credit at once, changed predictions every now and then.
+"""When admission is sent what it may count on: a change of credit at once, changed predictions every now and then.
 
 Predictions change with every step. Told with each, they woke admission twice as often as it has other work, and every turn
 of a service that runs beside computing threads makes a step longer.
@@ -12,30 +12,30 @@ PREDICTIONS_NS: Final = 100_000_000
 
 
 class CapacityUpdates:
-    """Remembers what was told last, and when. due_ns: when predictions are to be told that have changed since."""
+    """Remembers what was sent last, and when. due_ns: when predictions are to be sent that have changed since."""
 
     def __init__(self) -> None:
         self.due_ns: int | None = None
-        self._told: Capacity | None = None
-        self._told_ns = 0
+        self._sent: Capacity | None = None
+        self._sent_ns = 0
 
     def forget(self) -> None:
         """Admission knows nothing any more."""
-        self._told = self.due_ns = None
+        self._sent = self.due_ns = None
 
-    def wanted(self, capacity: Capacity, now_ns: int) -> bool:
-        """Whether this is to be told now."""
-        told, self.due_ns = self._told, None
-        if capacity == told:
+    def is_due(self, capacity: Capacity, now_ns: int) -> bool:
+        """Whether this is to be sent now."""
+        sent, self.due_ns = self._sent, None
+        if capacity == sent:
             return False
-        if told is None or _credit(capacity) != _credit(told) or now_ns >= self._told_ns + PREDICTIONS_NS:
+        if sent is None or _credit(capacity) != _credit(sent) or now_ns >= self._sent_ns + PREDICTIONS_NS:
             return True
-        self.due_ns = self._told_ns + PREDICTIONS_NS
+        self.due_ns = self._sent_ns + PREDICTIONS_NS
         return False
 
-    def told(self, capacity: Capacity, now_ns: int) -> None:
+    def mark_sent(self, capacity: Capacity, now_ns: int) -> None:
         """It was sent."""
-        self._told, self._told_ns = capacity, now_ns
+        self._sent, self._sent_ns = capacity, now_ns
 
 
 def _credit(capacity: Capacity) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, ServicePrices, TrafficClass
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.shared.config.config import BATCH_TOKENS, Config
 from noria.shared.config.tenants import ClassSettings
@@ -45,13 +45,13 @@ def _request_tokens(settings: ClassSettings) -> int | None:
     return settings.prompt_tokens_max + settings.output_tokens_max
 
 
-def event_log_of(config: Config) -> Callable[[SchedulerState], EventLog] | None:
+def event_log_of(config: Config) -> Callable[[SchedulerView], EventLog] | None:
     """How to begin the event log; None where none is configured."""
     chosen = config.scheduler
     if not chosen.event_log:
         return None
     path, settings = Path(chosen.event_log).expanduser(), scheduler_settings(config)
-    return lambda board: EventLog(path, chosen.event_log_bytes_max, settings, config.cache.page_size, board.lane)
+    return lambda view: EventLog(path, chosen.event_log_bytes_max, settings, config.cache.page_size, view)
 
 
 def scheduler_settings(config: Config) -> CoreSettings:

@@ -27,7 +27,7 @@ from noria.services.scheduler.core.interface.events import (
 )
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.observe.live_view import LiveView
 from noria.services.scheduler.observe.request_history import RequestHistory
@@ -50,27 +50,28 @@ class SchedulerService:
         actor: Actor,
         telemetry: Telemetry,
         settings: CoreSettings,
-        event_log: Callable[[SchedulerState], EventLog] | None = None,
+        event_log: Callable[[SchedulerView], EventLog] | None = None,
         tokens_interval_ns: int = 0,
     ) -> None:
         self._actor = actor
         self._core = Scheduler(settings)
-        self._event_log = event_log(self._core.board) if event_log is not None else None
-        self._stories = RequestHistory(self._core.board)
-        actor.on_question(self._stories.answer)
-        self._live = LiveView(self._core.board, self._stories)
+        view = self._view = self._core.view
+        self._event_log = event_log(view) if event_log is not None else None
+        self._history = RequestHistory(view)
+        actor.on_question(lambda about: self._history.answer(about, time.monotonic_ns()))
+        self._live = LiveView(view, self._history)
         actor.on_topic("live", lambda about: self._live.answer(about, time.monotonic_ns()))
-        actor.on_topic("story", self._stories.answer_moves)
-        self._spans = PhaseSpans(telemetry, self._core.board)
-        self._metrics = SchedulerMetrics(self._core, telemetry.settings.tenants_max)
+        actor.on_topic("story", lambda about: self._history.answer_phases(about, time.monotonic_ns()))
+        self._spans = PhaseSpans(telemetry, view)
+        self._metrics = SchedulerMetrics(view, self._core.capacity, telemetry.settings.tenants_max, time.monotonic_ns)
         telemetry.add(self._metrics)
         self._log = logger(Service.SCHEDULER.value)
         self._state = State.READY
-        self._bundle = TokenBatches(self._core.board, tokens_interval_ns)
+        self._batches = TokenBatches(view, tokens_interval_ns)
         self._sending: Sequence[TokenRun] = ()
         self._owed: dict[Stream, int] = {}
         life = actor.mailbox.incarnation
-        self._reports = AdmissionReports(self._core, life, lambda body: actor.send(self, Service.ADMISSION, body))
+        self._reports = AdmissionReports(life, lambda body: actor.send(self, Service.ADMISSION, body))
         self._applied = False
         self._adopted = 0
         self._executor = 0
@@ -79,7 +80,7 @@ class SchedulerService:
         """Apply one message; the mailbox lets in only the kinds listed for this edge."""
         del sender, header
         if isinstance(body, Accounted):
-            self._reports.accounted(body)
+            self._reports.mark_recorded(body)
             return
         assert isinstance(body, _MAIL), f"unexpected {type(body).__name__}"
         if isinstance(body, Geometry):
@@ -91,16 +92,16 @@ class SchedulerService:
             self._metrics.step(body)
         elif isinstance(body, Geometry):
             self._warn_of_cramped()
-        counters = self._core.board.counters
-        if counters.adopted != self._adopted:
-            self._log.info("cache taken over", streams=counters.adopted - self._adopted)
-            self._adopted = counters.adopted
+        adopted = self._view.adopted
+        if adopted != self._adopted:
+            self._log.info("cache taken over", streams=adopted - self._adopted)
+            self._adopted = adopted
 
     def joined(self, peer: Service) -> None:
         """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""
         match peer:
             case Service.ADMISSION:
-                self._reports.joined()
+                self._reports.admission_joined()
                 self._apply(AdmissionJoined())
             case Service.EXECUTOR:
                 # The same life, when mail was lost, or it was silent for long: it has not died of what it computed.
@@ -110,8 +111,8 @@ class SchedulerService:
             case Service.DETOKENIZER:
                 # What was said before it joined was not kept, nor does it know of it: it asks for what it lacks.
                 self._owed.clear()
-                self._bundle.clear()
-                self._apply(self._core.standing())
+                self._batches.clear()
+                self._apply(self._core.stream_positions())
             case Service.GATEWAY | Service.SCHEDULER | Service.SUPERVISOR:
                 pass
             case _:
@@ -135,18 +136,18 @@ class SchedulerService:
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
         if self._event_log is not None:
-            self._event_log.planned(now_ns)
+            self._event_log.record_planning(now_ns)
         while (plan := self._core.plan(now_ns)) is not None:
             self._actor.send(self, Service.EXECUTOR, plan, self._core.traceparent(plan))
-            self._spans.planned()
-            self._live.planned(plan, now_ns)
+            self._spans.step_sent()
+            self._live.step_sent(plan, now_ns)
             self._applied = True
-        if self._applied or self._owed or self._bundle.due(now_ns) or self._reports.due(now_ns):
+        if self._applied or self._owed or self._batches.due(now_ns) or self._reports.is_due(now_ns):
             self._applied = False
             self._send_tokens(now_ns)
-            self._reports.advance(now_ns)
+            self._reports.advance(now_ns, self._core.capacity(), self._core.suspected())
         retry_ns = now_ns + _RETRY_NS if self._owed else None
-        return _earliest(retry_ns, self._bundle.due_ns, self._core.due_ns, self._reports.due_ns)
+        return _earliest(retry_ns, self._batches.due_ns, self._core.due_ns, self._reports.due_ns)
 
     def change_policy(self, settings: CoreSettings) -> None:
         """Share as these settings say from now on; everything else of them waits for a restart."""
@@ -164,28 +165,27 @@ class SchedulerService:
 
     def progress(self) -> tuple[int, bool]:
         """Steps done, and whether anything waits or runs."""
-        board = self._core.board
-        return board.counters.steps, bool(board.running or len(board.waiting))
+        return self._view.steps, self._view.busy
 
     def snapshot(self) -> dict[str, Any]:
         """Counts that are zero when no request is alive, and counters since the start."""
-        board = self._core.board
+        view, counts = self._view, self._view.counts()
         return {
-            "waiting": len(board.waiting),
-            "running": board.running,
-            "finished": board.finished,
-            "blocks_used": board.memory.cache.used if board.memory else 0,
-            "slots_used": board.slots.used,
-            "in_flight": len(board.lane.steps),
-            "tokens_held": len(self._bundle),
+            "waiting": counts.waiting,
+            "running": counts.running,
+            "finished": counts.finished,
+            "blocks_used": counts.blocks_used,
+            "slots_used": counts.slots_used,
+            "in_flight": counts.steps_in_flight,
+            "tokens_held": len(self._batches),
             "unaccounted": len(self._reports.costs),
             "costs_lost": self._reports.costs.lost,
-            "epoch": board.lane.epoch,
+            "epoch": counts.epoch,
             "capacity": msgspec.to_builtins(self._core.capacity()),
-            "blocks": [dataclasses.asdict(each) for each in board.memory.counts()] if board.memory else [],
-            "counters": dataclasses.asdict(board.counters),
-            "policy": board.policy.name,
-            "shares": [dataclasses.asdict(each) for each in board.policy.standings()],
+            "blocks": [dataclasses.asdict(each) for each in view.blocks()],
+            "counters": dataclasses.asdict(view.counters()),
+            "policy": view.policy,
+            "shares": [each._asdict() for each in view.standings()],
         }
 
     def drain(self, timeout_ms: int) -> None:
@@ -203,20 +203,20 @@ class SchedulerService:
         now_ns = time.monotonic_ns()
         self._applied = True
         if self._event_log is not None:
-            self._event_log.told(now_ns, body)
+            self._event_log.record(now_ns, body)
         for reply in self._core.apply(SchedulerEvent(now_ns, body)):
             match reply:
                 case TokenRun():
-                    self._bundle.add(reply, asked=not isinstance(body, StepDone))
+                    self._batches.add(reply, asked=not isinstance(body, StepDone))
                 case Reclaimed():
-                    self._reports.reclaimed(reply)
+                    self._reports.add_reclaimed(reply)
                 case Spent():
-                    self._reports.spent(reply)
+                    self._reports.add_cost(reply)
                 case PhaseChanged():
-                    self._bundle.moved(reply)
-                    self._spans.move(reply, now_ns)
-                    self._stories.moved(reply)
-                    self._live.moved(reply)
+                    self._batches.phase_changed(reply)
+                    self._spans.phase_changed(reply, now_ns)
+                    self._history.phase_changed(reply)
+                    self._live.phase_changed(reply)
                 case _:
                     assert_never(reply)
 
@@ -224,12 +224,12 @@ class SchedulerService:
         """One message for all tokens that are due. What a detokenizer that is not there misses, it asks for itself."""
         if self._owed:
             # An answer to the detokenizer may begin before what the full outbox did not take.
-            self._owe(self._bundle.drop(self._owed))
+            self._owe(self._batches.drop(self._owed))
             gaps = tuple(itertools.starmap(Gap, self._owed.items()))
             self._owed.clear()
             self._apply(Resend(gaps))
-        if self._bundle.due(now_ns):
-            self._sending = self._bundle.take(now_ns)
+        if self._batches.due(now_ns):
+            self._sending = self._batches.take(now_ns)
             self._actor.send(self, Service.DETOKENIZER, Tokens(tuple(self._sending)))
             self._sending = ()
 

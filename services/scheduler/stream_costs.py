@@ -22,7 +22,7 @@ class StreamCosts:
         self.lost = 0
         self._first = 1
         self._entries: deque[Spent] = deque()
-        self._told = 0
+        self._sent = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,22 +34,22 @@ class StreamCosts:
             self.lost += 1
             self._drop(1)
 
-    def due(self) -> Expenses | None:
+    def next_batch(self) -> Expenses | None:
         """What has not been told yet, in pieces; None when everything has."""
-        if self._told == len(self._entries):
+        if self._sent == len(self._entries):
             return None
-        entries = tuple(islice(self._entries, self._told, self._told + BATCH_MAX))
-        return Expenses(entries, self._first + self._told)
+        entries = tuple(islice(self._entries, self._sent, self._sent + BATCH_MAX))
+        return Expenses(entries, self._first + self._sent)
 
-    def told(self, expenses: Expenses) -> None:
+    def mark_sent(self, expenses: Expenses) -> None:
         """So much was sent."""
-        self._told += len(expenses.entries)
+        self._sent += len(expenses.entries)
 
-    def tell_again(self) -> None:
+    def send_again(self) -> None:
         """What was told may not have been read: whoever is there now knows only what is on record."""
-        self._told = 0
+        self._sent = 0
 
-    def accounted(self, number: int) -> None:
+    def mark_recorded(self, number: int) -> None:
         """Everything up to this number is on record."""
         self._drop(min(number - self._first + 1, len(self._entries)))
 
@@ -57,4 +57,4 @@ class StreamCosts:
         for _ in range(count):
             self._entries.popleft()
             self._first += 1
-            self._told = max(self._told - 1, 0)
+            self._sent = max(self._sent - 1, 0)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from noria.proto.base import Stream
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 
 
 class TokenBatches:
@@ -24,12 +24,12 @@ class TokenBatches:
     answers to who asked, and all of streams with stop strings, which go on only as far as their text was looked at.
     """
 
-    def __init__(self, board: SchedulerState, interval_ns: int) -> None:
-        self._board = board
+    def __init__(self, view: SchedulerView, interval_ns: int) -> None:
+        self._view = view
         self._interval_ns = interval_ns
         self._runs: list[TokenRun] = []
         self._awaited = False
-        self._told_ns = 0
+        self._sent_ns = 0
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -37,17 +37,16 @@ class TokenBatches:
     @property
     def due_ns(self) -> int | None:
         """When they are told though the step under way takes longer than was predicted; None without any."""
-        return self._told_ns + self._interval_ns * 3 // 2 if self._runs else None
+        return self._sent_ns + self._interval_ns * 3 // 2 if self._runs else None
 
     def add(self, run: TokenRun, *, asked: bool) -> None:
         """Take what is to be told. asked: it answers somebody; else it comes from a step."""
         self._runs.append(run)
         if not self._awaited:
-            request = self._board.requests.get(run.stream)
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
-            self._awaited = not plain or request is None or request.has_stop
+            self._awaited = not plain or self._view.has_stop_strings(run.stream) is not False
 
-    def moved(self, move: PhaseChanged) -> None:
+    def phase_changed(self, move: PhaseChanged) -> None:
         """A stream entered another stage; if that is decoding, its tokens have been waited for."""
         self._awaited = self._awaited or move.stage is RequestPhase.DECODING
 
@@ -55,12 +54,12 @@ class TokenBatches:
         """Whether they are to be told now; else the end of the step under way comes soon enough."""
         if self.due_ns is None:
             return False
-        ends_ns = self._board.lane.next_ns
-        return self._awaited or not 0 < ends_ns < self._told_ns + self._interval_ns or now_ns >= self.due_ns
+        ends_ns = self._view.next_result_ns
+        return self._awaited or not 0 < ends_ns < self._sent_ns + self._interval_ns or now_ns >= self.due_ns
 
     def take(self, now_ns: int) -> tuple[TokenRun, ...]:
         """All of them, consecutive ones of a stream as one; they are told now."""
-        runs, self._runs, self._awaited, self._told_ns = self._runs, [], False, now_ns
+        runs, self._runs, self._awaited, self._sent_ns = self._runs, [], False, now_ns
         return tuple(map(_joined, _chains(runs)))
 
     def drop(self, streams: Container[Stream]) -> list[TokenRun]:

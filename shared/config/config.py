@@ -5,10 +5,9 @@ A declaration is a section and name, type, default, bounds, flags and help. Flag
 Knows nothing of where values come from: that is `config_sources`.
 """
 
-from typing import Literal
-
 import msgspec
 
+from noria.shared.config.policies import PLAIN_POLICY, SHARING_POLICY, PolicyName
 from noria.shared.config.sections.cache import CacheSettings
 from noria.shared.config.sections.executor import ExecutorSettings
 from noria.shared.config.sections.http import HttpSettings
@@ -29,13 +28,10 @@ __all__ = [
     "LimitSettings",
     "LogSettings",
     "ModelSettings",
-    "PolicyName",
     "RuntimeSettings",
     "SchedulerSettings",
     "TelemetrySettings",
 ]
-
-PolicyName = Literal["fifo", "prefill_first", "fair"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,5 +59,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The scheduling policy that is meant."""
         chosen = self.scheduler.policy
         if chosen == "auto":
-            return "fair" if self.has_policy else "fifo"
+            return SHARING_POLICY if self.has_policy else PLAIN_POLICY
         return chosen

@@ -24,6 +24,7 @@ from noria.shared.config.options import (
     refuse_removed,
     variable_of,
 )
+from noria.shared.config.policies import SHARING_POLICY
 from noria.shared.config.tenants import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 from noria.shared.errors import UserError
 
@@ -170,7 +171,7 @@ def _source(path: str, layers: list[_Layer]) -> str:
 
 def _check_slots(config: Config, layers: list[_Layer]) -> None:
     """Refuse what would leave a class without a place in any step, so that its requests would wait for ever."""
-    if config.policy != "fair":
+    if config.policy != SHARING_POLICY:
         return
     isolated = {name: each.reserved_slots for name, each in config.classes.items() if each.isolated}
     for name, slots in isolated.items():

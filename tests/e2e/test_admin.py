@@ -68,9 +68,9 @@ def first_plans(log: Path) -> list[tuple[bool, bool]]:
     whether it is in the first plan after that."""
     found: list[tuple[bool, bool]] = []
     come: dict[Stream, bool] = {}
-    for core, now_ns, body, plans in RecordedRun(log).again():
+    for core, now_ns, body, plans in RecordedRun(log).replay_events():
         if isinstance(body, Submit):
-            board = core.board
+            board = core.state
             held = len(board.prefilling) + len(board.decoding) >= SLOTS - 1
             full = held and all(board.waiting.queue(name).requests for name in OTHERS)
             come |= {each.stream: full for each in body.submissions if each.traffic_class == "admin"}

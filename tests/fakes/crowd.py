@@ -76,7 +76,7 @@ class Crowd:
                 self._note(plan)
             if not self._in_flight:
                 if not todo:
-                    assert not self.core.board.requests, "somebody waits for ever"
+                    assert not self.core.state.requests, "somebody waits for ever"
                     return
                 continue
             self._collect(self._in_flight.popleft(), step)
@@ -88,7 +88,7 @@ class Crowd:
         self._in_flight.clear()
         prices = self.settings.rules.prices
         again = []
-        for stream in self.core.board.requests:
+        for stream in self.core.state.requests:
             asked, output = self.submissions[stream], self._heard.get(stream, [])
             prompt = len(asked.prompt_ids) * prices.prompt
             again.append(
@@ -107,7 +107,7 @@ class Crowd:
             Submit(tuple(again), complete=True),
         ):
             self._tell(step, body)
-        self.adopted += self.core.board.counters.adopted
+        self.adopted += self.core.state.counters.adopted
 
     def spread(self, one: Party, other: Party, weights: tuple[float, float]) -> float:
         """The largest difference in weighted service over any time in which both contended throughout."""
@@ -169,7 +169,7 @@ class Crowd:
         self._totals[party] = self._totals.get(party, 0.0) + amount
 
     def _note(self, plan: StepPlan) -> None:
-        board = self.core.board
+        board = self.core.state
         self.served.append(dict(self._totals))
         wanting = {self.parties[each.stream] for each in board.waiting}
         wanting |= {self.parties[each.stream] for each in board.prefilling}

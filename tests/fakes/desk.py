@@ -73,7 +73,7 @@ class Desk:
     @property
     def passed_over(self) -> int:
         """How many requests wait for a prefix that another one computes."""
-        return len(self.core.board.waiting._passed)
+        return len(self.core.state.waiting._passed)
 
     def tell(self, body: EventBody) -> list[SchedulerReply]:
         """Apply an event one millisecond later."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from noria.services.executor.cuda.streams import Buffer, CaptureError, Event, Graph, Peak, Uses, Work
+from noria.services.executor.cuda.device.streams import Buffer, CaptureError, Event, Graph, Peak, Uses, Work
 
 HOST = "host"
 Clock = dict[str, int]

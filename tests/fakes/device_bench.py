@@ -7,28 +7,30 @@ from pathlib import Path
 
 import torch
 from fakes.device import FakeDevice
+from fakes.plain_operations import PlainOperations
 
 from noria.proto.base import Ended, Stream
 from noria.proto.execution import StepDone
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.executor.batch import Batch, prepare, results
-from noria.services.executor.checkpoint import Checkpoint
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cuda.device.block_copies import STAGING_BYTES
+from noria.services.executor.cuda.device.cache_pool import Pool
 from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.moves import STAGING_BYTES
-from noria.services.executor.cuda.padding import Padding
+from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.layout.padding import Padding
 from noria.services.executor.cuda.pipeline import Flight, Pipeline
-from noria.services.executor.cuda.plain import PlainOperations
-from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.cuda.products import DeviceProducts
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.engine import Engine, geometry_of
-from noria.services.executor.families import architecture
-from noria.services.executor.groups import cache_groups, layer_groups
-from noria.services.executor.shape import Shape
-from noria.services.executor.slots import Slots
-from noria.services.executor.stores import page_bytes
+from noria.services.executor.kv_cache.layer_groups import cache_groups, layer_groups
+from noria.services.executor.kv_cache.page_formats import page_bytes
+from noria.services.executor.model.architecture import architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import prepare, results
+from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.runner.loaded_model import geometry_of
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler

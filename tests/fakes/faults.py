@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.cache.block_allocators import SlidingAttentionAllocator
-from noria.services.scheduler.core.cache.pages import Page, Prefix
-from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
+from noria.services.scheduler.core.cache.request_blocks import Page, Prefix, RequestBlocks
 from noria.services.scheduler.core.interface.events import SchedulerEvent, SchedulerReply
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
@@ -22,13 +21,13 @@ class EarlyFree(Scheduler):
 
     def __init__(self, settings: CoreSettings) -> None:
         super().__init__(settings)
-        lane = self.board.lane
+        in_flight = self.state.in_flight
 
         def retire(request: Request, holding: RequestBlocks, gain: int) -> None:
-            assert self.board.cache is not None
-            self.board.cache.release(holding)
+            assert self.state.cache is not None
+            self.state.cache.release(holding)
 
-        lane.retire = retire  # type: ignore[method-assign]  # the fault is planted here
+        in_flight.retire = retire  # type: ignore[method-assign]  # the fault is planted here
 
 
 class WrongCarry(Scheduler):
@@ -77,14 +76,15 @@ class ForgottenReset(Scheduler):
 
     def __init__(self, settings: CoreSettings) -> None:
         super().__init__(settings)
-        admit = self.board.admit
+        lifecycle = self._planner._composer._admission._lifecycle  # type: ignore[attr-defined]
+        admit = lifecycle.admit
 
         def admit_again(request: Request, pages: int, now_ns: int) -> None:
-            again = request.started_ns is not None
+            again = request.life.started_ns is not None
             admit(request, pages, now_ns)
-            request.length = max(request.length, int(again and request.known > 1))
+            request.work.length = max(request.work.length, int(again and request.known > 1))
 
-        self.board.admit = admit_again  # type: ignore[method-assign]  # the fault is planted here
+        lifecycle.admit = admit_again  # the fault is planted here
 
 
 class LateRelease(Scheduler):
@@ -99,7 +99,7 @@ class DiscardedToken(Scheduler):
     """Drops the tokens that steps in flight bring for a request that was reset."""
 
     def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
-        waiting = {request.stream for request in self.board.waiting}
+        waiting = {request.stream for request in self.state.waiting}
         replies = super().apply(event)
         if not isinstance(event.body, StepDone):
             return replies
@@ -112,8 +112,8 @@ class _Unchecked(Scheduler):
     def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
         replies = super().apply(event)
         if isinstance(event.body, Geometry):
-            assert self.board.memory is not None
-            self.spoil(self.board.memory)
+            assert self.state.memory is not None
+            self.spoil(self.state.memory)
         return replies
 
     def check(self) -> None:
@@ -151,7 +151,7 @@ class FreedWhileRead(_Unchecked):
         def retire(request: Request, holding: RequestBlocks, gain: int) -> None:
             memory.cache.release(holding)
 
-        self.board.lane.retire = retire  # type: ignore[method-assign]  # the fault is planted here
+        self.state.in_flight.retire = retire  # type: ignore[method-assign]  # the fault is planted here
 
 
 class StaleKey(_Unchecked):
@@ -194,10 +194,10 @@ class EarlyKey(_Unchecked):
 
     def plan(self, now_ns: int) -> StepPlan | None:
         plan = super().plan(now_ns)
-        if plan is not None and self.board.memory is not None:
-            for entry in self.board.lane.steps[-1].entries:
-                if entry.end >= entry.holding.due and entry.request.held is entry.holding:
-                    self.board.memory.publish(entry.holding, entry.request, entry.end)
+        if plan is not None and self.state.memory is not None:
+            for entry in self.state.in_flight.steps[-1].entries:
+                if entry.end >= entry.blocks.due and entry.request.cache.blocks is entry.blocks:
+                    self.state.memory.publish(entry.blocks, entry.request, entry.end)
         return plan
 
 

@@ -13,7 +13,7 @@ import zmq
 from noria.proto.base import Service
 from noria.proto.lifecycle import Hello, Inspect, Snapshot, State
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor.actor import Actor
@@ -80,7 +80,7 @@ class Peer:
 def running_scheduler(
     folder: Path,
     options: CoreSettings,
-    event_log: Callable[[SchedulerState], EventLog] | None = None,
+    event_log: Callable[[SchedulerView], EventLog] | None = None,
     tokens_interval_ns: int = 0,
 ) -> Iterator[tuple[RuntimeSettings, dict[Service, Peer]]]:
     """A running scheduler and its three peers, which have not greeted yet."""

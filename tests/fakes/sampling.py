@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.sampler import PARAMETERS, Drawn, Sampler, record
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, Drawn, Sampler, record
 
 
 def drawn(ids: Sequence[int]) -> Drawn:

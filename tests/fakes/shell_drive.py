@@ -13,7 +13,7 @@ from noria.proto.execution import Geometry, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.executor.lane import Lane
+from noria.services.executor.runner.model_runner import Lane
 from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings

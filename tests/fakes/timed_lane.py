@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from fakes.sampling import drawn
 
-from noria.services.executor.lane import Computed, Times
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.threaded_lane import ThreadedLane
+from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.model_runner import Computed, Times
+from noria.services.executor.runner.threaded_runner import ThreadedLane
 
 
 class SimulatedLane(ThreadedLane):

@@ -133,7 +133,7 @@ class World:
         """Until everything ended and drained, or it hangs."""
         self.tell(self.geometry)
         for _ in range(TURNS_MAX):
-            if not self.to_submit and not self.core.board.requests and not self.executor.queued:
+            if not self.to_submit and not self.core.state.requests and not self.executor.queued:
                 self.plan()
                 while self.executor.queued:
                     self.tell(self.executor.step())
@@ -159,7 +159,7 @@ class World:
             self.withdrawn.add(stream)
             self.tell(Withdraw((stream,)))
         elif draw < 0.27:
-            ended = tuple(stream for stream in self.ends if stream in self.core.board.requests)
+            ended = tuple(stream for stream in self.ends if stream in self.core.state.requests)
             if ended:
                 self.tell(Ended(ended))
         elif draw < 0.4:
@@ -208,8 +208,8 @@ class World:
         for _ in range(fate.randrange(len(self.executor.queued) + 1)):
             self.executor.step()
         inventory = self.executor.inventory()
-        living = [each for each in self.submissions if each in self.core.board.requests and each not in self.withdrawn]
-        doubts = {each.stream: each.doubt for each in self.core.board.suspects.standing.entries}
+        living = [each for each in self.submissions if each in self.core.state.requests and each not in self.withdrawn]
+        doubts = {each.stream: each.doubt for each in self.core.state.suspects.suspected_now.entries}
         again = []
         for stream in living:
             known, least = self.received[stream], len(self.submissions[stream].output_ids)
@@ -238,7 +238,7 @@ class World:
             self.plan()
         if self.executor.epoch == 0:
             self.now_ns += self.settings.adoption_wait_ns
-        counters = self.core.board.counters
+        counters = self.core.state.counters
         self.counts["adopted"] += counters.adopted
         self.counts["adopted tokens"] += counters.adopted_tokens
 
@@ -246,7 +246,7 @@ class World:
         """Neighbours that lost their memory: admission submits what is unfinished, the detokenizer asks for ids."""
         stream = self.random.choice(list(self.submissions))
         start = self.random.randrange(len(self.received[stream]) + 1)
-        known = self.core.board.requests.get(stream)
+        known = self.core.state.requests.get(stream)
         self.log.append(event := SchedulerEvent(self.now_ns, Resend((Gap(stream, start),))))
         runs = [each for each in self.core.apply(event) if isinstance(each, TokenRun)]
         if known is not None:
@@ -346,7 +346,7 @@ class World:
             assert self.received[stream] == whole
             stopped = whole[-1] in submission.end_ids and len(whole) >= submission.sampling.min_tokens
             assert self.ends[stream] is (End.STOP if stopped else End.LENGTH)
-        board = self.core.board
+        board = self.core.state
         assert not board.requests and not board.running and not board.finished and not len(board.waiting)
         assert board.waiting.tokens == 0
         assert board.cache is not None

@@ -22,12 +22,13 @@ from noria.proto.base import Ended, Service, Stream
 from noria.proto.output import Tokens
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.executor.batch import Batch
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu_lane import CpuLane
-from noria.services.executor.engine import Engine, load
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.sampler import Drawn
+from noria.services.executor.cpu.cpu_runner import CpuLane
+from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.loading import load
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.sampling_metadata import Drawn
+from noria.services.executor.runner.loaded_model import Loaded
 from noria.services.executor.service import ExecutorShell
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir

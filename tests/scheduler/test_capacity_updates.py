@@ -12,8 +12,8 @@ FIRST = Capacity(1, (ClassCapacity("", 10, 100),), ready=True)
 def published() -> CapacityUpdates:
     """The first capacity was told at 0."""
     publishing = CapacityUpdates()
-    assert publishing.wanted(FIRST, 0)
-    publishing.told(FIRST, 0)
+    assert publishing.is_due(FIRST, 0)
+    publishing.mark_sent(FIRST, 0)
     return publishing
 
 
@@ -29,7 +29,7 @@ def published() -> CapacityUpdates:
     ],
 )
 def test_a_change_of_credit_is_told_at_once(changed: Capacity) -> None:
-    assert published().wanted(changed, 1)
+    assert published().is_due(changed, 1)
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,21 @@ def test_a_change_of_credit_is_told_at_once(changed: Capacity) -> None:
 )
 def test_changed_predictions_are_told_when_the_last_ones_are_old(changed: Capacity) -> None:
     publishing = published()
-    assert not publishing.wanted(changed, PREDICTIONS_NS - 1)
+    assert not publishing.is_due(changed, PREDICTIONS_NS - 1)
     assert publishing.due_ns == PREDICTIONS_NS
-    assert publishing.wanted(changed, PREDICTIONS_NS)
-    publishing.told(changed, PREDICTIONS_NS)
-    assert not publishing.wanted(changed, PREDICTIONS_NS + 1)
+    assert publishing.is_due(changed, PREDICTIONS_NS)
+    publishing.mark_sent(changed, PREDICTIONS_NS)
+    assert not publishing.is_due(changed, PREDICTIONS_NS + 1)
     assert publishing.due_ns is None
 
 
 def test_what_was_not_sent_is_wanted_again() -> None:
     publishing = CapacityUpdates()
-    assert publishing.wanted(FIRST, 0)
-    assert publishing.wanted(FIRST, 1)
+    assert publishing.is_due(FIRST, 0)
+    assert publishing.is_due(FIRST, 1)
 
 
 def test_who_begins_anew_is_told_again() -> None:
     publishing = published()
     publishing.forget()
-    assert publishing.wanted(FIRST, 1)
+    assert publishing.is_due(FIRST, 1)

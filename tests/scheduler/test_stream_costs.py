@@ -15,8 +15,8 @@ def spent(number: int) -> Spent:
 def tell(costs: StreamCosts) -> list[tuple[int, int]]:
     """Everything that is due, as (number, request)."""
     told = []
-    while (expenses := costs.due()) is not None:
-        costs.told(expenses)
+    while (expenses := costs.next_batch()) is not None:
+        costs.mark_sent(expenses)
         told += [(number, each.stream.request) for number, each in enumerate(expenses.entries, expenses.first)]
     return told
 
@@ -27,29 +27,29 @@ def test_what_was_told_is_kept_until_it_is_on_record_and_told_again_to_whoever_j
         costs.add(spent(number))
     assert tell(costs) == [(1, 1), (2, 2), (3, 3)]
     assert tell(costs) == []
-    costs.accounted(2)
+    costs.mark_recorded(2)
     costs.add(spent(4))
     assert tell(costs) == [(4, 4)]
-    costs.tell_again()
+    costs.send_again()
     assert tell(costs) == [(3, 3), (4, 4)]
-    costs.accounted(4)
-    assert len(costs) == 0 and costs.due() is None
+    costs.mark_recorded(4)
+    assert len(costs) == 0 and costs.next_batch() is None
 
 
 def test_an_answer_that_comes_late_or_twice_takes_nothing_that_is_not_on_record() -> None:
     costs = StreamCosts()
     for number in (1, 2, 3):
         costs.add(spent(number))
-    costs.accounted(2)
-    costs.accounted(1)
-    costs.accounted(2)
+    costs.mark_recorded(2)
+    costs.mark_recorded(1)
+    costs.mark_recorded(2)
     assert tell(costs) == [(3, 3)]
 
 
 def test_an_answer_to_what_was_never_told_takes_what_there_is_and_numbers_go_on() -> None:
     costs = StreamCosts()
     costs.add(spent(1))
-    costs.accounted(99)
+    costs.mark_recorded(99)
     costs.add(spent(2))
     assert tell(costs) == [(2, 2)]
 
@@ -60,9 +60,9 @@ def test_they_go_in_messages_of_bounded_length(monkeypatch: pytest.MonkeyPatch) 
     for number in range(1, 6):
         costs.add(spent(number))
     lengths = []
-    while (expenses := costs.due()) is not None:
+    while (expenses := costs.next_batch()) is not None:
         lengths.append((expenses.first, len(expenses.entries)))
-        costs.told(expenses)
+        costs.mark_sent(expenses)
     assert lengths == [(1, 2), (3, 2), (5, 1)]
 
 
@@ -73,7 +73,7 @@ def test_nobody_who_never_answers_makes_it_keep_everything(monkeypatch: pytest.M
         costs.add(spent(number))
         tell(costs)
     assert (len(costs), costs.lost) == (3, 2)
-    costs.tell_again()
+    costs.send_again()
     assert tell(costs) == [(3, 3), (4, 4), (5, 5)]
 
 

@@ -19,7 +19,7 @@ class Telling:
 
     def __init__(self, interval_ms: int) -> None:
         self.desk = Desk()
-        self.bundle = TokenBatches(self.desk.core.board, interval_ms * _MS)
+        self.bundle = TokenBatches(self.desk.core.view, interval_ms * _MS)
         self.told: list[tuple[int, tuple[TokenRun, ...]]] = []
 
     def tell(self, body: EventBody, ms: int = 1) -> None:
@@ -29,7 +29,7 @@ class Telling:
             if isinstance(reply, TokenRun):
                 self.bundle.add(reply, asked=not isinstance(body, StepDone))
             elif isinstance(reply, PhaseChanged):
-                self.bundle.moved(reply)
+                self.bundle.phase_changed(reply)
         while self.desk.plan() is not None:
             pass
         self.turn()
@@ -207,7 +207,7 @@ def test_a_stream_that_goes_on_after_it_lost_its_cache_is_told_at_once() -> None
     ],
 )
 def test_only_what_continues_a_run_is_joined_to_it(before: TokenRun, after: TokenRun, runs: int) -> None:
-    bundle = TokenBatches(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.view, 0)
     bundle.add(before, asked=True)
     bundle.add(after, asked=True)
     told = bundle.take(0)
@@ -219,7 +219,7 @@ def test_only_what_continues_a_run_is_joined_to_it(before: TokenRun, after: Toke
 
 
 def test_likelihoods_of_joined_runs_follow_their_ids() -> None:
-    bundle = TokenBatches(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.view, 0)
     for position in range(3):
         likelihoods = (Likelihood(-float(position)),)
         bundle.add(TokenRun(stream(1), 0, position, (position,), likelihoods=likelihoods), asked=True)
@@ -229,7 +229,7 @@ def test_likelihoods_of_joined_runs_follow_their_ids() -> None:
 
 
 def test_what_is_to_be_told_otherwise_is_taken_back() -> None:
-    bundle = TokenBatches(Desk().core.board, 0)
+    bundle = TokenBatches(Desk().core.view, 0)
     for number in (1, 2, 1):
         bundle.add(TokenRun(stream(number), 0, number, (number,)), asked=True)
     assert [run.stream for run in bundle.drop({stream(1)})] == [stream(1), stream(1)]

@@ -40,7 +40,7 @@ def test_a_request_that_is_out_of_time_ends_though_nothing_else_happens(tmp_path
 
 def test_a_live_scheduler_and_its_log_tell_what_a_request_waited_for(tmp_path: Path) -> None:
     path, options = tmp_path / "events.log", CoreSettings(max_requests_per_batch=1, steps_in_flight=1)
-    with running_scheduler(tmp_path, options, lambda board: EventLog(path, 1 << 20, options, 4, board.lane)) as (
+    with running_scheduler(tmp_path, options, lambda view: EventLog(path, 1 << 20, options, 4, view)) as (
         settings,
         peers,
     ):

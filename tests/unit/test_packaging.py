@@ -107,8 +107,8 @@ def _install_tree(folder: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(
-        ROOT / "services/executor/native",
-        folder / "services/executor/native",
+        ROOT / "services/executor/cpu/native",
+        folder / "services/executor/cpu/native",
         ignore=shutil.ignore_patterns("*.so*", "__pycache__"),
     )
 
@@ -133,4 +133,4 @@ def test_an_install_builds_the_kernels_where_they_are_looked_for(tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.so")]
-    assert found == ["lib/noria/services/executor/native/_kernels.so"]
+    assert found == ["lib/noria/services/executor/cpu/native/_kernels.so"]

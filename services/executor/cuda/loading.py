@@ -5,48 +5,34 @@ graphs of common steps are recorded before the first request.
 """
 
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 import torch
 
-from noria.services.executor.checkpoint import Checkpoint
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.moves import STAGING_BYTES
-from noria.services.executor.cuda.operations import DeviceOperations
-from noria.services.executor.cuda.padding import Padding, largest_sizes
+from noria.services.executor.cuda.device.block_copies import STAGING_BYTES
+from noria.services.executor.cuda.device.cache_pool import Pool
+from noria.services.executor.cuda.device.streams import Device
+from noria.services.executor.cuda.engine import DeviceEngine, DeviceOperations, Made
+from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.layout.padding import Padding, largest_sizes
 from noria.services.executor.cuda.pipeline import Pipeline
-from noria.services.executor.cuda.pool import Pool
-from noria.services.executor.cuda.products import DeviceProducts
-from noria.services.executor.cuda.streams import Device
-from noria.services.executor.decoder import Decoder
-from noria.services.executor.engine import CACHE_DTYPES, geometry_of
-from noria.services.executor.families import Architecture, UnknownDecoderError, architecture
-from noria.services.executor.footprint import Footprint
-from noria.services.executor.groups import cache_groups
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.machine import free_memory
-from noria.services.executor.shape import RESERVED_CHUNKS, Shape
-from noria.services.executor.sizing import sized
-from noria.services.executor.stores import page_bytes
+from noria.services.executor.kv_cache.layer_groups import cache_groups
+from noria.services.executor.kv_cache.memory_plan import Footprint, sized
+from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
+from noria.services.executor.model.architecture import Architecture, UnknownDecoderError, architecture
+from noria.services.executor.model.checkpoint import Checkpoint
+from noria.services.executor.model.decoder import Decoder
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.runner.loaded_model import Loaded, geometry_of
+from noria.services.executor.runner.machine import free_memory
+from noria.services.executor.runner.model_runner import Tell
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import facts, resolve, served_names
 
 _GRAPH_BYTES: Final = 8 << 20
 """What a graph takes beside the memory that all graphs share, about."""
-
-Tell = Callable[[str, int, int], None]
-
-
-class Made(msgspec.Struct, frozen=True):
-    """A model on its device, before its cache has a size. store: the cache's dtype."""
-
-    decoder: Decoder
-    architecture: Architecture
-    dtype: torch.dtype
-    store: torch.dtype
 
 
 class MakeOperations(Protocol):

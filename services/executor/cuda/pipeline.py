@@ -15,19 +15,20 @@ from typing import Final
 
 import msgspec
 
-from noria.services.executor.batch import Batch, idle_batch
+from noria.services.executor.cuda.device.block_copies import STAGING_BYTES, Moves
+from noria.services.executor.cuda.device.buffer_pairs import Pair, Pairs
+from noria.services.executor.cuda.device.step_outputs import drawn, experts_read, output_bytes
+from noria.services.executor.cuda.device.streams import Device, Event
 from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.graph_book import Way
-from noria.services.executor.cuda.moves import STAGING_BYTES, Moves
-from noria.services.executor.cuda.padding import Padding, beyond, largest_sizes
-from noria.services.executor.cuda.pairs import Pair, Pairs
-from noria.services.executor.cuda.recorded import Recorded, Step
-from noria.services.executor.cuda.streams import Device, Event
-from noria.services.executor.device.layout import Layout
-from noria.services.executor.device.outputs import drawn, experts_read, output_bytes
-from noria.services.executor.device.sizes import Sizes, needed
-from noria.services.executor.experts_read import difference
-from noria.services.executor.sampler import Drawn
+from noria.services.executor.cuda.graph_runner import Recorded, Step
+from noria.services.executor.cuda.layout.graph_dispatcher import Way
+from noria.services.executor.cuda.layout.padding import Padding, beyond, largest_sizes
+from noria.services.executor.cuda.layout.step_layout import Layout
+from noria.services.executor.cuda.layout.step_sizes import Sizes, needed
+from noria.services.executor.model.expert_reads import difference
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.batch_builder import idle_batch
+from noria.services.executor.plan.sampling_metadata import Drawn
 
 EXTRA_BYTES: Final = 4 << 20
 """Room in a pair beside the largest step: for what penalties count."""

@@ -26,25 +26,30 @@ from noria.services.scheduler.core.interface.events import (
 )
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.invariants import check
-from noria.services.scheduler.core.policy.fair_policy import FairPolicy
 from noria.services.scheduler.core.policy.policies import policy_named
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
+from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
 from noria.services.scheduler.core.step.step_planner import StepPlanner
 
 
 class Scheduler:
-    """One replica's scheduler. `board` is its whole state, for inspection.
+    """One replica's scheduler. `view` is what observers see of it, `state` all that it owns, for tests.
 
     Raises ValueError for an unknown policy.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
-        self.board = SchedulerState(settings, policy_named(settings.policy, settings.rules))
-        self._credit = CapacityReport(self.board)
-        self._planner = StepPlanner(self.board, self._credit.times)
-        self._intake = StreamHandler(self.board)
-        self._adoption = CacheAdoption(self.board, self._intake)
-        self._results = ExecutorHandler(self.board, self._planner, self._intake, self._credit, self._adoption)
+        self._policy = policy_named(settings.policy, settings.rules)
+        self.state = SchedulerState(settings, self._policy)
+        self.view = SchedulerView(self.state)
+        self._lifecycle = RequestLifecycle(self.state)
+        self._capacity = CapacityReport(self.state)
+        times = self._capacity.times
+        self._planner = StepPlanner(self.state, times, self._policy.composer(self.state, times))
+        self._streams = StreamHandler(self.state)
+        self._adoption = CacheAdoption(self.state, self._streams)
+        self._executor = ExecutorHandler(self.state, self._planner, self._streams, self._capacity, self._adoption)
 
     def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
         """Take one event; return what must be told, including what earlier plans had to tell.
@@ -52,27 +57,26 @@ class Scheduler:
         Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
         """
         now_ns, body = event
-        self.board.now_ns = now_ns
         match body:
             case Progress():
-                self._intake.progress(body)
+                self._streams.progress(body)
             case Submit():
-                self._credit.submitted += len(body.submissions)
-                self._intake.submit(now_ns, body)
-                self._credit.received(self._intake.taken)
+                self._capacity.submitted += len(body.submissions)
+                self._streams.submit(now_ns, body)
+                self._capacity.received(self._streams.submitted_now)
             case Withdraw():
-                self._intake.withdraw(now_ns, body)
+                self._streams.withdraw(now_ns, body)
             case Ended():
-                self._intake.ended(now_ns, body)
+                self._streams.ended(now_ns, body)
             case Resend():
-                self._intake.resend(body)
+                self._streams.resend(body)
             case StepDone() | StepFailed() | Geometry() | Inventory():
-                self._results.apply(now_ns, body)
+                self._executor.apply(now_ns, body)
             case ExecutorLost() | ExecutorSilent() | ExecutorReturned():
-                self._results.executor_lost(now_ns, body)
+                self._executor.executor_lost(now_ns, body)
             case AdmissionJoined():
-                self._credit.submitted = 0
-                self._intake.admission_joined()
+                self._capacity.submitted = 0
+                self._streams.admission_joined()
             case PolicyChanged():
                 self._change(body)
             case TimePassed():
@@ -80,47 +84,40 @@ class Scheduler:
             case _:
                 assert_never(body)
         self._adoption.settle(now_ns)
-        self._intake.expire(now_ns)
-        replies = self.board.news
-        self.board.news = []
-        return replies
+        self._streams.expire(now_ns)
+        return self.state.take_replies()
 
     def _change(self, body: PolicyChanged) -> None:
         """Nobody is lost: whoever waits or runs goes on under the new rules."""
-        policy = self.board.policy
-        if isinstance(policy, FairPolicy) and body.policy == policy.name:
-            policy.change(body.rules)
+        if body.policy == self._policy.name:
+            self._policy.change(body.rules)
         else:
-            policy = policy_named(body.policy, body.rules)
-        self.board.change(policy)
-        self._planner.change_policy()
+            self._policy = policy_named(body.policy, body.rules)
+        self._lifecycle.change_policy(self._policy)
+        self._planner.change_composer(self._policy.composer(self.state, self._capacity.times))
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Plan the next step, or None when none can or need be sent now; call again until None."""
-        self.board.now_ns = now_ns
         self._adoption.settle(now_ns)
-        self._intake.expire(now_ns)
+        self._streams.expire(now_ns)
         if self._adoption.due_ns is not None:
             return None
         plan = self._planner.plan(now_ns)
         if plan is not None:
-            filled = [self.board.requests[each.stream] for each in plan.fill]
-            self._credit.planned(now_ns, [each for each in filled if each.started_ns == now_ns])
+            filled = [self.state.requests[each.stream] for each in plan.fill]
+            self._capacity.planned(now_ns, [each for each in filled if each.life.started_ns == now_ns])
         return plan
 
     @property
     def due_ns(self) -> int | None:
         """When a `TimePassed` is wanted, and the next plan, if nothing else happens before."""
-        times = (self.board.deadlines.next_ns, self._planner.due_ns, self._adoption.due_ns)
+        times = (self.state.deadlines.next_ns, self._planner.due_ns, self._adoption.due_ns)
         return min((each for each in times if each is not None), default=None)
 
     def cramped(self) -> list[tuple[str, int | None]]:
         """Isolated classes that reserve less of the cache than one of their requests may need, and how much that is."""
-        policy, cache = self.board.policy, self.board.cache
-        if not isinstance(policy, FairPolicy) or cache is None:
-            return []
-        classes = policy.rules.classes
-        return [(each.name, each.request_tokens) for each in classes if each.cramped(cache.pages, cache.page_tokens)]
+        cache = self.state.cache
+        return self._policy.cramped(cache.pages, cache.page_tokens) if cache is not None else []
 
     def traceparent(self, plan: StepPlan) -> str:
         """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.
@@ -129,23 +126,29 @@ class Scheduler:
         its first step, and the request at the front all of its steps.
         """
         if plan.fill:
-            return self.board.requests[plan.fill[0].stream].submission.traceparent
-        entries = self.board.lane.steps[-1].entries
-        return entries[0].request.submission.traceparent if entries else ""
+            return self.state.requests[plan.fill[0].stream].asked.submission.traceparent
+        entries = self.state.in_flight.steps[-1].entries
+        return entries[0].request.asked.submission.traceparent if entries else ""
 
     def capacity(self) -> Capacity:
         """What admission may count on."""
-        return self._credit.capacity()
+        return self._capacity.capacity()
 
     def suspected(self) -> Suspected | None:
         """Whom this scheduler suspects; None before admission has named everybody whom an earlier one did."""
-        return self.board.suspects.standing if self._intake.recited else None
+        return self.state.suspects.suspected_now if self._streams.names_complete else None
 
-    def standing(self) -> Resend:
+    def stream_positions(self) -> Resend:
         """What to tell a detokenizer that joins: where each stream stands, so that it can see what it lacks."""
-        requests = self.board.requests.values()
-        return Resend(tuple(Gap(each.stream, len(each.output)) for each in requests if each.output or each.end))
+        requests = self.state.requests.values()
+        return Resend(
+            tuple(
+                Gap(each.stream, len(each.progress.output))
+                for each in requests
+                if each.progress.output or each.life.end
+            )
+        )
 
     def check(self) -> None:
         """State the invariants; raises AssertionError when one does not hold."""
-        check(self.board)
+        check(self.state)

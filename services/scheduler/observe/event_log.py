@@ -28,7 +28,7 @@ from noria.services.scheduler.core.interface.events import (
     TimePassed,
 )
 from noria.services.scheduler.core.interface.settings import CoreSettings
-from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView, StepSize
 from noria.services.scheduler.observe import log_records
 from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
 from noria.shared.telemetry.log import logger
@@ -53,21 +53,21 @@ class _LoggedStream:
 class EventLog:
     """Appends to one file. bytes_max bounds it together with its predecessor.
 
-    page_tokens: the cache's page. lane: the core's, to read step sizes.
+    page_tokens: the cache's page. view: of the core, to read step sizes.
     """
 
     def __init__(
-        self, path: Path, bytes_max: int, settings: CoreSettings, page_tokens: int, lane: InFlightSteps
+        self, path: Path, bytes_max: int, settings: CoreSettings, page_tokens: int, view: SchedulerView
     ) -> None:
         self._path = path
         self._half = bytes_max // 2
         self._settings = settings
         self._page_tokens = page_tokens
-        self._lane = lane
+        self._view = view
         self._secret = os.urandom(_SECRET_BYTES)
         self._trails: dict[Stream, _LoggedStream] = {}
         self._geometry: Geometry | None = None
-        # Of an executor, until admission has named the streams. recited: it has.
+        # Of an executor, until admission has named the streams. names_complete: it has.
         self._inventory: Inventory | None = None
         self._recited = False
         self._written = 0
@@ -82,7 +82,7 @@ class EventLog:
         """How many streams it follows."""
         return len(self._trails)
 
-    def told(self, now_ns: int, body: EventBody) -> None:
+    def record(self, now_ns: int, body: EventBody) -> None:
         """The core is told of an event."""
         if self._file is not None:
             record = self._record(now_ns, body)
@@ -93,7 +93,7 @@ class EventLog:
                 self._write(self._listed(now_ns, self._inventory))
                 self._inventory = None
 
-    def planned(self, now_ns: int) -> None:
+    def record_planning(self, now_ns: int) -> None:
         """Plans were asked for until there was none."""
         if self._file is not None:
             self._write(log_records.LoggedPlanning(now_ns))
@@ -195,12 +195,18 @@ class EventLog:
             trail = self._trails.get(sampled.stream)
             if trail is not None and sampled.ids and sampled.start == trail.outputs:
                 self._sampled(sampled.stream, sampled.ids[0], stops, pages)
-        size, pairs = (0, 0, 0), 0
-        step = next(iter(self._lane.steps), None)
-        if step is not None and (self._lane.epoch, step.number) == (body.epoch, body.number):
-            size, pairs = (step.tokens, step.cache_tokens, len(step.entries)), step.pairs
+        size = self._view.oldest_step(body.epoch, body.number) or StepSize(0, 0, 0, 0)
         return log_records.LoggedStepDone(
-            now_ns, body.epoch, body.number, body.compute_us, *size, stops=tuple(stops), pages=tuple(pages), pairs=pairs
+            now_ns,
+            body.epoch,
+            body.number,
+            body.compute_us,
+            size.tokens,
+            size.cache_tokens,
+            size.requests,
+            stops=tuple(stops),
+            pages=tuple(pages),
+            pairs=size.pairs,
         )
 
     def _sampled(

@@ -1,27 +1,26 @@
-"""What the scheduler does, step by step, for people who watch: told when asked, recorded only while somebody asks.
+"""What the scheduler does, step by step, for people who watch: answer when asked, recorded only while somebody asks.
 
-Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is told. Nothing is
+Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is answer. Nothing is
 kept once nobody has asked for `_WATCHED_NS`.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 from noria.proto.execution import Slice, StepPlan
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
-from noria.services.scheduler.core.policy.fair_policy import FairPolicy
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
-from noria.services.scheduler.core.state.request import Request, RequestState
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.request import RequestState
+from noria.services.scheduler.core.state.scheduler_view import RequestView, SchedulerView
 from noria.services.scheduler.observe.request_history import RequestHistory
 
 _WATCHED_NS: Final = 3_000_000_000
 _SURVEY_NS: Final = 500_000_000
 _STEPS_KEPT: Final = 256
 _MOVES_KEPT: Final = 1024
-_REQUESTS_TOLD: Final = 256
+_REQUESTS_SHOWN: Final = 256
 _STATES: Final = {
     RequestState.WAITING: "waiting",
     RequestState.PREFILLING: "prefill",
@@ -43,7 +42,7 @@ class _WatchedStep(NamedTuple):
     number: int
     at_ns: int
     slices: tuple[Slice, ...]
-    entries: list[InFlightSlice]
+    entries: Sequence[InFlightSlice]
 
 
 class _WatchedChange(NamedTuple):
@@ -57,37 +56,39 @@ class _WatchedChange(NamedTuple):
 
 
 class LiveView:
-    """Watches a board. Times that are told are milliseconds on the scheduler's own clock."""
+    """Watches a board. Times that are answer are milliseconds on the scheduler's own clock."""
 
-    def __init__(self, board: SchedulerState, stories: RequestHistory) -> None:
-        self._board = board
-        self._stories = stories
+    def __init__(self, view: SchedulerView, history: RequestHistory) -> None:
+        self._view = view
+        self._history = history
         self._watched_until_ns = 0
         self._serial = 0
         self._steps: deque[_WatchedStep] = deque(maxlen=_STEPS_KEPT)
         self._moves: deque[_WatchedChange] = deque(maxlen=_MOVES_KEPT)
         self._served: dict[tuple[str, str], int] = {}
-        self._told_serial = 0
+        self._counted_serial = 0
         self._surveyed_ns = 0
         self._survey: dict[str, Any] = {}
 
-    def planned(self, plan: StepPlan, now_ns: int) -> None:
+    def step_sent(self, plan: StepPlan, now_ns: int) -> None:
         """A step was sent."""
         if now_ns < self._watched_until_ns:
             self._serial += 1
-            entries = self._board.lane.steps[-1].entries
+            entries = self._view.newest_slices
             self._steps.append(_WatchedStep(self._serial, plan.number, now_ns, plan.slices, entries))
         elif self._steps:
             self._steps.clear()
             self._moves.clear()
 
-    def moved(self, move: PhaseChanged) -> None:
+    def phase_changed(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
         if move.at_ns >= self._watched_until_ns:
             return
-        story = self._stories.about(move.stream)
+        timeline = self._history.about(move.stream)
         self._serial += 1
-        whose = (story.traffic_class, story.tenant, story.prompt_tokens) if story is not None else ("", "", 0)
+        whose = (
+            (timeline.traffic_class, timeline.tenant, timeline.prompt_tokens) if timeline is not None else ("", "", 0)
+        )
         self._moves.append(_WatchedChange(self._serial, move, *whose))
 
     def answer(self, about: str, now_ns: int) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class LiveView:
         steps = [each for each in self._steps if each.serial > since]
         for step in steps:
             self._count(step)
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "serial": self._serial,
             "now_ms": now_ns / 1e6,
             "steps": [
@@ -111,58 +112,49 @@ class LiveView:
             **self._state(now_ns),
         }
         if not about:
-            told["requests"] = list(self._requests())
-        return told
+            answer["requests"] = list(self._requests())
+        return answer
 
     def _count(self, step: _WatchedStep) -> None:
         """Add up whose tokens a step held, once."""
-        if step.serial <= self._told_serial:
+        if step.serial <= self._counted_serial:
             return
-        self._told_serial = step.serial
+        self._counted_serial = step.serial
         for entry in step.entries:
-            submission = entry.request.submission
+            submission = entry.request.asked.submission
             whose = (submission.traffic_class, submission.tenant)
             self._served[whose] = self._served.get(whose, 0) + entry.tokens
 
     def _state(self, now_ns: int) -> dict[str, Any]:
         """Counts; those that cost as much as there are requests are taken twice a second at most."""
-        board = self._board
+        view, counts = self._view, self._view.counts()
         if now_ns - self._surveyed_ns >= _SURVEY_NS:
             self._surveyed_ns = now_ns
             self._survey = {"queues": self._queues()}
         return {
-            "slots": {"count": board.slots.count, "used": board.slots.used},
-            "waiting": len(board.waiting),
-            "running": board.running,
-            "blocks": [asdict(each) for each in board.memory.counts()] if board.memory is not None else [],
-            "reserved": self._reserved(),
-            "policy": board.policy.name,
-            "counters": asdict(board.counters),
-            "epoch": board.lane.epoch,
+            "slots": {"count": counts.slots, "used": counts.slots_used},
+            "waiting": counts.waiting,
+            "running": counts.running,
+            "blocks": [asdict(each) for each in view.blocks()],
+            "reserved": view.reserved_pages,
+            "policy": view.policy,
+            "counters": asdict(view.counters()),
+            "epoch": counts.epoch,
             **self._survey,
         }
 
-    def _reserved(self) -> int:
-        """Blocks that nobody but isolated classes may take, and that they have not taken."""
-        board = self._board
-        if board.memory is None:
-            return 0
-        return board.policy.kept(board.memory.cache.pages, board.memory.cache.page_tokens)
-
     def _queues(self) -> list[dict[str, Any]]:
         """Each class and tenant with its weight, its requests and the tokens computed for it while somebody watched."""
-        board = self._board
         counts: dict[tuple[str, str], list[int]] = {whose: [0, 0, 0] for whose in self._served}
-        for request in board.requests.values():
+        for request in self._view.requests():
             if request.state is RequestState.FINISHED:
                 continue
-            whose = (request.submission.traffic_class, request.submission.tenant)
-            mine = counts.setdefault(whose, [0, 0, 0])
+            mine = counts.setdefault((request.traffic_class, request.tenant), [0, 0, 0])
             if request.state is not RequestState.WAITING:
                 mine[0] += 1
             else:
-                mine[2 if request.started_ns is not None else 1] += 1
-        rules = board.policy.rules if isinstance(board.policy, FairPolicy) else board.settings.rules
+                mine[2 if request.started else 1] += 1
+        rules = self._view.rules
         return [
             {
                 "class": name,
@@ -179,21 +171,21 @@ class LiveView:
         ]
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        """The requests that there are, the running ones first, as far as they are told at once."""
-        found = sorted(self._board.requests.values(), key=lambda each: each.state is RequestState.WAITING)
-        for request in found[:_REQUESTS_TOLD]:
+        """The requests that there are, the running ones first, as far as they are answer at once."""
+        found = sorted(self._view.requests(), key=lambda each: each.state is RequestState.WAITING)
+        for request in found[:_REQUESTS_SHOWN]:
             if request.state in _STATES:
                 yield _request(request)
 
 
-def _request(request: Request) -> dict[str, Any]:
+def _request(request: RequestView) -> dict[str, Any]:
     return {
         "request": request.stream.request,
         "choice": request.stream.choice,
-        "class": request.submission.traffic_class,
-        "tenant": request.submission.tenant,
+        "class": request.traffic_class,
+        "tenant": request.tenant,
         "prompt_tokens": request.prompt_tokens,
-        "output_tokens": len(request.output),
+        "output_tokens": request.output_tokens,
         "stage": _STATES[request.state],
         "received_ms": request.received_ns / 1e6,
     }
@@ -207,7 +199,7 @@ def _cells(step: _WatchedStep) -> Iterator[int]:
             request.stream.request,
             request.stream.choice,
             part.length,
-            int(part.length > 1 or part.start < request.prompt_tokens),
+            int(part.length > 1 or part.start < request.asked.prompt_tokens),
         )
 
 

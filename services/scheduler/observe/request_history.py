@@ -10,8 +10,7 @@ from typing import Final
 
 from noria.proto.base import Stream
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
-from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import RequestView, SchedulerView
 
 TIMELINES_KEPT: Final = 2048
 _BACK: Final = {
@@ -36,81 +35,81 @@ class RequestTimeline:
 class RequestHistory:
     """Stories of the streams of a board."""
 
-    def __init__(self, board: SchedulerState) -> None:
-        self._board = board
-        self._stories: dict[Stream, RequestTimeline] = {}
+    def __init__(self, view: SchedulerView) -> None:
+        self._view = view
+        self._timelines: dict[Stream, RequestTimeline] = {}
         self._over: dict[Stream, None] = {}
 
-    def moved(self, move: PhaseChanged) -> None:
+    def phase_changed(self, move: PhaseChanged) -> None:
         """A stream entered another stage."""
-        story = self._stories.get(move.stream)
-        if story is None:
-            story = self._stories[move.stream] = RequestTimeline(move.stream)
-        request = self._board.requests.get(move.stream)
+        timeline = self._timelines.get(move.stream)
+        if timeline is None:
+            timeline = self._timelines[move.stream] = RequestTimeline(move.stream)
+        request = self._view.request(move.stream)
         if request is not None:
-            _describe(story, request)
-        story.moves.append(move)
+            _describe(timeline, request)
+        timeline.moves.append(move)
         if move.stage is RequestPhase.ENDED:
             self._over[move.stream] = None
             if len(self._over) > TIMELINES_KEPT:
                 oldest = next(iter(self._over))
-                del self._over[oldest], self._stories[oldest]
+                del self._over[oldest], self._timelines[oldest]
         else:
             self._over.pop(move.stream, None)
 
-    def answer(self, about: str) -> dict[str, list[str]]:
+    def answer(self, about: str, now_ns: int) -> dict[str, list[str]]:
         """The stories of all streams of a request, named by its number, as lines of text."""
         number = int(about) if about.isdecimal() else -1
-        found = [story for stream, story in self._stories.items() if stream.request == number]
-        return {"why": [line for story in found for line in self.tell(story, self._board.now_ns)]}
+        found = [timeline for stream, timeline in self._timelines.items() if stream.request == number]
+        return {"why": [line for timeline in found for line in self.lines_of(timeline, now_ns)]}
 
-    def answer_moves(self, about: str) -> list[dict[str, object]]:
+    def answer_phases(self, about: str, now_ns: int) -> list[dict[str, object]]:
         """The moves of all streams of a request, named by its number, in milliseconds since its first."""
         number = int(about) if about.isdecimal() else -1
         return [
             {
                 "choice": stream.choice,
-                "class": story.traffic_class,
-                "tenant": story.tenant,
-                "prompt_tokens": story.prompt_tokens,
-                "cached_tokens": story.cached_tokens,
-                "age_ms": (self._board.now_ns - story.moves[0].at_ns) / 1e6,
+                "class": timeline.traffic_class,
+                "tenant": timeline.tenant,
+                "prompt_tokens": timeline.prompt_tokens,
+                "cached_tokens": timeline.cached_tokens,
+                "age_ms": (now_ns - timeline.moves[0].at_ns) / 1e6,
                 "moves": [
                     {
                         "stage": move.stage.name.lower(),
-                        "at_ms": (move.at_ns - story.moves[0].at_ns) / 1e6,
+                        "at_ms": (move.at_ns - timeline.moves[0].at_ns) / 1e6,
                         "output_tokens": move.output_tokens,
                         "why": move.decision,
                     }
-                    for move in story.moves
+                    for move in timeline.moves
                 ],
             }
-            for stream, story in self._stories.items()
-            if stream.request == number and story.moves
+            for stream, timeline in self._timelines.items()
+            if stream.request == number and timeline.moves
         ]
 
     def about(self, stream: Stream) -> RequestTimeline | None:
-        """One stream's story."""
-        return self._stories.get(stream)
+        """One stream's timeline."""
+        return self._timelines.get(stream)
 
-    def tell(self, story: RequestTimeline, now_ns: int) -> list[str]:
-        """A story in plain words; times count from the receipt of the request."""
-        moves = story.moves
+    def lines_of(self, timeline: RequestTimeline, now_ns: int) -> list[str]:
+        """A timeline in plain words; times count from the receipt of the request."""
+        moves = timeline.moves
         if not moves:
             return []
         start_ns = moves[0].at_ns
-        of = f" of tenant {story.tenant}" if story.tenant else ""
-        kind = f", class {story.traffic_class}" if story.traffic_class else ""
+        of = f" of tenant {timeline.tenant}" if timeline.tenant else ""
+        kind = f", class {timeline.traffic_class}" if timeline.traffic_class else ""
         lines = [
-            f"request {story.stream.request}, choice {story.stream.choice}{of}{kind}: {story.prompt_tokens} prompt tokens"
+            f"request {timeline.stream.request}, choice {timeline.stream.choice}{of}{kind}: {timeline.prompt_tokens} prompt tokens"
         ]
         for place, move in enumerate(moves):
             until_ns = moves[place + 1].at_ns if place + 1 < len(moves) else now_ns
-            lines += self._chapter(story, move, start_ns, until_ns, over=place + 1 < len(moves))
+            lines += self._phase_lines(timeline, move, start_ns, until_ns, over=place + 1 < len(moves))
         return lines
 
-    def _chapter(
-        self, story: RequestTimeline, move: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
+    def _phase_lines(
+        self, timeline: RequestTimeline, move: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
     ) -> Iterator[str]:
         at = f"{(move.at_ns - start_ns) / 1e6:9.1f} ms  "
         spent_ms = (until_ns - move.at_ns) / 1e6
@@ -119,12 +118,12 @@ class RequestHistory:
             case RequestPhase.QUEUED:
                 back = f"{_BACK[move.decision]}; " if move.decision in _BACK else ""
                 yield f"{at}{back}waited {spent_ms:.1f} ms{so_far}"
-                waits = self._board.decisions.waits(story.traffic_class, move.at_ns, until_ns)
+                waits = self._view.waits(timeline.traffic_class, move.at_ns, until_ns)
                 for reason, wait_ns in sorted(waits.items(), key=lambda item: -item[1]):
                     text = reason.text if reason is not None else "the next step, or those before it in the queue"
                     yield f"{'':13}  {wait_ns / 1e6:.1f} ms for {text}"
             case RequestPhase.PREFILLING:
-                cached = f", {story.cached_tokens} of them from the cache" if story.cached_tokens else ""
+                cached = f", {timeline.cached_tokens} of them from the cache" if timeline.cached_tokens else ""
                 yield f"{at}its prompt was computed{cached}, for {spent_ms:.1f} ms{so_far}"
             case RequestPhase.DECODING:
                 yield f"{at}had its first token and went on for {spent_ms:.1f} ms{so_far}"
@@ -132,8 +131,8 @@ class RequestHistory:
                 yield f"{at}ended: {move.decision}, after {move.output_tokens} tokens"
 
 
-def _describe(story: RequestTimeline, request: Request) -> None:
-    story.traffic_class = request.submission.traffic_class
-    story.tenant = request.submission.tenant
-    story.prompt_tokens = request.prompt_tokens
-    story.cached_tokens = request.cached_tokens
+def _describe(timeline: RequestTimeline, request: RequestView) -> None:
+    timeline.traffic_class = request.traffic_class
+    timeline.tenant = request.tenant
+    timeline.prompt_tokens = request.prompt_tokens
+    timeline.cached_tokens = request.cached_tokens

@@ -1,10 +1,10 @@
-"""What the scheduler's core stands at, as metrics, and how long steps took."""
+"""The scheduler's counts as metrics, and how long its steps took."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from noria.proto.execution import StepDone
-from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.proto.scheduling import Capacity
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.metrics import Histogram, Labels, Value
 from noria.shared.telemetry.spans import (
@@ -18,20 +18,26 @@ from noria.shared.telemetry.telemetry import Publication
 
 
 class SchedulerMetrics(Publication):
-    """Metrics of a board. tenants_max: how many tenants have figures of their own."""
+    """Metrics of a scheduler. capacity: what admission may count on. tenants_max: how many tenants have figures of their own.
 
-    def __init__(self, core: Scheduler, tenants_max: int) -> None:
-        self._core = core
-        self._board: SchedulerState = core.board
+    clock: the present time, in nanoseconds.
+    """
+
+    def __init__(
+        self, view: SchedulerView, capacity: Callable[[], Capacity], tenants_max: int, clock: Callable[[], int]
+    ) -> None:
+        self._view = view
+        self._capacity_now = capacity
+        self._clock = clock
         self._labels = Labels(tenants_max)
         self._times = Histogram(instruments.STEP_TIME)
         self._tokens = Histogram(instruments.STEP_TOKENS)
-        self._told_tokens = 0
+        self._observed_tokens = 0
 
     def step(self, done: StepDone) -> None:
         """A step was computed, and its results were taken."""
-        tokens = self._board.counters.tokens - self._told_tokens
-        self._told_tokens += tokens
+        tokens = self._view.tokens - self._observed_tokens
+        self._observed_tokens += tokens
         if tokens:
             self._times.observe(done.compute_us / 1e6)
             self._tokens.observe(tokens)
@@ -47,31 +53,30 @@ class SchedulerMetrics(Publication):
         yield self._tokens.value()
 
     def _requests(self) -> Iterator[Value]:
-        board = self._board
-        again = sum(request.started_ns is not None for request in board.waiting)
-        oldest_ns = min((request.received_ns for request in board.waiting), default=board.now_ns)
+        counts, waiting, now_ns = self._view.counts(), list(self._view.waiting()), self._clock()
+        again = sum(request.started for request in waiting)
+        oldest_ns = min((request.received_ns for request in waiting), default=now_ns)
         for state, number in (
-            ("running", board.running),
-            ("waiting", len(board.waiting) - again),
+            ("running", counts.running),
+            ("waiting", counts.waiting - again),
             ("preempted", again),
         ):
             yield Value(instruments.REQUESTS, number, ((ATTRIBUTE_STATE, state),))
-        yield Value(instruments.QUEUE_OLDEST, (board.now_ns - oldest_ns) / 1e9)
+        yield Value(instruments.QUEUE_OLDEST, (now_ns - oldest_ns) / 1e9)
 
     def _capacity(self) -> Iterator[Value]:
-        slots = self._board.slots
-        yield Value(instruments.SLOTS, slots.used, ((ATTRIBUTE_STATE, "used"),))
-        yield Value(instruments.SLOTS, slots.free, ((ATTRIBUTE_STATE, "free"),))
-        for each in self._core.capacity().classes:
+        counts = self._view.counts()
+        yield Value(instruments.SLOTS, counts.slots_used, ((ATTRIBUTE_STATE, "used"),))
+        yield Value(instruments.SLOTS, counts.slots_free, ((ATTRIBUTE_STATE, "free"),))
+        for each in self._capacity_now().classes:
             yield Value(instruments.PREDICTED_START, each.start_ms / 1e3, ((ATTRIBUTE_CLASS, each.traffic_class),))
 
     def _blocks(self) -> Iterator[Value]:
         """Blocks by group and state; none while there is no executor."""
-        memory = self._board.memory
-        if memory is None:
+        if not self._view.has_executor:
             return
         held = there = 0
-        for group, count in enumerate(memory.counts()):
+        for group, count in enumerate(self._view.blocks()):
             held += count.used + count.shared
             there += count.used + count.shared + count.cached + count.blank
             for state, number in (
@@ -86,16 +91,16 @@ class SchedulerMetrics(Publication):
 
     def _shares(self) -> Iterator[Value]:
         """Who was served how much; nothing under policies that do not share."""
-        for each in self._board.policy.standings():
+        for each in self._view.standings():
             whose = ((ATTRIBUTE_CLASS, each.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(each.tenant)))
             yield Value(instruments.SHARE_SERVICE, each.charged, whose)
             yield Value(instruments.SHARE_COUNTER, each.virtual, whose)
             yield Value(instruments.SHARE_WAITING, each.waiting, whose)
 
     def _counters(self) -> Iterator[Value]:
-        counters = self._board.counters
+        counters = self._view.counters()
         for metric, number in (
-            (instruments.EPOCHS, self._board.lane.epoch),
+            (instruments.EPOCHS, self._view.counts().epoch),
             (instruments.STEPS, counters.steps),
             (instruments.STEPS_FAILED, counters.failed_steps),
             (instruments.TOKENS_COMPUTED, counters.tokens),

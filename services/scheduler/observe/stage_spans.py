@@ -5,7 +5,7 @@ from typing import Final
 
 from noria.proto.base import Stream
 from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import spans
 from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
 from noria.shared.telemetry.tracing import NOTHING
@@ -29,14 +29,14 @@ class _OpenSpan:
 class PhaseSpans:
     """One open span per stream, replaced at each move. Without telemetry nothing is kept."""
 
-    def __init__(self, telemetry: Telemetry, board: SchedulerState) -> None:
+    def __init__(self, telemetry: Telemetry, view: SchedulerView) -> None:
         self._telemetry = telemetry
-        self._board = board
+        self._view = view
         self._open: dict[Stream, _OpenSpan] = {}
         self._chunks: dict[Stream, list[tuple[int, int, int]]] = {}
         self._recorded = 0
 
-    def move(self, moved: PhaseChanged, now_ns: int) -> None:
+    def phase_changed(self, moved: PhaseChanged, now_ns: int) -> None:
         """End the stream's span and begin that of its next stage, both at the time of the move."""
         if not self._telemetry.enabled:
             return
@@ -57,11 +57,12 @@ class PhaseSpans:
         self._recorded += span.recorded
         self._open[moved.stream] = _OpenSpan(moved.stage, span, again)
 
-    def planned(self) -> None:
+    def step_sent(self) -> None:
         """A step was sent: remember which part of whose prompt it holds."""
         if not self._recorded:
             return
-        decision = self._board.decisions.steps[-1]
+        decision = self._view.last_decision
+        assert decision is not None
         for stream, tokens in decision.chunks:
             kept = self._open.get(stream)
             if kept is not None and kept.span.recorded:
@@ -96,7 +97,7 @@ class PhaseSpans:
             spans.ATTRIBUTE_REQUEST: moved.stream.request,
             spans.ATTRIBUTE_CHOICE: moved.stream.choice,
         }
-        request = self._board.requests.get(moved.stream)
+        request = self._view.request(moved.stream)
         if moved.stage is RequestPhase.PREFILLING and request is not None:
             attributes[spans.ATTRIBUTE_CACHED_TOKENS] = request.cached_tokens
         return attributes

@@ -1,7 +1,13 @@
-"""`python -m noria.services.scheduler.simulation replay|why LOG …`: what `noria replay` and `noria why --log` run."""
+"""`python -m noria.services.scheduler.simulation replay|why LOG …`: what `noria replay` and `noria why --log` run.
+
+A replay puts a recorded run through policies: what was measured, what the simulated device makes of it, and what another policy
+would. The recorded policy is simulated, too: how far that is from what was measured says how far the rest can be trusted.
+"""
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,9 +16,10 @@ from noria.services.scheduler.core.interface.events import PhaseChanged, Schedul
 from noria.services.scheduler.core.interface.traffic_rules import FairRules
 from noria.services.scheduler.core.policy.policies import policy_named
 from noria.services.scheduler.observe.request_history import RequestHistory
+from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.recording import RecordedRun
-from noria.services.scheduler.simulation.replay import replay, table
-from noria.services.scheduler.simulation.report import ServiceObjective
+from noria.services.scheduler.simulation.report import ServiceObjective, SimulatedRun, run_of, table
+from noria.services.scheduler.simulation.runner import Simulation
 from noria.shared.errors import UserError
 
 
@@ -43,18 +50,50 @@ def main() -> int:
     return 0
 
 
+def objectives_of(recording: RecordedRun, chosen: Mapping[str, ServiceObjective]) -> dict[str, ServiceObjective]:
+    """What each class is held to: as chosen, else its inter-token target, if it has one."""
+    found = {
+        each.name: ServiceObjective(itl_ms=each.itl_target_ms or 0.0) for each in recording.began.settings.rules.classes
+    }
+    return {**found, **chosen}
+
+
+def replay(
+    recording: RecordedRun, policies: tuple[str, ...], chosen: Mapping[str, ServiceObjective]
+) -> list[SimulatedRun]:
+    """The recorded run where it can be told again, then a simulation under its own policy, then under each other."""
+    objectives = objectives_of(recording, chosen)
+    own = recording.began.settings.policy
+    runs = []
+    if recording.whole:
+        runs.append(run_of(own, "recorded", recording.outcomes()[1], objectives))
+    for policy in dict.fromkeys((own, *policies)):
+        simulation = Simulation(
+            replace(recording.began.settings, policy=policy),
+            recording.geometry,
+            lambda token: SimulatedDevice(recording.step_time(), token),
+            recording.jobs(),
+            output=lambda job, position: recording.token(
+                job.submission.stream, len(job.submission.prompt_ids) + position
+            ),
+        )
+        runs.append(run_of(policy, "simulated", simulation.run(), objectives))
+    return runs
+
+
 def story(recording: RecordedRun, request: int) -> list[str]:
     """What became of a request in a recorded run, in plain words. Raises UserError when it cannot be told."""
     if not recording.whole:
         raise UserError("this log begins in the middle of a run: what was decided cannot be worked out from it")
-    stories: RequestHistory | None = None
-    for core, now_ns, body, _ in recording.again():
-        stories = stories or RequestHistory(core.board)
+    history: RequestHistory | None = None
+    now_ns = 0
+    for core, now_ns, body, _ in recording.replay_events():
+        history = history or RequestHistory(core.view)
         if body is not None:
             for reply in core.apply(SchedulerEvent(now_ns, body)):
                 if isinstance(reply, PhaseChanged):
-                    stories.moved(reply)
-    return stories.answer(str(request))["why"] if stories is not None else []
+                    history.phase_changed(reply)
+    return history.answer(str(request), now_ns)["why"] if history is not None else []
 
 
 def _why(recording: RecordedRun, request: int) -> int:

@@ -78,7 +78,7 @@ class OutcomeRecorder:
         self.by_stream = {each.job.submission.stream: each for each in self.outcomes}
         self._ended: list[Stream] = []
 
-    def hear(self, replies: Iterable[SchedulerReply], now_ns: int) -> None:
+    def record(self, replies: Iterable[SchedulerReply], now_ns: int) -> None:
         """Take the replies to one event."""
         for reply in replies:
             match reply:

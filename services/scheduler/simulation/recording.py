@@ -116,7 +116,7 @@ class RecordedRun:
             return 1 + (int.from_bytes(key, "big") >> 2) + offset
         return made_up_ids(stream.request * 64 + stream.choice, position, 1)[0]
 
-    def again(self) -> Iterator[tuple[Scheduler, int, EventBody | None, list[StepPlan]]]:
+    def replay_events(self) -> Iterator[tuple[Scheduler, int, EventBody | None, list[StepPlan]]]:
         """Tell a new core everything; yields it with each time, event (None for planning) and the plans made."""
         core = Scheduler(self.began.settings)
         for each in self.records:
@@ -130,17 +130,17 @@ class RecordedRun:
             else:
                 yield core, each.at_ns, self._body(each, core), plans
 
-    def measured(self) -> tuple[Scheduler, list[SimulatedOutcome]]:
+    def outcomes(self) -> tuple[Scheduler, list[SimulatedOutcome]]:
         """What became of every stream in the recorded run, and the core at its end."""
-        listener = OutcomeRecorder(
+        recorder = OutcomeRecorder(
             [SimulatedRequest(at_ns, self.submission(each), 1) for at_ns, each in self.arrivals.values()]
         )
         core: Scheduler | None = None
-        for core, now_ns, body, _ in self.again():
+        for core, now_ns, body, _ in self.replay_events():
             if body is not None:
-                listener.hear(core.apply(SchedulerEvent(now_ns, body)), now_ns)
+                recorder.record(core.apply(SchedulerEvent(now_ns, body)), now_ns)
         assert core is not None
-        return core, listener.outcomes
+        return core, recorder.outcomes
 
     def _end_ids(self, arrival: LoggedSubmission) -> tuple[int, ...]:
         """The id at which the stream stopped, or one that never comes."""
@@ -204,10 +204,10 @@ class RecordedRun:
 
     def _done(self, record: log_records.LoggedStepDone, core: Scheduler) -> StepDone:
         sampled = []
-        steps = core.board.lane.steps
-        for entry in steps[0].entries if steps and record.epoch == core.board.lane.epoch else ():
+        steps = core.state.in_flight.steps
+        for entry in steps[0].entries if steps and record.epoch == core.state.in_flight.epoch else ():
             if entry.output >= 0:
                 request = entry.request
-                token = self.token(request.stream, request.prompt_tokens + entry.output)
+                token = self.token(request.stream, request.asked.prompt_tokens + entry.output)
                 sampled.append(Sampled(request.stream, request.attempt, entry.output, (token,)))
         return StepDone(record.epoch, record.number, tuple(sampled), record.compute_us)

@@ -44,6 +44,33 @@ class ObjectiveRow(msgspec.Struct, frozen=True):
     tokens_s: float
 
 
+class SimulatedRun(msgspec.Struct, frozen=True):
+    """One run of the workload. how: `recorded`, or `simulated`."""
+
+    policy: str
+    how: str
+    seconds: float
+    rows: list[ObjectiveRow]
+
+
+def table(runs: list[SimulatedRun]) -> str:
+    """All runs as one table, the rows of one class and tenant together."""
+    head = ("class", "tenant", "policy", "", "requests", "served", "SLO", "TTFT p50", "p99", "ITL p50", "p99")
+    lines: list[tuple[str, ...]] = [(*head, "end p50", "p99 ms", "tokens/s")]
+    keys = dict.fromkeys((row.traffic_class, row.tenant) for run in runs for row in run.rows)
+    for key in keys:
+        for run in runs:
+            lines += [_line(run, row) for row in run.rows if (row.traffic_class, row.tenant) == key]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 4 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
 def rows(
     outcomes: Sequence[SimulatedOutcome], objectives: Mapping[str, ServiceObjective], seconds: float
 ) -> list[ObjectiveRow]:
@@ -64,6 +91,16 @@ def attained(outcomes: Iterable[SimulatedOutcome], objectives: Mapping[str, Serv
     """The share of requests within the objective of their class; 1 without requests."""
     met = [objectives.get(each.job.submission.traffic_class, ServiceObjective()).met(each) for each in outcomes]
     return sum(met) / len(met) if met else 1.0
+
+
+def run_of(
+    policy: str, how: str, outcomes: list[SimulatedOutcome], objectives: Mapping[str, ServiceObjective]
+) -> SimulatedRun:
+    """What a run amounted to, from its first arrival to its last end."""
+    begun = min((each.job.at_ns for each in outcomes), default=0)
+    over = max((each.ended_ns or 0 for each in outcomes), default=0)
+    seconds = max(0.0, (over - begun) / 1e9)
+    return SimulatedRun(policy, how, seconds, rows(outcomes, objectives, seconds))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -96,4 +133,19 @@ def _row(
         total_p50_ms=quantile(total, 0.5),
         total_p99_ms=quantile(total, 0.99),
         tokens_s=sum(each.tokens for each in outcomes) / seconds if seconds else 0.0,
+    )
+
+
+def _line(run: SimulatedRun, row: ObjectiveRow) -> tuple[str, ...]:
+    times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms, row.total_p50_ms, row.total_p99_ms)
+    return (
+        row.traffic_class or "all",
+        row.tenant or "all",
+        run.policy,
+        run.how,
+        str(row.requests),
+        str(row.served),
+        f"{row.attained:.1%}",
+        *(f"{each:.1f}" for each in times),
+        f"{row.tokens_s:.1f}",
     )

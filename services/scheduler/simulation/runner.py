@@ -9,7 +9,7 @@ from noria.proto.scheduling import Capacity, Submit, Withdraw
 from noria.services.scheduler.core.interface.events import EventBody, SchedulerEvent, TimePassed
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
-from noria.services.scheduler.core.state.in_flight_steps import InFlightSteps
+from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.simulation.device import SimulatedDevice, Token
 from noria.services.scheduler.simulation.jobs import OutcomeRecorder, SimulatedOutcome, SimulatedRequest, made_up_ids
@@ -41,13 +41,13 @@ class Simulation:
         *,
         gate: ArrivalGate = admit_all,
         output: Callable[[SimulatedRequest, int], int] | None = None,
-        record: Callable[[InFlightSteps], EventLog] | None = None,
+        record: Callable[[SchedulerView], EventLog] | None = None,
     ) -> None:
         self.core = Scheduler(settings)
-        self._log = record(self.core.board.lane) if record is not None else None
+        self._log = record(self.core.view) if record is not None else None
         self.device = device(self._token)
-        self._listener = OutcomeRecorder(jobs)
-        self.outcomes = self._listener.outcomes
+        self._recorder = OutcomeRecorder(jobs)
+        self.outcomes = self._recorder.outcomes
         self.now_ns = 0
         self._gate = gate
         self._output = output
@@ -74,7 +74,7 @@ class Simulation:
 
     def _next_ns(self) -> int | None:
         times = [self.device.next_ns, self._due[0][0] if self._due else None]
-        if self.core.board.requests:
+        if self.core.state.requests:
             times.append(self.core.due_ns)
         known = [each for each in times if each is not None]
         return max(min(known), self.now_ns) if known else None
@@ -90,11 +90,11 @@ class Simulation:
         due_ns = self.core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
-        ended = self._listener.take_ended()
+        ended = self._recorder.take_ended()
         if ended:
             self._apply(Ended(ended))
         if self._log is not None:
-            self._log.planned(now_ns)
+            self._log.record_planning(now_ns)
         while (plan := self.core.plan(now_ns)) is not None:
             self.device.send(plan, now_ns)
 
@@ -111,11 +111,11 @@ class Simulation:
 
     def _apply(self, body: EventBody) -> None:
         if self._log is not None:
-            self._log.told(self.now_ns, body)
-        self._listener.hear(self.core.apply(SchedulerEvent(self.now_ns, body)), self.now_ns)
+            self._log.record(self.now_ns, body)
+        self._recorder.record(self.core.apply(SchedulerEvent(self.now_ns, body)), self.now_ns)
 
     def _token(self, stream: Stream, position: int) -> int:
-        job = self._listener.by_stream[stream].job
+        job = self._recorder.by_stream[stream].job
         if job.stops and position >= job.output_tokens - 1:
             return job.submission.end_ids[0]
         if self._output is not None:

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from noria.shared.config.policies import PolicyName
 from noria.shared.config.sections.flags import flags
 
 BATCH_TOKENS: Final = 512
@@ -15,7 +16,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Who is in each step."""
 
     policy: Annotated[
-        Literal["auto", "fifo", "prefill_first", "fair"],
+        Literal["auto", PolicyName],
         Meta(
             description="Whose turn it is and who gives way; auto is fair once classes or tenants are configured.",
             extra=flags("--scheduler", "--scheduler-type"),

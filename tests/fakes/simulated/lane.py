@@ -17,13 +17,13 @@ from fakes.simulated.layout import verify
 
 from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
-from noria.services.executor.batch import Batch
-from noria.services.executor.lane import Broken, Computed, Lane, Outcome
-from noria.services.executor.loaded import Loaded
-from noria.services.executor.sampler import Drawn, RecentTokens, wanted_logprobs
+from noria.services.executor.kv_cache.memory_plan import Memory, Share
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.sampling_metadata import Drawn, RecentTokens, wanted_logprobs
+from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.model_runner import Broken, Computed, Lane, Outcome
 from noria.services.executor.service import ExecutorShell, Post
-from noria.services.executor.shape import Shape
-from noria.services.executor.sizing import Memory, Share
 from noria.shared.telemetry.telemetry import Telemetry
 
 _LOAD_NS = (5 * MILLISECOND, 120 * MILLISECOND)

@@ -7,9 +7,9 @@ from fakes.executor import FakeExecutor
 from fakes.rules import require
 
 from noria.proto.execution import Slice, StepPlan
-from noria.services.executor.batch import Batch
-from noria.services.executor.sampler import Sampler
-from noria.services.executor.shape import Shape
+from noria.services.executor.plan.batch import Batch
+from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.sampling_metadata import Sampler
 
 
 def verify(batch: Batch, plan: StepPlan, fake: FakeExecutor, shape: Shape) -> None:

@@ -27,7 +27,7 @@ from noria.services.admission.storage.journal import Journal
 from noria.services.admission.storage.journal_records import Clock as WallClock
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.output_stream import StreamText
-from noria.services.executor.slots import Slots
+from noria.services.executor.plan.slot_table import Slots
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler import token_batches as bundle_module
 from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
@@ -74,9 +74,9 @@ def _double_submit() -> AbstractContextManager[None]:
     def submit(self: StreamHandler, now_ns: int, body: Submit) -> None:
         for submission in body.submissions:
             self._unnamed.pop(submission.stream, None)
-            known = self._board.requests.get(submission.stream)
+            known = self._state.requests.get(submission.stream)
             if known is not None:
-                self._board.forget(known, now_ns, "again", reclaim=False)
+                self._lifecycle.forget(known, now_ns, "again", reclaim=False)
             self._take(now_ns, submission)
 
     return planted(StreamHandler, "submit", submit)
@@ -122,7 +122,7 @@ def _ignored_attempt() -> AbstractContextManager[None]:
     """The scheduler takes a stream that is to begin again for the one that it knows."""
 
     def submit(self: StreamHandler, now_ns: int, body: Submit) -> None:
-        known = tuple(each for each in body.submissions if each.stream not in self._board.requests)
+        known = tuple(each for each in body.submissions if each.stream not in self._state.requests)
         for each in body.submissions:
             self._unnamed.pop(each.stream, None)
         sound(self, now_ns, Submit(known, body.complete))
@@ -178,7 +178,7 @@ def _condemned_together() -> AbstractContextManager[None]:
 
 def _costs_told_once() -> AbstractContextManager[None]:
     """A scheduler takes what it once told of costs for known to every admission."""
-    return planted(StreamCosts, "tell_again", lambda self: None)
+    return planted(StreamCosts, "send_again", lambda self: None)
 
 
 def _costs_counted_again() -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
-from noria.services.executor.slots import Slots
+from noria.services.executor.plan.slot_table import Slots
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.host_pool import HostPool
 from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
@@ -50,9 +50,9 @@ def _host_in_disorder() -> AbstractContextManager[None]:
 
 def _anothers_cache() -> AbstractContextManager[None]:
     """It takes what lies in one stream's slot for another's."""
-    sound = CacheAdoption.told
+    sound = CacheAdoption.inventory_received
 
-    def told(self: CacheAdoption, inventory: Inventory) -> None:
+    def inventory_received(self: CacheAdoption, inventory: Inventory) -> None:
         held = [each for each in inventory.entries if each.slot >= 0]
         turned = dict(zip((each.stream for each in held), [*held[1:], *held[:1]], strict=True))
         entries = tuple(
@@ -60,7 +60,7 @@ def _anothers_cache() -> AbstractContextManager[None]:
         )
         sound(self, replace(inventory, entries=entries))
 
-    return planted(CacheAdoption, "told", told)
+    return planted(CacheAdoption, "inventory_received", inventory_received)
 
 
 def _not_claimed() -> AbstractContextManager[None]:
@@ -74,15 +74,15 @@ def _not_claimed() -> AbstractContextManager[None]:
 
 def _token_again() -> AbstractContextManager[None]:
     """It takes the last token that it knows for one that nobody has heard of."""
-    sound = CacheAdoption._learn
+    sound = CacheAdoption._learn_output
 
     def learn(self: CacheAdoption, request: Request, held: Held, now_ns: int) -> None:
-        ids, known = held.output_ids, len(request.output)
+        ids, known = held.output_ids, len(request.progress.output)
         if len(ids) > known > 0:
             held = replace(held, output_ids=(*ids[:known], ids[known - 1], *ids[known:]))
         sound(self, request, held, now_ns)
 
-    return planted(CacheAdoption, "_learn", learn)
+    return planted(CacheAdoption, "_learn_output", learn)
 
 
 def _not_emptied() -> AbstractContextManager[None]:
@@ -111,12 +111,12 @@ def _left_claimed() -> AbstractContextManager[None]:
     sound = CacheAdoption.settle
 
     def settle(self: CacheAdoption, now_ns: int) -> None:
-        inventory, memory = self._inventory, self._board.memory
+        inventory, memory = self._inventory, self._state.memory
         waited = self.due_ns is not None
         sound(self, now_ns)
         if waited and self.due_ns is None and inventory is not None and memory is not None:
             for held in inventory.entries:
-                if held.slot >= 0 and held.stream not in self._board.requests:
+                if held.slot >= 0 and held.stream not in self._state.requests:
                     memory.cache._claim([list(table) for table in held.blocks])
 
     return planted(CacheAdoption, "settle", settle)

@@ -104,7 +104,7 @@ def note_failures(shell: Shell, failed: Callable[[set[Stream]], None]) -> None:
     doubted: set[Stream] = set()
 
     def streams(number: int | None = None) -> set[Stream]:
-        steps = [step for step in core.board.lane.steps if number in (None, step.number)]
+        steps = [step for step in core.state.in_flight.steps if number in (None, step.number)]
         return {entry.request.stream for step in steps for entry in step.entries}
 
     def tell_and_apply(event: SchedulerEvent) -> list[SchedulerReply]:
@@ -156,7 +156,7 @@ def note_bundles(shell: Shell, together: Callable[[], None]) -> None:
     """Tell that a scheduler tells a stream's tokens of several steps at once."""
     if not isinstance(shell, SchedulerService):
         return
-    bundle = shell._bundle
+    bundle = shell._batches
     take = bundle.take
 
     def take_and_tell(now_ns: int) -> tuple[TokenRun, ...]:

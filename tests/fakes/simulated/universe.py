@@ -212,7 +212,7 @@ class Universe:
             life.shell.close()
         if isinstance(life.shell, SchedulerService):
             self.record.costs.setdefault(life.mailbox.incarnation, Costs()).unaccounted = len(life.shell._reports.costs)
-            self.counts["tokens held at a death"] += len(life.shell._bundle) > 0
+            self.counts["tokens held at a death"] += len(life.shell._batches) > 0
         self.agenda.after(self.chance.between(5 * MILLISECOND, 120 * MILLISECOND), lambda: self._start(life.service))
 
     def _poisoned(self, life: Life) -> None:
@@ -260,7 +260,7 @@ class Universe:
 
     def _count_board(self, life: Life) -> None:
         if isinstance(life.shell, SchedulerService):
-            counters = life.shell._core.board.counters
+            counters = life.shell._core.state.counters
             self.counts.update({name: getattr(counters, name) for name in _COUNTED})
 
 

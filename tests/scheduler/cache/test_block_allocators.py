@@ -119,4 +119,4 @@ def test_a_request_left_alone_in_parts_of_many_chunks_is_gathered_and_goes_on(st
     desk.run()
     assert [copy.group for plan in desk.plans for copy in plan.copies] == [1]
     assert all(desk.output(each.stream.request) == generated(each) for each in asked)
-    assert desk.core.board.counters.resets == 0
+    assert desk.core.state.counters.resets == 0

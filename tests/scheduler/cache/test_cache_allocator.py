@@ -7,14 +7,14 @@ from fakes.executor import geometry
 from noria.proto.output import Gap, Progress
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
-from noria.services.scheduler.core.cache.pages import Prefix
+from noria.services.scheduler.core.cache.request_blocks import Prefix
 from noria.services.scheduler.core.interface.events import RequestPhase
 from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def blank(desk: Desk) -> int:
-    assert desk.core.board.cache is not None
-    return desk.core.board.cache.available
+    assert desk.core.state.cache is not None
+    return desk.core.state.cache.available
 
 
 def small(blocks: int, *, page_size: int = 1, groups: int = 1) -> Desk:
@@ -54,7 +54,7 @@ def test_blocks_promised_to_a_prompt_under_way_are_not_given_to_arrivals() -> No
     desk.done()
     desk.submit(submission(2, prompt=4, output=1, seniority_ms=99), submission(3, prompt=3, output=1))
     desk.run()
-    assert desk.core.board.counters.resets == 0
+    assert desk.core.state.counters.resets == 0
 
 
 def test_a_prompt_needs_its_blocks_in_every_group() -> None:
@@ -88,7 +88,7 @@ def test_when_blocks_run_out_the_newest_is_reset_and_keeps_its_tokens() -> None:
     first, second = submission(1, prompt=4, output=6), submission(2, prompt=4, output=5)
     desk.submit(first, second)
     desk.run()
-    assert desk.core.board.counters.resets == 1
+    assert desk.core.state.counters.resets == 1
     assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == ["", "reset"]
     assert not [each for each in desk.moves(1) if each.decision == "reset"]
     refill = [fill for plan in desk.plans for fill in plan.fill if fill.stream == stream(2)][1]
@@ -118,7 +118,7 @@ def test_nobody_is_reset_for_blocks_that_a_step_in_flight_gives_back() -> None:
     desk = Desk(CoreSettings(safety_margin=0.0), geometry(num_blocks=12, page_size=1))
     desk.submit(submission(1, prompt=4, output=5), submission(2, prompt=4, output=2))
     desk.run()
-    assert desk.core.board.counters.resets == 0
+    assert desk.core.state.counters.resets == 0
     assert len(desk.output(1)) == 5
 
 
@@ -146,7 +146,7 @@ def test_a_reset_while_steps_are_in_flight_keeps_the_tokens_they_bring() -> None
     desk.submit(first, second)
     assert desk.lengths(desk.planned()) == {1: 4, 2: 3}
     assert desk.lengths(desk.planned()) == {2: 1}
-    assert desk.core.board.counters.resets == 1
+    assert desk.core.state.counters.resets == 1
     desk.done()
     desk.done()
     assert desk.output(2) == generated(second)[:2]
@@ -159,7 +159,7 @@ def test_nobody_is_reset_while_the_oldest_waits_for_the_detokenizer() -> None:
     desk.submit(submission(1, prompt=3, output=4, stop_strings=True), submission(2, prompt=4, output=4))
     desk.run()
     assert [len(desk.output(number)) for number in (1, 2)] == [1, 2]
-    assert desk.core.board.counters.resets == 0
+    assert desk.core.state.counters.resets == 0
     desk.tell(Progress((Gap(stream(1), 4),)))
     desk.run()
     assert [len(desk.output(number)) for number in (1, 2)] == [4, 4]

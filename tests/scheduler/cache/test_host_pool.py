@@ -16,8 +16,8 @@ def desk_of(blocks: int, host: int, *, steps: int = 1, shape: Geometry | None = 
 
 
 def host_used(desk: Desk) -> int:
-    assert desk.core.board.memory is not None
-    return sum(desk.core.board.memory.host.used)
+    assert desk.core.state.memory is not None
+    return sum(desk.core.state.memory.host.used)
 
 
 def swap_plans(desk: Desk) -> list[StepPlan]:
@@ -29,7 +29,7 @@ def run_until_swap(desk: Desk) -> None:
     for _ in range(100):
         if desk.plan() is None:
             desk.done()
-        if desk.core.board.counters.swaps_out:
+        if desk.core.state.counters.swaps_out:
             return
     raise AssertionError("nothing was swapped")
 
@@ -39,7 +39,7 @@ def test_the_newest_goes_to_the_host_and_comes_back_without_being_computed_again
     first, second = submission(1, prompt=4, output=6), submission(2, prompt=4, output=5)
     desk.submit(first, second)
     desk.run()
-    counters = desk.core.board.counters
+    counters = desk.core.state.counters
     assert (counters.swaps_out, counters.swaps_in, counters.resets, counters.recomputed_tokens) == (1, 1, 0, 0)
     assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == ["", "swap"]
     out, back = swap_plans(desk)
@@ -61,7 +61,7 @@ def test_all_that_is_swapped_in_a_step_goes_in_one_list() -> None:
     desk.submit(*(submission(number, prompt=7, output=30) for number in range(1, 9)))
     desk.run()
     assert max(len({copy.target for copy in plan.swap_out}) for plan in desk.plans) >= 4
-    assert desk.core.board.counters.resets == 0
+    assert desk.core.state.counters.resets == 0
     for number in range(1, 9):
         assert desk.output(number) == generated(submission(number, prompt=7, output=30))
 
@@ -71,7 +71,7 @@ def test_who_does_not_fit_the_host_is_reset() -> None:
     first, second = submission(1, prompt=4, output=6), submission(2, prompt=4, output=5)
     desk.submit(first, second)
     desk.run()
-    assert (desk.core.board.counters.swaps_out, desk.core.board.counters.resets) == (0, 1)
+    assert (desk.core.state.counters.swaps_out, desk.core.state.counters.resets) == (0, 1)
     assert desk.output(2) == generated(second)
 
 
@@ -81,13 +81,13 @@ def test_a_swap_while_steps_are_in_flight_keeps_the_tokens_they_bring() -> None:
     desk.submit(first, second)
     desk.planned()
     desk.planned()
-    assert (desk.core.board.counters.swaps_out, len(desk.executor.queued)) == (1, 2)
+    assert (desk.core.state.counters.swaps_out, len(desk.executor.queued)) == (1, 2)
     desk.done()
     desk.done()
     assert desk.output(2) == generated(second)[:2]
     desk.run()
     assert (desk.output(1), desk.output(2)) == (generated(first), generated(second))
-    assert desk.core.board.counters.recomputed_tokens == 0
+    assert desk.core.state.counters.recomputed_tokens == 0
 
 
 def test_a_prompt_under_way_goes_on_where_it_was() -> None:
@@ -97,13 +97,13 @@ def test_a_prompt_under_way_goes_on_where_it_was() -> None:
     )
     older, prompt = submission(9, prompt=14, output=10), submission(1, prompt=12, output=2)
     desk.submit(older)
-    while not desk.core.board.decoding:
+    while not desk.core.state.decoding:
         desk.planned()
         desk.done()
     desk.submit(prompt)
     desk.run()
-    assert desk.core.board.counters.swaps_out == 1
-    assert desk.core.board.counters.recomputed_tokens == 0
+    assert desk.core.state.counters.swaps_out == 1
+    assert desk.core.state.counters.recomputed_tokens == 0
     assert (desk.output(9), desk.output(1)) == (generated(older), generated(prompt))
 
 
@@ -155,7 +155,7 @@ def test_a_stream_withdrawn_as_it_comes_back_frees_both_ends() -> None:
     desk.tell(Withdraw((stream(2),)))
     desk.run()
     assert host_used(desk) == 0
-    cache = desk.core.board.cache
+    cache = desk.core.state.cache
     assert cache is not None
     assert cache.available == cache.size
 
@@ -166,8 +166,8 @@ def test_a_stream_that_ends_by_a_token_in_flight_leaves_the_host() -> None:
     second = ending_after(2, 2, prompt=3, output=5)
     desk.submit(submission(1, prompt=4, output=4), second)
     desk.run()
-    assert desk.core.board.counters.swaps_out == 1
-    assert desk.core.board.counters.swaps_in == 0
+    assert desk.core.state.counters.swaps_out == 1
+    assert desk.core.state.counters.swaps_in == 0
     assert desk.output(2) == generated(second)
     assert host_used(desk) == 0
 
@@ -200,8 +200,8 @@ def test_rings_and_tables_of_a_hybrid_survive_the_host() -> None:
         asked = [submission(number, prompt=11, output=30) for number in range(1, 5)]
         desk.submit(*asked)
         desk.run()
-        assert desk.core.board.counters.swaps_out
-        assert desk.core.board.counters.recomputed_tokens == 0
+        assert desk.core.state.counters.swaps_out
+        assert desk.core.state.counters.recomputed_tokens == 0
         assert all(desk.output(each.stream.request) == generated(each) for each in asked)
 
 
@@ -210,7 +210,7 @@ def test_pages_that_are_still_cached_are_shared_and_not_copied_back() -> None:
     first, second = submission(1, prompt=6, output=8), submission(2, prompt=6, output=6)
     desk.submit(first, second)
     desk.run()
-    counters = desk.core.board.counters
+    counters = desk.core.state.counters
     assert counters.swaps_in == 1
     assert sum(len(plan.swap_in) for plan in desk.plans) < sum(len(plan.swap_out) for plan in desk.plans)
     assert (desk.output(1), desk.output(2)) == (generated(first), generated(second))
@@ -221,7 +221,7 @@ def test_nobody_is_swapped_twice_without_a_token_in_between() -> None:
     desk.submit(*(submission(number, prompt=3, output=11) for number in range(1, 4)))
     marks: list[int] = []
     while desk.plan() is not None:
-        marks += [each.preempted_at for each in desk.core.board.waiting if each.stream == stream(3)]
+        marks += [each.work.preempted_at for each in desk.core.state.waiting if each.stream == stream(3)]
         desk.done()
     swaps = [each for each in desk.moves(3) if each.decision == "swap"]
     assert [each.output_tokens for each in swaps] == sorted({each.output_tokens for each in swaps})

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from noria.proto.base import Stream
 from noria.proto.execution import Failure, Slice
 from noria.proto.scheduling import Submission, Withdraw
-from noria.services.scheduler.core.cache import pages
-from noria.services.scheduler.core.cache.pages import Prefix
+from noria.services.scheduler.core.cache import request_blocks
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
+from noria.services.scheduler.core.cache.request_blocks import Prefix
 from noria.services.scheduler.core.interface.events import ExecutorLost
 from noria.services.scheduler.core.interface.settings import CoreSettings
 
@@ -74,7 +74,7 @@ def test_nothing_is_found_before_the_step_that_computes_it_is_done() -> None:
     desk = Desk(CoreSettings(max_batch_tokens=64))
     desk.submit(asking(1, output=9))
     desk.planned()
-    index = desk.core.board.cache and desk.core.board.cache.index
+    index = desk.core.state.cache and desk.core.state.cache.index
     assert index is not None
     assert len(index) == 0
     desk.done()
@@ -94,7 +94,7 @@ def test_a_twin_that_waits_holds_neither_slot_nor_blocks() -> None:
     desk = Desk(CoreSettings(max_batch_tokens=64))
     desk.submit(asking(1), asking(2))
     desk.planned()
-    board = desk.core.board
+    board = desk.core.state
     assert (board.running, desk.passed_over, board.slots.free) == (1, 1, 7)
 
 
@@ -124,7 +124,7 @@ def test_a_twin_that_is_preempted_is_waited_for_no_longer() -> None:
     # It takes the block that the twin was promised, when the twin's chunk has got half of what it wants.
     older = submission(9, prompt=14, output=10)
     desk.submit(older)
-    while not desk.core.board.decoding:
+    while not desk.core.state.decoding:
         desk.planned()
         desk.done()
     longer = asking(2, (*BEGINNING, 30))
@@ -134,7 +134,7 @@ def test_a_twin_that_is_preempted_is_waited_for_no_longer() -> None:
         if desk.plan() is None:
             break
         desk.done()
-        passed_over.add((desk.passed_over, desk.core.board.counters.resets))
+        passed_over.add((desk.passed_over, desk.core.state.counters.resets))
     assert {(1, 0), (0, 1)} <= passed_over
     for each in (older, asking(1), longer):
         assert desk.output(each.stream.request) == generated(each)
@@ -147,7 +147,7 @@ def test_all_choices_of_a_request_share_its_prompt() -> None:
     filled = [fill for plan in desk.plans for fill in plan.fill]
     assert len({fill.blocks[0][:3] for fill in filled}) == 1
     assert len({fill.blocks[0][3] for fill in filled}) == 4
-    assert desk.core.board.counters.hit_tokens == 3 * 12
+    assert desk.core.state.counters.hit_tokens == 3 * 12
 
 
 def test_two_tenants_never_share_and_neither_sees_the_other() -> None:
@@ -177,8 +177,8 @@ def test_two_streams_that_complete_the_same_page_keep_one_of_it() -> None:
     assert desk.output(1) == desk.output(2)
     merged = [each for plan in desk.plans for each in plan.replace]
     assert [(each.group, each.index) for each in merged] == [(0, 0), (0, 1)]
-    assert desk.core.board.counters.merged_pages >= 2
-    cache = desk.core.board.cache
+    assert desk.core.state.counters.merged_pages >= 2
+    cache = desk.core.state.cache
     assert cache is not None
     assert cache.available == cache.size
 
@@ -191,14 +191,14 @@ def test_a_page_with_other_ids_under_the_same_key_is_not_taken(monkeypatch: pyte
         def digest(self) -> bytes:
             return b"the same for all"
 
-    monkeypatch.setattr(pages, "blake2b", Same)
+    monkeypatch.setattr(request_blocks, "blake2b", Same)
     desk = Desk()
     for number in (1, 2, 3):
         each = asking(number, tuple(range(number, number + 14)), 6)
         desk.submit(each)
         desk.run()
         assert desk.output(number) == generated(each)
-    assert desk.core.board.counters.hit_tokens == 0
+    assert desk.core.state.counters.hit_tokens == 0
 
 
 def test_equal_pages_after_different_beginnings_have_different_keys() -> None:
@@ -238,14 +238,14 @@ def test_freed_pages_are_kept_until_blank_blocks_run_out_and_then_go_one_by_one(
     for number in range(2, 6):
         desk.submit(asking(number, tuple(range(number, number + 12)), 1))
         desk.run()
-        evicted.append(desk.core.board.counters.evictions)
+        evicted.append(desk.core.state.counters.evictions)
     assert evicted == [0, 0, 2, 5]
     desk.submit(asking(9, (*tuple(range(5, 17)), 20), 1))
     desk.run()
     assert cached(desk, 9) == 12
 
 
-def chain(index: PrefixIndex, ids: tuple[int, ...], first_block: int) -> list[pages.Page]:
+def chain(index: PrefixIndex, ids: tuple[int, ...], first_block: int) -> list[request_blocks.Page]:
     """Publish a prefix of pages of one token, as a holding of its own."""
     prefix = Prefix(b"", (*ids, 0), [], 1)
     found = list(index.find(prefix))
@@ -302,6 +302,6 @@ def test_each_prompt_token_counts_once_and_what_a_preemption_finds_again_apart()
     first, second = submission(1, prompt=4, output=6), submission(2, prompt=4, output=5)
     desk.submit(first, second)
     desk.run()
-    counters = desk.core.board.counters
+    counters = desk.core.state.counters
     assert (counters.resets, counters.prompt_tokens, counters.hit_tokens) == (1, 8, 0)
     assert counters.recovered_tokens + counters.recomputed_tokens == counters.reset_tokens

@@ -43,7 +43,7 @@ def test_nothing_is_planned_before_admission_has_named_everything_and_then_nothi
     desk.run()
     assert all(desk.output(number) == generated(ASKED[number - 1]) for number in (1, 2, 3))
     assert set(desk.executor.computations.values()) == {1}
-    assert (desk.core.board.counters.adopted, desk.core.board.counters.adopted_tokens) == (3, 27)
+    assert (desk.core.state.counters.adopted, desk.core.state.counters.adopted_tokens) == (3, 27)
 
 
 def test_a_token_that_was_sampled_and_not_heard_of_is_told() -> None:
@@ -70,7 +70,7 @@ def test_a_cache_that_is_not_exactly_the_streams_own_is_not_taken_over(what: str
     asked = (replace(ASKED[0], output_ids=tuple(generated(ASKED[0])[:1])), *ASKED[1:])
     desk = succeeded(old, replace(inventory, entries=(first, *rest)))
     desk.tell(Submit(asked, complete=True))
-    assert desk.core.board.counters.adopted == 2
+    assert desk.core.state.counters.adopted == 2
     desk.run()
     assert desk.output(1) == generated(ASKED[0])[1:]
 
@@ -90,7 +90,7 @@ def test_after_a_while_it_goes_on_without_what_does_not_come(told: str) -> None:
     desk.tell(TimePassed())
     desk.run()
     assert desk.output(2) == generated(ASKED[1])
-    assert desk.core.board.counters.adopted == (3 if told == "inventory" else 0)
+    assert desk.core.state.counters.adopted == (3 if told == "inventory" else 0)
 
 
 def test_who_ends_before_the_epoch_is_opened_leaves_a_slot_that_the_executor_never_hears_of() -> None:
@@ -104,7 +104,7 @@ def test_who_ends_before_the_epoch_is_opened_leaves_a_slot_that_the_executor_nev
 def test_who_finds_no_slot_any_more_is_computed_again() -> None:
     desk = succeeded(*orphaned(), CoreSettings(max_requests_per_batch=2))
     desk.tell(Submit(ASKED, complete=True))
-    assert desk.core.board.counters.adopted == 2
+    assert desk.core.state.counters.adopted == 2
     desk.run()
     assert desk.output(3) == generated(ASKED[2])
 
@@ -120,8 +120,8 @@ def test_pages_that_streams_share_are_counted_once_for_each() -> None:
     old.done()
     desk = succeeded(old, old.executor.inventory())
     desk.tell(Submit(asked, complete=True))
-    assert desk.core.board.memory is not None
-    assert desk.core.board.memory.counts()[0].shared == 2
+    assert desk.core.state.memory is not None
+    assert desk.core.state.memory.counts()[0].shared == 2
     desk.run()
     assert desk.output(2) == generated(asked[0])
 
@@ -136,6 +136,6 @@ def test_a_suspect_whose_cache_is_on_the_host_is_taken_over_and_still_runs_apart
     desk = succeeded(old, Inventory(1, (stored,)))
     doubt = Doubt(group=1, failures_alone=0, output_tokens=0)
     desk.tell(Submit((replace(ASKED[0], doubt=doubt), ASKED[1]), complete=True))
-    request = desk.core.board.requests[stream(1)]
-    assert request.stored is not None and request.suspected
-    assert desk.core.board.suspects.group == [request]
+    request = desk.core.state.requests[stream(1)]
+    assert request.cache.host is not None and request.suspicion.suspected
+    assert desk.core.state.suspects.group == [request]

@@ -19,7 +19,7 @@ VICTIM = 5
 
 def victim(desk: Desk) -> Request | None:
     """The request that is to be withdrawn."""
-    return desk.core.board.requests.get(stream(VICTIM))
+    return desk.core.state.requests.get(stream(VICTIM))
 
 
 def of_state(state: RequestState, in_flight: int) -> Callable[[Desk], bool]:
@@ -37,8 +37,8 @@ def waits_after_preemption(desk: Desk) -> bool:
     return (
         request is not None
         and request.state is RequestState.WAITING
-        and request.preempted_at >= 0
-        and not request.stored
+        and request.work.preempted_at >= 0
+        and not request.cache.host
     )
 
 
@@ -49,11 +49,11 @@ def waits_with_a_step_in_flight(desk: Desk) -> bool:
 
 def on_the_host(desk: Desk) -> bool:
     request = victim(desk)
-    return request is not None and request.stored is not None
+    return request is not None and request.cache.host is not None
 
 
 def on_the_way_to_the_host(desk: Desk) -> bool:
-    memory = desk.core.board.memory
+    memory = desk.core.state.memory
     return on_the_host(desk) and memory is not None and bool(memory.host._out)
 
 
@@ -156,7 +156,7 @@ def test_a_withdrawn_request_gives_back_its_blocks_within_two_steps_and_disturbs
     case: Case, policy: str
 ) -> None:
     desk, asked = reach(case, policy)
-    done = desk.core.board.lane.done
+    done = desk.core.state.in_flight.done
     desk.tell(Withdraw((stream(VICTIM),)))
     assert victim(desk) is None
     while not desk.reclaims():
@@ -164,13 +164,13 @@ def test_a_withdrawn_request_gives_back_its_blocks_within_two_steps_and_disturbs
         desk.plan()
     (reclaim,) = desk.reclaims()
     assert reclaim.stream == stream(VICTIM)
-    assert reclaim.steps <= 2 and desk.core.board.lane.done - done <= 2
+    assert reclaim.steps <= 2 and desk.core.state.in_flight.done - done <= 2
     desk.run()
     for each in asked:
         if each.stream != stream(VICTIM):
             assert desk.output(each.stream.request) == generated(each)
-    cache = desk.core.board.cache
+    cache = desk.core.state.cache
     assert cache is not None
     assert cache.available == cache.size
-    assert desk.core.board.memory is not None and not any(desk.core.board.memory.host.used)
+    assert desk.core.state.memory is not None and not any(desk.core.state.memory.host.used)
     assert desk.executor.slots == 0

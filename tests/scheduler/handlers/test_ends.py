@@ -20,11 +20,11 @@ def test_an_end_id_ends_a_stream_and_its_slice_in_flight_is_discarded() -> None:
     desk.planned()
     desk.done()
     assert desk.end(1) is End.STOP
-    assert desk.core.board.counters.discarded_slices == 0
+    assert desk.core.state.counters.discarded_slices == 0
     desk.done()
     assert desk.output(1) == generated(asked)
-    assert desk.core.board.counters.discarded_slices == 1
-    assert desk.core.board.counters.wasted_tokens == 1
+    assert desk.core.state.counters.discarded_slices == 1
+    assert desk.core.state.counters.wasted_tokens == 1
 
 
 def test_the_blocks_of_an_ended_stream_are_free_only_after_its_last_step() -> None:
@@ -32,7 +32,7 @@ def test_the_blocks_of_an_ended_stream_are_free_only_after_its_last_step() -> No
     desk.submit(ending_after(1, 1))
     desk.planned()
     desk.planned()
-    cache = desk.core.board.cache
+    cache = desk.core.state.cache
     assert cache is not None
     desk.done()
     assert cache.available < cache.size
@@ -75,7 +75,7 @@ def test_a_stream_known_with_the_same_attempt_is_ignored_and_a_higher_attempt_re
     desk = Desk()
     desk.submit(submission(1))
     desk.submit(submission(1))
-    assert len(desk.core.board.requests) == 1
+    assert len(desk.core.state.requests) == 1
     desk.planned()
     desk.submit(submission(1, attempt=1))
     desk.run()
@@ -104,7 +104,7 @@ def test_a_withdrawn_waiting_stream_leaves_at_once() -> None:
     desk = Desk(join=False)
     desk.submit(submission(1))
     desk.tell(Withdraw((stream(1),)))
-    assert not desk.core.board.requests
+    assert not desk.core.state.requests
     assert [(each.blocks, each.steps) for each in desk.reclaims()] == [(0, 0)]
 
 
@@ -131,7 +131,7 @@ def test_a_running_stream_that_ended_in_the_ledger_is_forgotten_even_if_running(
     desk.planned()
     desk.tell(Ended((stream(1),)))
     desk.run()
-    assert stream(1) not in desk.core.board.requests
+    assert stream(1) not in desk.core.state.requests
     assert len(desk.output(2)) == 3
     assert [each.stream for each in desk.reclaims()] == [stream(1)]
 
@@ -143,17 +143,17 @@ def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_named_all
     for _ in range(3):
         desk.planned()
         desk.done()
-    assert desk.core.board.finished == 1
+    assert desk.core.state.finished == 1
     desk.tell(AdmissionJoined())
     desk.tell(Submit((asked[1],)))
-    assert len(desk.core.board.requests) == 5
+    assert len(desk.core.state.requests) == 5
     desk.tell(Submit((asked[3], submission(6)), complete=True))
-    assert set(desk.core.board.requests) == {stream(2), stream(4), stream(6)}
+    assert set(desk.core.state.requests) == {stream(2), stream(4), stream(6)}
     desk.run()
     assert [len(desk.output(number)) for number in (2, 4, 6)] == [9, 9, 4]
     # From now on a message is about the streams in it alone.
     desk.tell(Submit((), complete=True))
-    assert set(desk.core.board.requests) == {stream(2), stream(4), stream(6)}
+    assert set(desk.core.state.requests) == {stream(2), stream(4), stream(6)}
 
 
 def test_unknown_streams_are_ignored() -> None:
@@ -175,7 +175,7 @@ def test_the_ids_of_an_ended_stream_are_sent_again_until_admission_says_it_ended
         assert (again.start, again.ids, again.end) == (start, ids[start:], End.LENGTH)
     desk.tell(Ended((stream(1),)))
     assert desk.tell(Resend((Gap(stream(1), 0),))) == []
-    assert desk.core.board.finished == 0
+    assert desk.core.state.finished == 0
 
 
 def test_a_gap_at_the_present_end_of_a_running_stream_is_answered_by_where_it_stands() -> None:
@@ -189,10 +189,10 @@ def test_a_gap_at_the_present_end_of_a_running_stream_is_answered_by_where_it_st
 def test_whoever_joins_is_told_where_each_stream_stands_that_has_begun() -> None:
     desk = Desk()
     desk.submit(submission(1, output=9), submission(2, output=1), submission(3, output=9, prompt=200))
-    assert desk.core.standing() == Resend(())
+    assert desk.core.stream_positions() == Resend(())
     desk.planned()
     desk.done()
-    replies = desk.tell(desk.core.standing())
+    replies = desk.tell(desk.core.stream_positions())
     assert replies == [TokenRun(stream(1), 0, 1, ()), TokenRun(stream(2), 0, 1, (), End.LENGTH)]
 
 

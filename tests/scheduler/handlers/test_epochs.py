@@ -56,7 +56,7 @@ def test_results_of_an_older_epoch_are_ignored() -> None:
     desk.planned()
     assert not [each for each in desk.tell(late) if isinstance(each, TokenRun)]
     assert desk.tell(StepFailed(1, 3, Failure.ERROR, "late")) == []
-    assert desk.core.board.lane.epoch == 2
+    assert desk.core.state.in_flight.epoch == 2
     desk.run()
     assert desk.output(1) == generated(submission(1, 5, 6))
 
@@ -66,7 +66,7 @@ def test_while_the_executor_is_lost_nothing_is_planned_and_nothing_is_forgotten(
     desk.tell(ExecutorLost())
     assert desk.plan() is None
     assert not desk.core.capacity().ready
-    assert len(desk.core.board.waiting) == 3
+    assert len(desk.core.state.waiting) == 3
     desk.executor = FakeExecutor(geometry())
     desk.tell(desk.executor.geometry)
     assert desk.core.capacity().ready

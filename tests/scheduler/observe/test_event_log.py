@@ -14,11 +14,11 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.observe import log_records
 from noria.services.scheduler.observe.event_log import EventLog
-from noria.services.scheduler.simulation.__main__ import story
+from noria.services.scheduler.simulation.__main__ import replay, story
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import simulated_request
 from noria.services.scheduler.simulation.recording import RecordedRun
-from noria.services.scheduler.simulation.replay import replay, table
+from noria.services.scheduler.simulation.report import table
 from noria.services.scheduler.simulation.runner import Simulation
 
 
@@ -34,13 +34,13 @@ def shape(plan: StepPlan) -> tuple[object, ...]:
 def record(world: World, path: Path, bytes_max: int = 1 << 24) -> None:
     """Write the log that the scheduler would have written."""
     core = type(world.core)(world.settings)
-    log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.board.lane)
+    log = EventLog(path, bytes_max, world.settings, world.geometry.page_size, core.view)
     for entry in world.log:
         if isinstance(entry, SchedulerEvent):
-            log.told(entry.now_ns, entry.body)
+            log.record(entry.now_ns, entry.body)
             core.apply(entry)
         else:
-            log.planned(entry)
+            log.record_planning(entry)
             core.plan(entry)
     log.close()
 
@@ -54,7 +54,7 @@ def test_a_recorded_run_makes_the_same_plans_again(seed: int, deaths: float, tmp
     record(world, tmp_path / "log")
     recording = RecordedRun(tmp_path / "log")
     plans = []
-    for core, now_ns, body, planned in recording.again():
+    for core, now_ns, body, planned in recording.replay_events():
         plans += planned
         if body is not None:
             core.apply(SchedulerEvent(now_ns, body))
@@ -84,7 +84,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
         SHAPE,
         lambda token: SimulatedDevice(StepTime(4000, 50, 0.1, 20), token),
         jobs,
-        record=lambda lane: EventLog(path, bytes_max, SETTINGS, 16, lane),
+        record=lambda view: EventLog(path, bytes_max, SETTINGS, 16, view),
     )
     simulation.run()
     return simulation
@@ -92,7 +92,7 @@ def simulate(path: Path, bytes_max: int = 1 << 24) -> Simulation:
 
 def test_what_is_measured_in_a_log_is_what_happened(tmp_path: Path) -> None:
     simulation = simulate(tmp_path / "log")
-    _, outcomes = RecordedRun(tmp_path / "log").measured()
+    _, outcomes = RecordedRun(tmp_path / "log").outcomes()
     assert [(each.first_ns, each.last_ns, each.tokens, each.end) for each in outcomes] == [
         (each.first_ns, each.last_ns, each.tokens, each.end) for each in simulation.outcomes
     ]
@@ -140,9 +140,9 @@ def test_equal_prefixes_of_one_tenant_are_equal_in_the_log_and_those_of_two_are_
         return Submission(Stream(number, 0), 0, (*prompt, number), Sampling(max_tokens=2), salt=salt)
 
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
-    log.told(1, SHAPE)
-    log.told(2, Submit((submission(1, b"a"), submission(2, b"a"), submission(3, b"b"))))
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.view)
+    log.record(1, SHAPE)
+    log.record(2, Submit((submission(1, b"a"), submission(2, b"a"), submission(3, b"b"))))
     log.close()
     recording = RecordedRun(tmp_path / "log")
     first, second, third = (recording.submission(each).prompt_ids for _, each in recording.arrivals.values())
@@ -171,9 +171,9 @@ def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
 
 def test_ended_streams_are_forgotten_by_the_log(tmp_path: Path) -> None:
     simulation = Simulation(SETTINGS, SHAPE, lambda token: SimulatedDevice(StepTime(1000), token), [])
-    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.board.lane)
-    log.told(1, Submit((Submission(Stream(1, 0), 0, (5, 6), Sampling(max_tokens=2)),)))
+    log = EventLog(tmp_path / "log", 1 << 20, SETTINGS, 16, simulation.core.view)
+    log.record(1, Submit((Submission(Stream(1, 0), 0, (5, 6), Sampling(max_tokens=2)),)))
     assert log.streams == 1
-    log.told(2, Ended((Stream(1, 0),)))
+    log.record(2, Ended((Stream(1, 0),)))
     assert log.streams == 0
     log.close()

@@ -20,26 +20,26 @@ class Watched:
 
     def __init__(self, **settings: Any) -> None:
         self.desk = Desk(CoreSettings(**settings))
-        self.stories = RequestHistory(self.desk.core.board)
-        self.live = LiveView(self.desk.core.board, self.stories)
+        self.stories = RequestHistory(self.desk.core.view)
+        self.live = LiveView(self.desk.core.view, self.stories)
         self._heard = 0
 
     def submit(self, *submissions: Submission) -> None:
         self.desk.submit(*submissions)
-        self.hear()
+        self.record()
 
-    def hear(self) -> None:
+    def record(self) -> None:
         for reply in self.desk.replies[self._heard :]:
             if isinstance(reply, PhaseChanged):
-                self.stories.moved(reply)
-                self.live.moved(reply)
+                self.stories.phase_changed(reply)
+                self.live.phase_changed(reply)
         self._heard = len(self.desk.replies)
 
     def step(self) -> None:
         plan = self.desk.planned()
-        self.live.planned(plan, self.desk.now_ns)
+        self.live.step_sent(plan, self.desk.now_ns)
         self.desk.done()
-        self.hear()
+        self.record()
 
     def ask(self, about: str = "") -> dict[str, Any]:
         answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.live.answer(about, self.desk.now_ns)))

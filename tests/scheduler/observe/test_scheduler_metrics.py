@@ -1,4 +1,4 @@
-"""The board's counts as metrics."""
+"""The scheduler's counts as metrics."""
 
 import pytest
 from fakes.desk import Desk, submission
@@ -13,11 +13,15 @@ from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
 from noria.shared.telemetry.instruments import METRICS, SCHEDULER_METRICS, label
 
 
-def standing(core: Scheduler, tenants_max: int = 50) -> dict[str, float]:
+def metrics(core: Scheduler, tenants_max: int = 50, now_ns: int = 0) -> SchedulerMetrics:
+    return SchedulerMetrics(core.view, core.capacity, tenants_max, lambda: now_ns)
+
+
+def standing(core: Scheduler, tenants_max: int = 50, now_ns: int = 0) -> dict[str, float]:
     """Values by name and labels, as `noria.requests waiting`."""
     return {
         " ".join([each.metric.name, *(str(given) for _, given in each.attributes)]): each.number
-        for each in SchedulerMetrics(core, tenants_max).values()
+        for each in metrics(core, tenants_max, now_ns).values()
     }
 
 
@@ -30,7 +34,7 @@ def test_without_an_executor_no_blocks_are_reported() -> None:
 def test_every_value_is_of_a_metric_of_the_scheduler_with_its_attributes() -> None:
     core = Scheduler(CoreSettings(policy="fair"))
     core.apply(SchedulerEvent(0, Submit((submission(1),))))
-    for value in SchedulerMetrics(core, 50).values():
+    for value in metrics(core).values():
         assert value.metric in SCHEDULER_METRICS
         assert METRICS[value.metric.name] is value.metric
         assert tuple(name for name, _ in value.attributes) == value.metric.attributes
@@ -43,7 +47,7 @@ def test_shares_are_told_by_class_and_tenant_and_the_oldest_in_the_queue_by_its_
     core = Scheduler(CoreSettings(policy="fair"))
     core.apply(SchedulerEvent(0, Submit(tuple(replace(submission(each), tenant="someone") for each in (1, 2)))))
     core.apply(SchedulerEvent(3_000_000_000, Submit((replace(submission(3), tenant="another"),))))
-    told = standing(core)
+    told = standing(core, now_ns=3_000_000_000)
     assert told["noria.share.waiting standard someone"] == 2
     assert told["noria.share.service standard someone"] == 0
     assert told["noria.queue.oldest"] == 3.0
@@ -60,7 +64,7 @@ def test_what_a_tiny_cache_evicts_swaps_and_gives_up_is_told_as_it_is_counted(ho
     desk.run()
     desk.submit(replace(submission(3), prompt_ids=first.prompt_ids))
     desk.run()
-    told, counters = standing(desk.core), desk.core.board.counters
+    told, counters = standing(desk.core), desk.core.state.counters
     by_name = {
         "prompt_tokens": counters.prompt_tokens,
         "hit_tokens": counters.hit_tokens,

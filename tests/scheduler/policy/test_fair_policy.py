@@ -53,12 +53,12 @@ def of(traffic_class: str, each: Submission, tenant: str = "t") -> Submission:
 
 def charged(desk: Desk, tenant: str = "t") -> float:
     """What a tenant was charged, in all classes."""
-    return sum(each.charged for each in desk.core.board.policy.standings() if each.tenant == tenant)
+    return sum(each.charged for each in desk.core.state.policy.standings() if each.tenant == tenant)
 
 
 def in_slots(desk: Desk) -> list[int]:
     """The numbers of the requests that hold a slot."""
-    board = desk.core.board
+    board = desk.core.state
     return sorted(each.stream.request for each in (*board.prefilling, *board.decoding))
 
 
@@ -73,7 +73,7 @@ def steps(desk: Desk, count: int) -> list[StepPlan]:
 
 def counts(desk: Desk) -> tuple[int, int]:
     """Resets and recomputed tokens."""
-    return desk.core.board.counters.resets, desk.core.board.counters.recomputed_tokens
+    return desk.core.state.counters.resets, desk.core.state.counters.recomputed_tokens
 
 
 # What is charged.
@@ -114,7 +114,7 @@ def test_what_is_computed_again_costs_nothing(lost: bool, steps_in_flight: int) 
     else:
         desk.tell(desk.executor.fail(Failure.ERROR))
     desk.run()
-    assert desk.core.board.counters.recomputed_tokens > 0
+    assert desk.core.state.counters.recomputed_tokens > 0
     assert charged(desk) == 13 * 1.0 + 6 * 2.0
 
 
@@ -123,7 +123,7 @@ def test_a_slice_that_is_discarded_is_paid_back() -> None:
     each = of("standard", ending_after(2, 3))
     desk.submit(each)
     desk.run()
-    assert desk.core.board.counters.discarded_slices == 1
+    assert desk.core.state.counters.discarded_slices == 1
     assert charged(desk) == 4 * 1.0 + 3 * 2.0
 
 
@@ -165,7 +165,7 @@ def test_service_follows_weights() -> None:
     for name, first in (("gold", 100), ("iron", 200)):
         desk.submit(*(of(name, submission(first + number, output=4)) for number in range(40)))
     steps(desk, 80)
-    gold, iron = (each.charged for each in desk.core.board.policy.standings())
+    gold, iron = (each.charged for each in desk.core.state.policy.standings())
     assert gold / iron == pytest.approx(3.0, rel=0.15)
 
 
@@ -334,7 +334,7 @@ def test_a_reserved_share_of_the_cache_comes_back_from_whoever_uses_it() -> None
     desk.submit(of("owner", submission(10, prompt=30, output=3)))
     steps(desk, 3)
     assert 10 in in_slots(desk)
-    assert desk.core.board.counters.resets == 1
+    assert desk.core.state.counters.resets == 1
 
 
 def test_a_long_prompt_that_waits_for_blocks_is_passed_by_higher_ranks_for_a_while_only() -> None:
@@ -511,7 +511,7 @@ def test_new_rules_lose_nobody_and_count_from_then_on() -> None:
     ):
         steps(desk, 3)
         desk.tell(PolicyChanged(policy, rules))
-        assert desk.core.board.policy.name == policy
+        assert desk.core.state.policy.name == policy
     desk.run()
     assert all(desk.output(each.stream.request) == generated(each) for each in asked)
 
@@ -520,9 +520,9 @@ def test_a_changed_weight_moves_no_counter() -> None:
     desk = desk_of((TrafficClass("standard"),), slots=1)
     desk.submit(*(of("standard", submission(number), "a" if number % 2 else "b") for number in range(1, 9)))
     steps(desk, 6)
-    before = desk.core.board.policy.standings()
+    before = desk.core.state.policy.standings()
     desk.tell(PolicyChanged("fair", FairRules(classes=(TrafficClass("standard", weight=9.0),), tenants={"a": 5.0})))
-    assert desk.core.board.policy.standings() == before
+    assert desk.core.state.policy.standings() == before
 
 
 # Why.
@@ -532,4 +532,4 @@ def test_each_class_that_waits_is_told_why() -> None:
     desk = desk_of(slots=2)
     desk.submit(*(of("batch", submission(number, output=9)) for number in range(1, 9)))
     desk.planned()
-    assert desk.core.board.decisions.reason("batch") is WaitReason.SLOTS
+    assert desk.core.state.decisions.reason("batch") is WaitReason.SLOTS

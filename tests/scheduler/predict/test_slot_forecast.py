@@ -58,7 +58,7 @@ def test_who_waits_behind_a_long_answer_is_told_a_longer_wait_than_behind_a_shor
         desk = Desk(CoreSettings(max_requests_per_batch=1, steps_in_flight=1))
         # What is learned before is the same: only how much the running one has left differs.
         desk.submit(*(submission(number, output=5) for number in range(8)), submission(8, output=last))
-        while stream(8) not in {each.stream for each in desk.core.board.decoding}:
+        while stream(8) not in {each.stream for each in desk.core.state.decoding}:
             desk.plan()
             desk.done()
         waits.append(desk.core.capacity().classes[0].start_ms)

@@ -177,7 +177,7 @@ def test_what_unfinished_requests_were_served_before_a_death_counts_after_it_exa
     machine = {"max_requests_per_batch": 4, "max_batch_tokens": 16, "steps_in_flight": 1}
     crowd = Crowd(CoreSettings(policy="fair", **machine), deaths=frozenset({30}))
     crowd.run([Arrival(0, ONE, 12, 60) for _ in range(4)] + [Arrival(29, OTHER, 12, 4) for _ in range(40)])
-    charged = {("standard", each.tenant): each.charged for each in crowd.core.board.policy.standings()}
+    charged = {("standard", each.tenant): each.charged for each in crowd.core.state.policy.standings()}
     assert charged == pytest.approx(crowd.served[-1])
 
 
@@ -205,7 +205,7 @@ def test_no_token_is_left_while_there_is_work_for_it(arrivals: list[Arrival], ma
     """A step is full, or every slot is taken or nobody waits, and then no prompt that has a slot is left unfinished."""
     crowd = Crowd(CoreSettings(policy="fair", **machine))
     crowd.run(arrivals)
-    board = crowd.core.board
+    board = crowd.core.state
     assert len(board.decisions.steps) > 10
     for step in board.decisions.steps:
         if step.tokens < step.tokens_max:

@@ -32,7 +32,7 @@ class Run:
             lambda token: SimulatedDevice(fit, token, jitter=0.05, seed=1),
             jobs(slower, flooded=flooded),
         )
-        counters = simulation.core.board.counters
+        counters = simulation.core.state.counters
         simulation.run(int(WARM_S * slower * 1e9))
         before = counters.tokens - counters.wasted_tokens
         simulation.run(int((WARM_S + SECONDS) * slower * 1e9))

@@ -61,7 +61,7 @@ def test_the_seeds_reach_all_that_can_happen() -> None:
     worlds = [World(seed) for seed in range(20)]
     for world in worlds:
         world.run()
-    counted = [world.core.board.counters for world in worlds]
+    counted = [world.core.state.counters for world in worlds]
     assert sum(each.resets for each in counted) > 5
     assert sum(each.failed_steps for each in counted) > 5
     assert sum(each.discarded_slices for each in counted) > 5
@@ -71,6 +71,6 @@ def test_the_seeds_reach_all_that_can_happen() -> None:
     assert sum(each.hit_tokens for each in counted) > 50
     assert sum(each.recovered_tokens for each in counted) > 5
     assert sum(each.merged_pages for each in counted) > 5
-    assert {bool(world.core.board.cache and world.core.board.cache.index) for world in worlds} == {True, False}
+    assert {bool(world.core.state.cache and world.core.state.cache.index) for world in worlds} == {True, False}
     assert {world.settings.policy for world in worlds} == {"fifo", "prefill_first"}
     assert {world.settings.steps_in_flight for world in worlds} == {1, 2}

@@ -14,7 +14,7 @@ from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
 from noria.services.scheduler.core.policy.class_usage import count_usage
-from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.policy.policies import FairPolicy
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.state.counters import SchedulerCounters
 
@@ -85,9 +85,16 @@ def served(
                 core.apply(SchedulerEvent(now_ns, Ended((reply.stream,))))
         if executor.computed % check_every == 0:
             core.check()
-            if isinstance(core.board.policy, FairPolicy):
-                count_usage(core.board, core.board.policy).check()
-    return core.board.counters, tokens
+            if isinstance(core.state.policy, FairPolicy):
+                state = core.state
+                count_usage(
+                    core.state.policy,
+                    state.cache,
+                    state.slots.count,
+                    decoding=state.decoding,
+                    prefilling=state.prefilling,
+                ).check()
+    return core.state.counters, tokens
 
 
 @pytest.mark.parametrize(("host_share", "recomputed_most"), [(0.0, 0.25), (4.0, 0.02)])

@@ -51,8 +51,8 @@ def test_a_running_request_ends_at_the_boundary_between_two_steps_and_gives_its_
         desk.done()
         desk.plan()
     assert desk.output(1) == desk.output(1)[:1], "nothing follows its end"
-    assert desk.core.board.memory is not None
-    assert desk.core.board.memory.cache.used == 0
+    assert desk.core.state.memory is not None
+    assert desk.core.state.memory.cache.used == 0
 
 
 def test_the_first_token_in_time_is_enough_for_the_first_deadline() -> None:
@@ -78,8 +78,8 @@ def test_a_preempted_request_expires_while_it_waits() -> None:
     desk.submit(timed(1, whole=50, output=100))
     desk.planned()
     desk.done()
-    request: Request = next(iter(desk.core.board.requests.values()))
-    desk.core.board.preempt(request, desk.now_ns)
+    request: Request = next(iter(desk.core.state.requests.values()))
+    desk.core._lifecycle.preempt(request, desk.now_ns)
     desk.now_ns += 50 * MS
     desk.tell(TimePassed())
     assert desk.end(1) is End.DEADLINE
@@ -89,5 +89,5 @@ def test_deadlines_of_requests_that_ended_do_not_pile_up() -> None:
     desk = Desk()
     for number in range(700):
         desk.submit(timed(number, first=1 << 30, whole=1 << 30, output=1))
-        desk.core.board.forget(desk.core.board.requests[submission(number).stream], desk.now_ns, "", reclaim=False)
-    assert len(desk.core.board.deadlines) < 1100
+        desk.core._lifecycle.forget(desk.core.state.requests[submission(number).stream], desk.now_ns, "", reclaim=False)
+    assert len(desk.core.state.deadlines) < 1100

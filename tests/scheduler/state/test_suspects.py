@@ -91,7 +91,7 @@ def test_between_two_deaths_innocents_make_tokens_so_that_no_crash_loop_is_seen(
 
     def note() -> None:
         if len(outputs) <= ward.deaths:
-            outputs.append(ward.core.board.counters.output_tokens)
+            outputs.append(ward.core.state.counters.output_tokens)
 
     ward.treat(interfere=note)
     # After the first half has died too, there are tokens before each further death.
@@ -127,7 +127,7 @@ def test_a_token_clears_a_suspect_and_its_failures_alone() -> None:
         ward.kill()
         ward.planned()
     ward.done()
-    assert not len(ward.core.board.suspects)
+    assert not len(ward.core.state.suspects)
     ward.planned()
     for _ in range(2):
         ward.kill()
@@ -144,7 +144,7 @@ def test_suspects_and_all_others_take_turns_and_never_share_a_step() -> None:
     sides = []
 
     def note() -> None:
-        suspected = {each.stream for each in ward.core.board.suspects.group}
+        suspected = {each.stream for each in ward.core.state.suspects.group}
         if suspected and ward.executor.queued:
             touched = set(ward.executor.touched(ward.executor.queued[0]))
             sides.append(bool(touched & suspected))
@@ -162,9 +162,9 @@ def test_an_executor_that_was_silent_and_returns_has_died_of_nobody(returned: bo
     ward.submit(submission(1), submission(2))
     ward.planned()
     ward.tell(ExecutorSilent())
-    assert not len(ward.core.board.suspects)
+    assert not len(ward.core.state.suspects)
     ward.tell(ExecutorReturned() if returned else ExecutorLost())
-    assert len(ward.core.board.suspects) == (0 if returned else 2)
+    assert len(ward.core.state.suspects) == (0 if returned else 2)
 
 
 def test_a_suspect_that_ends_or_is_withdrawn_is_forgotten() -> None:
@@ -173,9 +173,9 @@ def test_a_suspect_that_ends_or_is_withdrawn_is_forgotten() -> None:
     ward.planned()
     ward.kill()
     for number in (1, 2, 3):
-        ward.core.board.forget(ward.core.board.requests[stream(number)], ward.now_ns, "gone", reclaim=False)
+        ward.core._lifecycle.forget(ward.core.state.requests[stream(number)], ward.now_ns, "gone", reclaim=False)
         ward.core.check()
-    assert not len(ward.core.board.suspects)
+    assert not len(ward.core.state.suspects)
 
 
 def test_suspects_are_found_under_the_policy_that_shares() -> None:
@@ -220,14 +220,16 @@ class Succession(Ward):
         doubts = {each.stream: each.doubt for each in told.entries}
         again = []
         for number in range(1, 13):
-            request = self.core.board.requests.get(stream(number))
+            request = self.core.state.requests.get(stream(number))
             if request is None or self.end(number) is not None:
                 continue
-            known = max(0, len(request.output) - self.forgetting)
+            known = max(0, len(request.progress.output) - self.forgetting)
             self.replies = [each for each in self.replies if not self._unheard(each, number, known)]
             doubt = doubts.get(stream(number))
-            again.append(replace(request.submission, output_ids=tuple(request.output[:known]), doubt=doubt))
-        self.core = Scheduler(self.core.board.settings)
+            again.append(
+                replace(request.asked.submission, output_ids=tuple(request.progress.output[:known]), doubt=doubt)
+            )
+        self.core = Scheduler(self.core.state.settings)
         self.tell(self.executor.geometry)
         self.tell(AdmissionJoined())
         assert self.core.suspected() is None, "it does not know yet"
@@ -265,9 +267,9 @@ def test_tokens_that_the_ledger_had_not_heard_of_clear_nobody_when_they_are_comp
     deaths = []
 
     def at_the_fourth() -> None:
-        request = ward.core.board.requests[stream(1)]
-        if len(request.output) >= 3:
-            deaths.append(len(ward.core.board.suspects))
+        request = ward.core.state.requests[stream(1)]
+        if len(request.progress.output) >= 3:
+            deaths.append(len(ward.core.state.suspects))
             ward.kill()
 
     ward.treat(interfere=at_the_fourth)
@@ -279,7 +281,7 @@ def test_a_token_that_only_the_executor_knows_of_clears_at_a_takeover() -> None:
     first.submit(submission(1), submission(2))
     first.planned()
     first.kill()
-    doubts = {each.stream: each.doubt for each in first.core.board.suspects.standing.entries}
+    doubts = {each.stream: each.doubt for each in first.core.state.suspects.suspected_now.entries}
     assert set(doubts) == {stream(1), stream(2)}
     first.planned()
     first.result()

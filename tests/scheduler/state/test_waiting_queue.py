@@ -2,7 +2,7 @@
 
 from fakes.desk import submission
 
-from noria.services.scheduler.core.policy.policy import AgeOrder
+from noria.services.scheduler.core.policy.fifo_policy import AgeOrder
 from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
 from noria.services.scheduler.core.state.free_slots import FreeSlots
 from noria.services.scheduler.core.state.request import Request, make_request
@@ -49,9 +49,9 @@ def test_who_leaves_and_joins_again_waits_once() -> None:
 
 def test_a_line_is_swept_of_those_who_left() -> None:
     _, requests = queue_of(1000)
-    line = RankedHeap()
+    line = RankedHeap[Request]()
     for request in requests:
-        line.add(request, request.seniority)
+        line.add(request, request.asked.seniority)
     for request in requests[1:]:
         line.remove(request)
     line.check({requests[0]})
@@ -77,9 +77,9 @@ def test_a_slot_given_back_is_free_from_the_next_plan_and_told_once() -> None:
     assert (slots.take(), slots.take(), slots.free) == (0, 1, 0)
     slots.give_back(0)
     assert slots.free == 0
-    assert slots.begin()
+    assert slots.begin_plan()
     assert (slots.free, slots.used) == (1, 2)
-    assert slots.releases() == (0,)
+    assert slots.take_releases() == (0,)
     assert slots.used == 1
-    assert not slots.begin()
-    assert slots.releases() == ()
+    assert not slots.begin_plan()
+    assert slots.take_releases() == ()

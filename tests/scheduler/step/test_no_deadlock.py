@@ -20,8 +20,8 @@ def waits_for_blocks(host: int = 0) -> Desk:
 def test_the_oldest_overrides_every_immunity(host: int) -> None:
     desk = waits_for_blocks(host)
     desk.planned()
-    (newest,) = [each for each in desk.core.board.decoding if each.stream.request == 2]
-    newest.preempted_at = 1_000_000
+    (newest,) = [each for each in desk.core.state.decoding if each.stream.request == 2]
+    newest.work.preempted_at = 1_000_000
     desk.run()
     for number in (1, 2):
         assert desk.output(number) == generated(submission(number, prompt=4, output=6))
@@ -53,8 +53,8 @@ def test_cached_pages_count_as_free_when_a_request_asks_for_all_of_the_cache() -
     for number in (1, 2, 3):
         desk.submit(submission(number, prompt=20, output=1))
         desk.run()
-    assert desk.core.board.cache is not None
-    assert desk.core.board.cache.pool.blank == 0
+    assert desk.core.state.cache is not None
+    assert desk.core.state.cache.pool.blank == 0
     desk.submit(submission(9, prompt=30, output=10))
     desk.run()
     assert desk.output(9) == generated(submission(9, prompt=30, output=10))

@@ -17,15 +17,21 @@ from noria.services.scheduler.core.cache.block_allocators import (
     allocator_for,
 )
 from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
-from noria.services.scheduler.core.cache.pages import Page, Prefix
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
-from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, Needs, PublishResult, RequestBlocks
+from noria.services.scheduler.core.cache.request_blocks import (
+    BlockStateCounts,
+    Needs,
+    Page,
+    Prefix,
+    PublishResult,
+    RequestBlocks,
+)
 
 
 class CacheAllocator:
     """All allocators over one pool. `index` is None where pages are not shared.
 
-    pages: how many pages of each group it holds, kept_pages: how many of them are kept for isolated classes.
+    pages: how many pages of each group it holds, reserved_pages: how many of them are kept for isolated classes.
     largest_tokens: the longest request that the rest could hold alone, whole_tokens: all of it.
     """
 
@@ -45,7 +51,7 @@ class CacheAllocator:
         self.pages: Final = self.size // self._page_units
         self.promised = 0
         self._model_tokens: Final = geometry.max_model_tokens
-        self.kept_pages = 0
+        self.reserved_pages = 0
         self.whole_tokens: Final = self._largest(0)
         self.largest_tokens = self.whole_tokens
 
@@ -58,7 +64,7 @@ class CacheAllocator:
 
     @property
     def used(self) -> int:
-        """Blocks in holdings, or in no holding any more but touched by a step in flight."""
+        """Blocks in all_held, or in no held any more but touched by a step in flight."""
         cached = self.index.cached * len(self.allocators) if self.index else 0
         return sum(each.used for each in self.allocators) - cached
 
@@ -67,7 +73,7 @@ class CacheAllocator:
         return self.index.find(prefix) if self.index else ()
 
     def open(self, prefix: Prefix, pages: Sequence[Page]) -> RequestBlocks:
-        """Begin a holding with these published pages."""
+        """Begin with these published pages."""
         if self.index is not None:
             self.index.use(pages)
         tables = tuple([page.blocks[group] for page in pages] for group in range(len(self.allocators)))
@@ -75,9 +81,9 @@ class CacheAllocator:
         return RequestBlocks(tables, list(pages), prefix, due)
 
     def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> RequestBlocks | None:
-        """Begin a holding with blocks that hold `length` positions already; what is full of them is published.
+        """Begin with blocks that hold `length` positions already; what is full of them is published.
 
-        Where another holding has published the same content, its blocks take their place. None, changing nothing, when
+        Where another held has published the same content, its blocks take their place. None, changing nothing, when
         a block is another's, or lacking.
         """
         if len(blocks) != len(self.allocators):
@@ -89,21 +95,21 @@ class CacheAllocator:
         own = [list(table[len(pages) : count]) for table, count in zip(blocks, counts, strict=True)]
         if not self._claim(own):
             return None
-        holding = self.open(prefix, pages)
-        for table, claimed in zip(holding.tables, own, strict=True):
+        held = self.open(prefix, pages)
+        for table, claimed in zip(held.tables, own, strict=True):
             table.extend(claimed)
         if self.index is not None:
-            published = self.publish(holding, length)
+            published = self.publish(held, length)
             assert not published.spare, "what follows an unknown page is unknown"
-        return holding
+        return held
 
     def needs(self, held: Sequence[int], length: int) -> Needs:
         """How many blocks each group lacks to hold `length` positions when its table has so many entries."""
         return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
 
-    def lacks(self, holding: RequestBlocks, length: int) -> Needs:
+    def lacks(self, held: RequestBlocks, length: int) -> Needs:
         """How many blocks each of a holding's tables lacks to hold `length` positions."""
-        return self.needs([len(table) for table in holding.tables], length)
+        return self.needs([len(table) for table in held.tables], length)
 
     def units(self, blocks: Iterable[int]) -> int:
         """So many blocks of each group, in units."""
@@ -122,72 +128,72 @@ class CacheAllocator:
         """Keep so many pages of each group for isolated classes, as far as there is room for others then."""
         while pages and not self._largest(pages):
             pages //= 2
-        self.kept_pages = pages
+        self.reserved_pages = pages
         self.largest_tokens = self._largest(pages)
 
-    def extend(self, holding: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
+    def extend(self, held: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
         """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
-        needs = self.lacks(holding, length)
+        needs = self.lacks(held, length)
         if not self.fits(needs, 0, spared):
             return None
         while not self._in_hand(needs):
             self._evict()
         added = tuple(tuple(each.take(need)) for each, need in zip(self.allocators, needs, strict=True))
-        for table, blocks in zip(holding.tables, added, strict=True):
+        for table, blocks in zip(held.tables, added, strict=True):
             table.extend(blocks)
         return added
 
-    def room(self, holding: RequestBlocks) -> int:
+    def room(self, held: RequestBlocks) -> int:
         """How many positions the tables can hold."""
-        return min(each.room(table) for each, table in zip(self.allocators, holding.tables, strict=True))
+        return min(each.room(table) for each, table in zip(self.allocators, held.tables, strict=True))
 
-    def reachable(self, holding: RequestBlocks, length: int, spared: int = 0) -> int:
+    def reachable(self, held: RequestBlocks, length: int, spared: int = 0) -> int:
         """How many positions, `length` at most, the tables can hold with what can be given out."""
-        low, high = self.room(holding) // self.page_tokens, -(-length // self.page_tokens)
+        low, high = self.room(held) // self.page_tokens, -(-length // self.page_tokens)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.fits(self.lacks(holding, middle * self.page_tokens), 0, spared):
+            if self.fits(self.lacks(held, middle * self.page_tokens), 0, spared):
                 low = middle
             else:
                 high = middle - 1
         return min(length, low * self.page_tokens)
 
-    def gain(self, holding: RequestBlocks) -> int:
-        """Units that can be given out when a holding ends: all that nobody else uses."""
-        units = self.units(map(len, holding.tables))
+    def gain(self, held: RequestBlocks) -> int:
+        """Units that can be given out when a held ends: all that nobody else uses."""
+        units = self.units(map(len, held.tables))
         if self.index is None:
             return units
-        return units - (len(holding.pages) - self.index.sole(holding.pages)) * self._page_units
+        return units - (len(held.pages) - self.index.sole(held.pages)) * self._page_units
 
-    def release(self, holding: RequestBlocks) -> None:
-        """End a holding: published pages stay cached, all other blocks are free."""
-        published = len(holding.pages)
-        for each, table in zip(self.allocators, holding.tables, strict=True):
+    def release(self, held: RequestBlocks) -> None:
+        """End a held: published pages stay cached, all other blocks are free."""
+        published = len(held.pages)
+        for each, table in zip(self.allocators, held.tables, strict=True):
             for block in table[published:]:
                 each.give_back(block)
         if self.index is not None:
-            self.index.leave(holding.pages)
+            self.index.leave(held.pages)
 
-    def publish(self, holding: RequestBlocks, end: int) -> PublishResult:
+    def publish(self, held: RequestBlocks, end: int) -> PublishResult:
         """Positions up to `end` are computed: publish every page that is full and of known ids.
 
         Where another stream has published the same content, its blocks take the place of the holding's own.
         """
-        result, index, tables = PublishResult(), self.index, holding.tables
+        result, index, tables = PublishResult(), self.index, held.tables
         assert index is not None
-        for number in range(len(holding.pages), min(end, holding.prefix.known) // self.page_tokens):
+        for number in range(len(held.pages), min(end, held.prefix.known) // self.page_tokens):
             own = tuple(table[number] for table in tables)
-            page = index.publish(holding.prefix, number, holding.pages[-1] if holding.pages else None, own)
+            page = index.publish(held.prefix, number, held.pages[-1] if held.pages else None, own)
             if page is None:
-                holding.due = UNLIMITED
+                held.due = UNLIMITED
                 return result
-            holding.pages.append(page)
+            held.pages.append(page)
             if page.blocks != own:
                 for table, block in zip(tables, page.blocks, strict=True):
                     table[number] = block
                 result.replaced.append(number)
                 result.spare.append(own)
-        holding.due = (len(holding.pages) + 1) * self.page_tokens
+        held.due = (len(held.pages) + 1) * self.page_tokens
         return result
 
     def give_back(self, blocks: tuple[int, ...]) -> None:
@@ -195,15 +201,15 @@ class CacheAllocator:
         for each, block in zip(self.allocators, blocks, strict=True):
             each.give_back(block)
 
-    def gather(self, holding: RequestBlocks) -> list[dict[int, int]]:
-        """Of the only holding there is, move blocks together so that chunks become free: old to new by group."""
+    def gather(self, held: RequestBlocks) -> list[dict[int, int]]:
+        """Of the only held there is, move blocks together so that chunks become free: old to new by group."""
         moved = []
-        for each, table in zip(self.allocators, holding.tables, strict=True):
+        for each, table in zip(self.allocators, held.tables, strict=True):
             renamed = each.gather(table) if each.per_chunk > 1 else {}
             table[:] = [renamed.get(block, block) for block in table]
             moved.append(renamed)
-        for number, page in enumerate(holding.pages):
-            page.blocks = tuple(table[number] for table in holding.tables)
+        for number, page in enumerate(held.pages):
+            page.blocks = tuple(table[number] for table in held.tables)
         return moved
 
     def evictions(self) -> int:
@@ -221,17 +227,17 @@ class CacheAllocator:
             for each in self.allocators
         ]
 
-    def check(self, holdings: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
+    def check(self, all_held: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
         """Every block is blank, cached, or owned once; users are counted right; every chunk has one group."""
         published: list[Page] = []
         if self.index is not None:
-            published = self.index.check([holding.pages for holding in holdings])
-        for holding in holdings:
-            for group, table in enumerate(holding.tables):
-                assert [page.blocks[group] for page in holding.pages] == table[: len(holding.pages)]
+            published = self.index.check([held.pages for held in all_held])
+        for held in all_held:
+            for group, table in enumerate(held.tables):
+                assert [page.blocks[group] for page in held.pages] == table[: len(held.pages)]
         chunks: list[int] = []
         for group, each in enumerate(self.allocators):
-            own = chain.from_iterable(holding.tables[group][len(holding.pages) :] for holding in holdings)
+            own = chain.from_iterable(held.tables[group][len(held.pages) :] for held in all_held)
             used = [*own, *(page.blocks[group] for page in published), *(blocks[group] for blocks in spare)]
             chunks += each.check(used)
         self.pool.check(chunks)

@@ -5,20 +5,11 @@ again in the same plan; host blocks that it swaps in are free for the plan after
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from noria.proto.execution import Copy, Geometry, Stash
 from noria.services.scheduler.core.cache.block_allocators import BlockAllocator
 from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
-from noria.services.scheduler.core.cache.request_blocks import Tables
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostBlocks:
-    """A request's cache on the host: host block tables, one for each group, that hold `length` positions."""
-
-    tables: tuple[tuple[int, ...], ...]
-    length: int
+from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Tables
 
 
 class HostPool:
@@ -81,7 +72,7 @@ class HostPool:
             for block in table:
                 each.give_back(block)
 
-    def orders(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
+    def take_moves(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
         """The swap-outs and swap-ins of the plan that is being sent, and whose cache goes out; told once."""
         out = tuple(copy for copies in self._out.values() for copy in copies)
         back = tuple(self._in)

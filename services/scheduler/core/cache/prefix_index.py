@@ -8,7 +8,7 @@ recently used is always one that nothing follows. Every operation costs O(1) per
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from noria.services.scheduler.core.cache.pages import Page, Prefix
+from noria.services.scheduler.core.cache.request_blocks import Page, Prefix
 
 
 class PrefixIndex:

@@ -23,8 +23,8 @@ _STEPS_KEPT: Final = 1.0 - 1.0 / 64
 class CapacityReport:
     """Counts submissions and predicts starts. `submitted` counts those of admission's present life."""
 
-    def __init__(self, board: SchedulerState) -> None:
-        self._board = board
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self.submitted = 0
         self.times = StepTimePredictor()
         self._paces: dict[str, StartRate] = {ALL: StartRate()}
@@ -48,8 +48,8 @@ class CapacityReport:
         """New requests wait: keep what is foretold to each, to learn how far it is off."""
         classes = {each.traffic_class: each for each in self.capacity().classes}
         for request in requests:
-            offered = classes.get(request.submission.traffic_class, classes[ALL])
-            request.foreseen_ns = int(offered.start_ms * 1e6)
+            offered = classes.get(request.asked.submission.traffic_class, classes[ALL])
+            request.progress.foreseen_ns = int(offered.start_ms * 1e6)
 
     def planned(self, now_ns: int, started: list[Request]) -> None:
         """A plan was sent that started these requests, the first time for each."""
@@ -60,18 +60,20 @@ class CapacityReport:
             self._lasted_ns = self._lasted_ns * _STEPS_KEPT + spent_ns
             self._computed_ns *= _STEPS_KEPT
         for request in started:
-            for name in dict.fromkeys((ALL, request.submission.traffic_class)):
+            for name in dict.fromkeys((ALL, request.asked.submission.traffic_class)):
                 if name in self._waited:
-                    self._pace(name).start(request.prompt_tokens, now_ns - request.received_ns, request.foreseen_ns)
-        self._last_plan_ns, self._waited = now_ns, self._board.waiting.busy()
+                    self._pace(name).start(
+                        request.asked.prompt_tokens, now_ns - request.asked.received_ns, request.progress.foreseen_ns
+                    )
+        self._last_plan_ns, self._waited = now_ns, self._state.waiting.busy()
 
     def capacity(self) -> Capacity:
         """The present credit and predictions, for all together and for each class that was seen."""
-        board = self._board
-        settings, waiting, geometry, memory = board.settings, board.waiting, board.geometry, board.memory
+        state = self._state
+        settings, waiting, geometry, memory = state.settings, state.waiting, state.geometry, state.memory
         requests = max(0, settings.queue_requests_max - len(waiting))
         tokens = max(0, settings.queue_tokens_max - waiting.tokens)
-        step = board.decisions.steps[-1] if board.decisions.steps else None
+        step = state.decisions.steps[-1] if state.decisions.steps else None
         prefill_tokens = max(1, step.tokens_max - step.decodes if step is not None else settings.max_batch_tokens)
         cache_tokens, running = (step.cache_tokens, step.running) if step is not None else (0, 0)
         prefill_us = self.times.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
@@ -92,11 +94,11 @@ class CapacityReport:
     def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: SlotForecast) -> ClassCapacity:
         """A new request starts after those that wait before it."""
         own = name if self._by_class else ALL
-        queue, pace, whole, held = self._board.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
-        by_slots = pace.by_slots if pace.spent_ns else float(held or not self._board.slots.free)
+        queue, pace, whole, held = self._state.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
+        by_slots = pace.by_slots if pace.spent_ns else float(held or not self._state.slots.free)
         token_ns = pace.token_ns if pace.requests else (1.0 - by_slots) * token_us * 1000
         # By its turn others have started, too. A slot that is free while slots are what lacks is kept for somebody else.
-        free = 0 if held else self._board.slots.free
+        free = 0 if held else self._state.slots.free
         starts = (queue.requests + 1 - free) * (pace.gap_ns / whole.gap_ns if pace.gap_ns and whole.gap_ns else 1.0)
         return ClassCapacity(
             name,
@@ -110,16 +112,16 @@ class CapacityReport:
 
     def _outlook(self, cache_tokens: int) -> SlotForecast:
         """When slots come free."""
-        board = self._board
-        waiting, running = board.waiting.queue(ALL), (*board.decoding, *board.prefilling)
-        begun = sum([request.filled - request.length for request in board.prefilling])
+        state = self._state
+        waiting, running = state.waiting.queue(ALL), (*state.decoding, *state.prefilling)
+        begun = sum([request.work.filled - request.work.length for request in state.prefilling])
         # A step takes longer than it computes where others need the processor, too.
         us_ns = 1000 * max(1.0, self._lasted_ns / self._computed_ns if self._computed_ns else 1.0)
         token_ns = self.times.with_prompts().query_token_us * us_ns
         return SlotForecast(
-            [request.limit - request.planned for request in running],
-            board.endings,
-            coming=board.slots.count - board.slots.free - len(running),
+            [request.progress.limit - request.work.outputs for request in running],
+            state.end_rates,
+            coming=state.slots.count - state.slots.free - len(running),
             step_ns=self.times.predict_us(len(running), cache_tokens, len(running)) * us_ns,
             prompt_ns=token_ns * waiting.tokens / waiting.requests if waiting.requests else 0.0,
             begun_ns=token_ns * begun,
@@ -128,7 +130,7 @@ class CapacityReport:
     @property
     def _by_class(self) -> bool:
         """Whether classes have queues of their own."""
-        return self._board.policy.name == "fair"
+        return self._state.policy.by_class
 
     def _pace(self, name: str) -> StartRate:
         pace = self._paces.get(name)
@@ -137,4 +139,4 @@ class CapacityReport:
         return pace
 
     def _by_slots(self, name: str) -> bool:
-        return self._board.decisions.reason(name) in (WaitReason.SLOTS, WaitReason.RESERVED)
+        return self._state.decisions.reason(name) in (WaitReason.SLOTS, WaitReason.RESERVED)

@@ -11,7 +11,6 @@ from noria.proto.execution import Failure, Geometry, Inventory, Sampled, StepDon
 from noria.proto.output import TokenRun
 from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
 from noria.services.scheduler.core.handlers.capacity_report import CapacityReport
-from noria.services.scheduler.core.handlers.epochs import install, reopen
 from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
 from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
@@ -21,29 +20,32 @@ from noria.services.scheduler.core.interface.events import (
     RequestPhase,
 )
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice, InFlightStep
-from noria.services.scheduler.core.state.request import Request, RequestState, natural_end
+from noria.services.scheduler.core.state.request import Request, RequestState
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
+from noria.services.scheduler.core.step.epochs import install, reopen
+from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
 from noria.services.scheduler.core.step.step_planner import StepPlanner
 
 _RECOVER_AFTER_STEPS: Final = 32
 
 
 class ExecutorHandler:
-    """Applies the executor's messages to a board."""
+    """Applies the executor's messages to a state."""
 
     def __init__(
         self,
-        board: SchedulerState,
+        state: SchedulerState,
         planner: StepPlanner,
-        intake: StreamHandler,
-        credit: CapacityReport,
+        streams: StreamHandler,
+        capacity: CapacityReport,
         adoption: CacheAdoption,
     ) -> None:
-        self._board = board
+        self._state = state
+        self._lifecycle = RequestLifecycle(state)
         self._adoption = adoption
         self._planner = planner
-        self._intake = intake
-        self._credit = credit
+        self._streams = streams
+        self._capacity = capacity
         self._steps_since_failure = 0
         # Who was in flight when the executor fell silent, and whether anybody else was.
         self._doubted: list[Request] = []
@@ -58,7 +60,7 @@ class ExecutorHandler:
             case Geometry():
                 self.executor_joined(now_ns, body)
             case Inventory():
-                self._adoption.told(body)
+                self._adoption.inventory_received(body)
             case _:
                 assert_never(body)
 
@@ -66,18 +68,20 @@ class ExecutorHandler:
         """A step's tokens; results of an older epoch are ignored."""
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._board.lane
+        lane = self._state.in_flight
         if not lane.steps or lane.steps[0].number != body.number:
             raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
         _check_sampled(lane.steps[0], body.sampled)
         step = lane.finish(now_ns)
-        counters = self._board.counters
+        counters = self._state.counters
         counters.steps += 1
         counters.tokens += step.tokens
-        self._credit.done(step, body.compute_us)
+        self._capacity.done(step, body.compute_us)
         self._recover()
         self._collect(step, body.sampled, now_ns)
-        self._board.returns.freed(self._board.memory, step, now_ns)
+        memory = self._state.memory
+        if memory is not None and (step.retired or step.spare):
+            self._state.reclaims.freed(memory.free(step), now_ns)
 
     def failed(self, now_ns: int, body: StepFailed) -> None:
         """A step was not computed, nor any later one: everything is planned again in a new epoch.
@@ -86,12 +90,12 @@ class ExecutorHandler:
         """
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._board.lane
+        lane = self._state.in_flight
         if body.number not in lane.numbers:
             raise IllegalEventError(f"step {body.number} failed, but only {lane.numbers} are in flight")
-        step = next(each for each in reopen(self._board, now_ns) if each.number == body.number)
+        step = next(each for each in reopen(self._state, self._lifecycle, now_ns) if each.number == body.number)
         self._measure_all(now_ns)
-        self._board.counters.failed_steps += 1
+        self._state.counters.failed_steps += 1
         self._steps_since_failure = 0
         present = [entry.request for entry in step.entries]
         detail = f"the executor could not compute it: {body.detail}"
@@ -133,8 +137,8 @@ class ExecutorHandler:
                 assert_never(body)
 
     def _begin(self, now_ns: int, geometry: Geometry | None) -> list[InFlightStep]:
-        lost = reopen(self._board, now_ns)
-        install(self._board, geometry)
+        lost = reopen(self._state, self._lifecycle, now_ns)
+        install(self._state, geometry)
         self._planner.token_limit = self._planner.tokens_max
         self._measure_all(now_ns)
         return lost
@@ -143,18 +147,18 @@ class ExecutorHandler:
         """These were in what failed; those that have ended can't be suspected, but were there."""
         there = dict.fromkeys(present)
         accused = [each for each in there if each.state is RequestState.WAITING]
-        condemned = self._board.suspect(accused, alone=len(there) == 1)
+        condemned = self._lifecycle.suspect(accused, alone=len(there) == 1)
         self._condemn(condemned, now_ns, detail)
 
     def _measure_all(self, now_ns: int) -> None:
-        for request in self._board.waiting:
-            self._intake.measure(request, now_ns)
+        for request in self._state.waiting:
+            self._streams.measure(request, now_ns)
 
     def _of_this_epoch(self, epoch: int) -> bool:
         """False for an older epoch; raises IllegalEventError for one that was never opened."""
-        if epoch > self._board.lane.epoch:
-            raise IllegalEventError(f"epoch {epoch} was never opened, the present one is {self._board.lane.epoch}")
-        return epoch == self._board.lane.epoch
+        if epoch > self._state.in_flight.epoch:
+            raise IllegalEventError(f"epoch {epoch} was never opened, the present one is {self._state.in_flight.epoch}")
+        return epoch == self._state.in_flight.epoch
 
     def _recover(self) -> None:
         planner = self._planner
@@ -165,46 +169,46 @@ class ExecutorHandler:
 
     def _condemn(self, requests: list[Request], now_ns: int, detail: str) -> None:
         for request in requests:
-            self._intake.fail(request, now_ns, detail)
+            self._streams.fail(request, now_ns, detail)
 
     def _collect(self, step: InFlightStep, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
-        board, counters, news, memory = self._board, self._board.counters, self._board.news, self._board.memory
-        finished, gone, waiting = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING
+        board, lifecycle, counters, memory = self._state, self._lifecycle, self._state.counters, self._state.memory
+        finished, gone, waiting, replies = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING, board.replies
         results, useful = iter(sampled), 0
-        for request, output, tokens, end, holding in step.entries:
-            request.in_flight -= 1
-            request.spent += tokens
-            state = request.state
-            if end >= holding.due and memory is not None:
-                counters.merged_pages += memory.publish(holding, request, end)
+        for request, output, tokens, end, blocks in step.entries:
+            progress, state = request.progress, request.state
+            progress.results += 1
+            progress.computed_tokens += tokens
+            if end >= blocks.due and memory is not None:
+                counters.merged_pages += memory.publish(blocks, request, end)
             got = next(results) if output >= 0 else None
             if state is finished or state is gone:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
-                request.wasted += tokens
+                progress.wasted_tokens += tokens
                 board.policy.discarded(request, output, end - tokens, end)
                 if state is gone and not request.in_flight:
-                    board.returns.spent(request)
+                    board.reclaims.spent(request)
                 continue
             if got is None:
                 continue
-            request.output.append(got.ids[0])
+            progress.output.append(got.ids[0])
             if got.likelihoods:
-                request.likelihoods += got.likelihoods
+                progress.logprobs += got.likelihoods
             useful += 1
             if state is waiting:
                 board.waiting.learned()
-            if request.suspected and len(request.output) > request.suspected_at:
-                board.clear(request)
-            if not request.decoding_shown and state is not waiting:
-                request.decoding_shown = True
-                board.moved(request, RequestPhase.DECODING, now_ns)
-            reason = natural_end(request)
+            elif progress.announced_admission != request.life.admissions:
+                progress.announced_admission = request.life.admissions
+                lifecycle.announce(request, RequestPhase.DECODING, now_ns)
+            if request.suspicion.suspected and len(progress.output) > request.suspicion.suspected_at:
+                lifecycle.clear(request)
+            reason = request.natural_end
             if reason is not None:
-                board.finish(request, reason, now_ns)
-            cached, queue_us = request.cached_tokens, request.queue_us
-            news.append(
+                lifecycle.finish(request, reason, now_ns)
+            cached, queue_us = request.cache.cached_tokens, request.queue_us
+            replies.append(
                 TokenRun(
                     request.stream, request.attempt, output, got.ids, reason or 0, "", cached, queue_us, got.likelihoods
                 )

@@ -1,7 +1,7 @@
 """What the scheduler is told of classes and tenants: how the slots, the cache and the tokens are to be shared."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 STANDARD: Final = "standard"
 # The longest prompt that the built-in class for people takes.
@@ -79,3 +79,16 @@ class FairRules:
         if STANDARD in known:
             return known[STANDARD]
         return next((each for each in self.classes if not each.isolated), TrafficClass(STANDARD))
+
+
+class AccountStanding(NamedTuple):
+    """How much one tenant of one class was served, for people to read."""
+
+    traffic_class: str
+    tenant: str
+    # Service by price since the scheduler's start.
+    charged: float
+    # Service by price and weight, with lifts: the least goes first.
+    virtual: float
+    # Waiting requests.
+    waiting: int

@@ -5,14 +5,14 @@ what can't be pushed aside, because its class says so or because it has to make 
 stay out of what others have reserved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from noria.services.scheduler.core.policy.fair_policy import FairPolicy
+from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
+from noria.services.scheduler.core.policy.fair_shares import FairBilling, FairShares, share_of
 from noria.services.scheduler.core.policy.service_accounts import ClassShare
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class SlotUsage:
                 total += max(use.reserved, use.firm + (each is share))
         return total <= self.shared
 
-    def spared(self, share: ClassShare, *, firm: bool, kept: int) -> int:
+    def left_pages(self, share: ClassShare, *, firm: bool, kept: int) -> int:
         """Pages that one more of a class must leave to others: those of isolated pools, and what is reserved if firm."""
         if share.terms.isolated:
             return 0
@@ -70,34 +70,34 @@ class SlotUsage:
         return sum(use.pages for share, use in self.uses.items() if share.terms.isolated)
 
     def add(self, request: Request, *, firm: bool) -> None:
-        """A request holds a slot."""
-        assert request.account is not None and request.held is not None
-        share = request.account.share
+        """A request was given a slot."""
+        assert request.cache.blocks is not None
+        share = share_of(request)
         use = self.uses[share]
         use.slots += 1
         use.firm += firm
-        use.pages += request.held.pages_long
+        use.pages += request.cache.blocks.page_count
         self.shared_used += not share.terms.isolated
 
-    def count(self, requests: Iterable[Request], fair: FairPolicy) -> None:
+    def count(self, requests: Collection[Request], fair: FairShares) -> None:
         """These requests hold slots. As `add`, for all of them in every step."""
         uses, progress = self.uses, fair.rules.progress_tokens
         for request in requests:
-            account, held, at = request.account, request.held, request.preempted_at
-            assert account is not None and held is not None
-            use = uses[account.share]
+            billing, blocks, at = request.billing, request.cache.blocks, request.work.preempted_at
+            assert isinstance(billing, FairBilling) and blocks is not None
+            use = uses[billing.account.share]
             use.slots += 1
-            use.pages += held.pages_long
-            if at >= 0 and len(request.output) < at + progress:
+            use.pages += blocks.page_count
+            if at >= 0 and len(request.progress.output) < at + progress:
                 use.firm += 1
 
     def remove(self, request: Request, pages: int) -> None:
         """A request that could be pushed aside was."""
-        assert request.account is not None
-        use = self.uses[request.account.share]
+        share = share_of(request)
+        use = self.uses[share]
         use.slots -= 1
         use.pages -= pages
-        self.shared_used -= not request.account.share.terms.isolated
+        self.shared_used -= not share.terms.isolated
 
     def check(self) -> None:
         """Nobody is in another's pool, and what is reserved can be had back; holds as long as the rules don't change."""
@@ -111,38 +111,44 @@ class SlotUsage:
         assert total <= self.shared, "what is reserved is held by those who can't be pushed aside"
 
 
-def count_usage(board: SchedulerState, fair: FairPolicy) -> SlotUsage:
-    """Count what runs."""
-    census = SlotUsage()
-    _reserve(census, board, fair)
-    census.count(board.decoding, fair)
-    census.count(board.prefilling, fair)
-    for share, use in census.uses.items():
+def count_usage(
+    fair: FairShares,
+    cache: CacheAllocator | None,
+    slots: int,
+    *,
+    decoding: Collection[Request],
+    prefilling: Collection[Request],
+) -> SlotUsage:
+    """Count what each class holds. slots: how many there are."""
+    usage = SlotUsage()
+    _reserve(usage, fair, cache, slots)
+    usage.count(decoding, fair)
+    usage.count(prefilling, fair)
+    for share, use in usage.uses.items():
         if not share.terms.preemptible:
             use.firm = use.slots
         if not share.terms.isolated:
-            census.shared_used += use.slots
-    census.decodes = len(board.decoding)
-    census.cache_tokens = sum([request.length for request in board.decoding])
-    return census
+            usage.shared_used += use.slots
+    usage.decodes = len(decoding)
+    usage.cache_tokens = sum([request.work.length for request in decoding])
+    return usage
 
 
 _LEFT_OVER: Final = 1
 
 
-def _reserve(census: SlotUsage, board: SchedulerState, fair: FairPolicy) -> None:
+def _reserve(usage: SlotUsage, fair: FairShares, cache: CacheAllocator | None, slots: int) -> None:
     """What is reserved, higher ranks first; isolated pools and reservations each leave a slot to others."""
     shares = sorted(fair.accounts.shares, key=lambda share: (-share.terms.rank, share.terms.name))
-    cache = board.cache
-    left = board.slots.count
+    left = slots
     for isolated in (True, False):
         left = max(0, left - _LEFT_OVER)
         for share in shares:
             if share.terms.isolated is not isolated:
                 continue
             pages = share.terms.reserved_pages(cache.pages, cache.page_tokens) if cache is not None else 0
-            use = census.uses[share] = ClassUsage(min(share.terms.reserved_slots, left), pages)
+            use = usage.uses[share] = ClassUsage(min(share.terms.reserved_slots, left), pages)
             left -= use.reserved
         if isolated:
             left += _LEFT_OVER
-            census.shared = left
+            usage.shared = left

@@ -7,10 +7,10 @@ counter of those who contend, or to that of who contended last, so that nobody s
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
+from noria.services.scheduler.core.interface.traffic_rules import AccountStanding, FairRules, TrafficClass
 
 
 class ServiceAccount:
@@ -45,7 +45,7 @@ class ServiceAccount:
         share.charged += amount
         share.virtual += amount / share.weight
         if amount < 0:
-            share.moved_up(self)
+            share.reconsider(self)
 
 
 class ClassShare:
@@ -98,7 +98,7 @@ class ClassShare:
         account.waiting += 1
         self.waiting += 1
         if account.waiting == 1:
-            self._push(account)
+            self._preempt(account)
 
     def left(self, account: ServiceAccount) -> None:
         """One request less of a tenant waits."""
@@ -107,13 +107,13 @@ class ClassShare:
         self._last = account
 
     def set_aside(self, account: ServiceAccount) -> None:
-        """Let others of the class go first until `moved_up`."""
+        """Let others of the class go first until `reconsider`."""
         account.stamp += 1
 
-    def moved_up(self, account: ServiceAccount) -> None:
+    def reconsider(self, account: ServiceAccount) -> None:
         """Its counter fell, or it may be chosen again."""
         if account.waiting:
-            self._push(account)
+            self._preempt(account)
 
     def count_prompts(self, prompts: dict[ServiceAccount, int]) -> None:
         """How many prompts its tenants have under way."""
@@ -133,23 +133,12 @@ class ClassShare:
             return min(candidates)
         return self._last.virtual if self._last is not None else 0.0
 
-    def _push(self, account: ServiceAccount) -> None:
+    def _preempt(self, account: ServiceAccount) -> None:
         account.stamp += 1
         if len(self._heap) > 64 + 2 * len(self.accounts):
             self._heap = [each for each in self._heap if each[2] == each[3].stamp and each[3].waiting]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (account.virtual, account.tenant, account.stamp, account))
-
-
-@dataclass(frozen=True, slots=True)
-class AccountStanding:
-    """What an account stands at, for people to read. requests: waiting ones."""
-
-    traffic_class: str
-    tenant: str
-    charged: float
-    virtual: float
-    waiting: int
 
 
 class ServiceAccounts:

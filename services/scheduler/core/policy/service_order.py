@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from noria.services.scheduler.core.policy.fair_policy import account_of, turn
+from noria.services.scheduler.core.policy.fair_shares import account_of, turn
 from noria.services.scheduler.core.policy.service_accounts import ClassShare, ServiceAccount, ServiceAccounts
 from noria.services.scheduler.core.state.request import Request
 
@@ -33,7 +33,7 @@ class ServiceOrder:
                 queue = self._running[account] = deque()
                 heapq.heappush(self._heaps.setdefault(account.share, []), (account.virtual, account.tenant, account))
             queue.append(request)
-            self._ranks[request.rank] = self._ranks.get(request.rank, 0) + 1
+            self._ranks[request.billing.rank] = self._ranks.get(request.billing.rank, 0) + 1
 
     def others(self, rank: int) -> bool:
         """Whether, next to one request of this rank, others of it or of a higher one want tokens."""
@@ -85,12 +85,12 @@ class ServiceOrder:
     def turn(self, request: Request) -> tuple[tuple[float, int, str], float, tuple[int, int]]:
         """The order of running requests by service."""
         account = account_of(request)
-        return turn(account.share), account.virtual, request.seniority
+        return turn(account.share), account.virtual, request.asked.seniority
 
     def close(self) -> None:
         """The step is composed: who was set aside may be chosen again."""
         for account in self._aside:
-            account.share.moved_up(account)
+            account.share.reconsider(account)
 
     def _may_arrive(self, share: ClassShare) -> bool:
         if share.terms.isolated or share in self._shut:

@@ -21,8 +21,8 @@ class TenantQueue:
     """Requests by age and by beginning. A beginning that only one has costs nothing to others."""
 
     def __init__(self) -> None:
-        self._line = RankedHeap()
-        self._alike: dict[_PromptStart, RankedHeap] = {}
+        self._line = RankedHeap[Request]()
+        self._alike: dict[_PromptStart, RankedHeap[Request]] = {}
         self._placed: _PromptStart | None = None
         self._row = 0
 
@@ -31,17 +31,17 @@ class TenantQueue:
 
     def add(self, request: Request) -> None:
         """Let a request join. Who was rotated joins behind those that waited then, whatever its age."""
-        begun_ns, number = request.seniority
-        back = request.stored is not None and not request.rotated_ns
-        rank = (not back, max(begun_ns, request.rotated_ns), number)
+        begun_ns, number = request.asked.seniority
+        back = request.cache.host is not None and not request.billing.rotated_ns
+        rank = (not back, max(begun_ns, request.billing.rotated_ns), number)
         self._line.add(request, rank)
-        if not request.rotated_ns:
-            self._alike.setdefault(_beginning(request), RankedHeap()).add(request, rank)
+        if not request.billing.rotated_ns:
+            self._alike.setdefault(_beginning(request), RankedHeap[Request]()).add(request, rank)
 
     def remove(self, request: Request) -> None:
         """Let a request leave."""
         self._line.remove(request)
-        if request.rotated_ns:
+        if request.billing.rotated_ns:
             return
         beginning = _beginning(request)
         line = self._alike[beginning]
@@ -66,12 +66,12 @@ class TenantQueue:
     def check(self, requests: set[Request]) -> None:
         """It holds exactly these requests, each in both orders."""
         self._line.check(requests)
-        young = {each for each in requests if not each.rotated_ns}
+        young = {each for each in requests if not each.billing.rotated_ns}
         assert sum(map(len, self._alike.values())) == len(young)
         for beginning, line in self._alike.items():
             line.check({each for each in young if _beginning(each) == beginning})
 
 
 def _beginning(request: Request) -> _PromptStart:
-    submission = request.submission
+    submission = request.asked.submission
     return submission.salt, submission.prompt_ids[:BEGINNING_TOKENS]

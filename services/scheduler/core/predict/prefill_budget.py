@@ -48,7 +48,7 @@ class PrefillBudget:
         return self.fit.request_us + self.fit.cache_token_us * start
 
 
-def pacing(
+def prefill_budget(
     fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens: int, stretch: float = 1.0
 ) -> PrefillBudget | None:
     """How long the chunks of a step may take; None where nothing bounds them.

@@ -3,19 +3,17 @@
 The moves that keep blocks, steps in flight, published pages and those who wait for them consistent. Decides nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from noria.proto.execution import Copy, Geometry, Replace, Stash
 from noria.services.scheduler.core.cache.block_allocators import UNLIMITED
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.host_pool import HostPool
-from noria.services.scheduler.core.cache.pages import Page, Prefix
-from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, RequestBlocks
+from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts, HostBlocks, Page, Prefix, RequestBlocks
 from noria.services.scheduler.core.state.in_flight_steps import InFlightStep, InFlightSteps, RetiredBlocks
 from noria.services.scheduler.core.state.prefix_waiters import PrefixWaiters
 from noria.services.scheduler.core.state.request import Request
-from noria.services.scheduler.core.state.waiting_queue import WaitingQueue
 
 
 class CacheMoves(NamedTuple):
@@ -31,116 +29,168 @@ class CacheMoves(NamedTuple):
 class CacheMemory:
     """One executor's cache and host pool. Made anew, empty, for each executor."""
 
-    def __init__(self, geometry: Geometry, lane: InFlightSteps, waiting: WaitingQueue, *, sharing: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, in_flight: InFlightSteps, wake: Callable[[Request], None], *, sharing: bool
+    ) -> None:
         self.cache: Final = CacheAllocator(geometry, sharing=sharing)
         self.host = HostPool(geometry)
-        self.twins: Final = PrefixWaiters()
+        self.waiters: Final = PrefixWaiters()
         self._geometry = geometry
-        self._lane = lane
-        self._waiting = waiting
+        self._in_flight = in_flight
+        self._wake_request = wake
         self._replaced: dict[RequestBlocks, tuple[Request, list[int]]] = {}
         self._copies: list[Copy] = []
 
     def prefix(self, request: Request) -> Prefix:
         """The request's ids in pages."""
-        if request.prefix is None:
-            submission = request.submission
-            request.prefix = Prefix(submission.salt, submission.prompt_ids, request.output, self.cache.page_tokens)
-        return request.prefix
+        if request.cache.prefix is None:
+            submission = request.asked.submission
+            request.cache.prefix = Prefix(
+                submission.salt, submission.prompt_ids, request.progress.output, self.cache.page_tokens
+            )
+        return request.cache.prefix
 
-    def enter(self, request: Request, pages: int) -> None:
-        """Begin a waiting request's holding with the published pages found for it, and with what the host has of it."""
-        prefix, cache = self.prefix(request), self.cache
+    def enter(self, request: Request, pages: int, now_ns: int) -> int:
+        """Give a waiting request block tables that begin with so many pages found for it, and with what the host has of it.
+
+        Returns how many positions they hold already.
+        """
+        prefix, cache, use = self.prefix(request), self.cache, request.cache
+        if use.host is None and request.life.started_ns is None:
+            use.cached_tokens = min(pages * cache.page_tokens, request.asked.prompt_tokens)
         found = cache.find(prefix)[:pages]
-        holding = request.held = cache.open(prefix, found)
-        request.length = len(found) * cache.page_tokens
-        stored = request.stored
+        blocks = cache.open(prefix, found)
+        length = len(found) * cache.page_tokens
+        stored = use.host
         if stored is not None:
-            if stored.length > request.length:
-                added = cache.extend(holding, stored.length)
+            if stored.length > length:
+                added = cache.extend(blocks, stored.length)
                 assert added is not None, "who comes back finds room"
-                request.length = stored.length
-                self.host.fetch(stored, holding.tables, len(found))
+                length = stored.length
+                self.host.fetch(stored, blocks.tables, len(found))
             else:
                 self.host.drop(stored)
-            request.stored = None
-        self._settle(request, holding)
+            use.host = None
+        self._settle(request, blocks, now_ns)
+        return length
 
-    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int) -> bool:
-        """Begin a waiting request's holding with blocks that hold `length` positions of it; False when it can't be."""
-        holding = self.cache.adopt(self.prefix(request), blocks, length)
-        if holding is None:
+    def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
+        """Give a waiting request these blocks, which hold `length` positions of it; False when they are not free."""
+        adopted = self.cache.adopt(self.prefix(request), blocks, length)
+        if adopted is None:
             return False
-        request.held, request.length = holding, length
-        self._settle(request, holding)
+        self._settle(request, adopted, now_ns)
         return True
 
-    def _settle(self, request: Request, holding: RequestBlocks) -> None:
-        cache = self.cache
-        request.room = cache.room(holding)
-        request.promised = cache.units(cache.lacks(holding, request.known))
-        cache.promised += request.promised
+    def adopt_stored(self, request: Request, stored: HostBlocks) -> None:
+        """Give a waiting request host blocks that were claimed for it."""
+        request.cache.host = stored
+
+    def grow(self, request: Request, length: int, spared: int) -> tuple[tuple[int, ...], ...] | None:
+        """Allocate for `length` positions of a request; the new blocks by group, or None when they are not there."""
+        cache, use = self.cache, request.cache
+        assert use.blocks is not None
+        added = cache.extend(use.blocks, length, spared)
+        if added is None:
+            return None
+        kept = min(use.promised, cache.units(map(len, added)))
+        use.promised -= kept
+        cache.promised -= kept
+        use.room = cache.room(use.blocks)
+        return added
+
+    def _settle(self, request: Request, blocks: RequestBlocks, now_ns: int) -> None:
+        cache, use = self.cache, request.cache
+        use.blocks, use.room = blocks, cache.room(blocks)
+        use.since_ns, use.since_blocks = now_ns, blocks.blocks
+        use.promised = cache.units(cache.lacks(blocks, request.known))
+        cache.promised += use.promised
         if cache.index is not None:
-            self.twins.claim(request, holding)
+            self.waiters.claim(request, blocks)
+
+    def needed(self, request: Request, found: Sequence[Page]) -> int:
+        """Units for all known tokens of a waiting request, with the unused cached pages that it takes itself."""
+        cache = self.cache
+        unused = cache.index.unused(found) if cache.index is not None else 0
+        needs = cache.needs([len(found)] * len(cache.allocators), request.known)
+        return cache.units(needs) + unused * cache.units(cache.page)
+
+    def lacking(self, request: Request, spared: int, margin: float) -> int:
+        """Units that a waiting request lacks beyond what is there or comes by itself.
+
+        spared: pages of each group that it must leave to others. margin: the share of the cache that it must leave.
+        """
+        cache = self.cache
+        needed = self.needed(request, self.found(request)) + cache.units(cache.page) * spared + int(margin * cache.size)
+        return needed - (cache.available - cache.promised) - self._in_flight.freeing_units
 
     def change_policy(self) -> None:
         """Who waits for a twin's page looks again whether it may."""
-        self._wake(self.twins.dismiss())
+        self._wake(self.waiters.release_all())
 
-    def leave(self, request: Request) -> None:
-        """End its holding; blocks that steps in flight touch are freed after them."""
-        holding = request.held
-        assert holding is not None
-        self.cache.promised -= request.promised
-        request.promised = request.room = 0
-        request.held = None
+    def leave(self, request: Request, now_ns: int) -> None:
+        """Take a request's blocks; those that steps in flight touch are freed after them."""
+        use = request.cache
+        blocks = use.blocks
+        assert blocks is not None
+        # What a request holds grows about evenly, so that its mean is that of its beginning and its end.
+        held_us = (now_ns - use.since_ns) // 1000
+        use.block_us += (use.since_blocks + blocks.blocks) * held_us // 2
+        self.cache.promised -= use.promised
+        use.promised = use.room = 0
+        use.blocks = None
         if request.in_flight:
-            self._give_up(holding, request.length // self.cache.page_tokens)
-            self._lane.retire(request, holding, self.cache.gain(holding))
+            self._give_up(blocks, request.work.length // self.cache.page_tokens)
+            self._in_flight.retire(request, blocks, self.cache.gain(blocks))
         else:
-            self._give_up(holding, len(holding.pages))
-            self.cache.release(holding)
+            self._give_up(blocks, len(blocks.pages))
+            self.cache.release(blocks)
 
     def store(self, request: Request, slot: int) -> bool:
         """Order a running request's cache to be copied to the host; False, changing nothing, when it does not fit."""
-        assert request.held is not None
-        request.stored = self.host.store(request.held.tables, request.length, slot)
-        return request.stored is not None
+        assert request.cache.blocks is not None
+        request.cache.host = self.host.store(request.cache.blocks.tables, request.work.length, slot)
+        return request.cache.host is not None
+
+    def lose_stored(self, request: Request) -> int:
+        """Forget what the host had of a request, whose pool begins empty; returns how many positions that were."""
+        stored, request.cache.host = request.cache.host, None
+        return stored.length if stored is not None else 0
 
     def drop(self, request: Request) -> None:
         """Forget what the host has of a request."""
-        if request.stored is not None:
-            self.host.drop(request.stored)
-            request.stored = None
+        if request.cache.host is not None:
+            self.host.drop(request.cache.host)
+            request.cache.host = None
 
-    def publish(self, holding: RequestBlocks, request: Request, end: int) -> int:
-        """A step has computed positions up to `end` of a holding: what is full can be shared from now on.
+    def publish(self, blocks: RequestBlocks, request: Request, end: int) -> int:
+        """A step has computed positions up to `end` of a blocks: what is full can be shared from now on.
 
         Returns how many pages had been published by another, whose blocks are used from now on.
         """
-        first = len(holding.pages)
-        result = self.cache.publish(holding, end)
-        self._wake(self.twins.resolve(holding, first, len(holding.pages)))
-        if holding.due == UNLIMITED:
-            self._give_up(holding, len(holding.pages))
+        first = len(blocks.pages)
+        result = self.cache.publish(blocks, end)
+        self._wake(self.waiters.resolve(blocks, first, len(blocks.pages)))
+        if blocks.due == UNLIMITED:
+            self._give_up(blocks, len(blocks.pages))
         if not result.spare:
             return 0
-        if request.held is holding:
-            self._replaced.setdefault(holding, (request, []))[1].extend(result.replaced)
+        if request.cache.blocks is blocks:
+            self._replaced.setdefault(blocks, (request, []))[1].extend(result.replaced)
         if request.in_flight:
-            self._lane.spare(request.last_step, result.spare, self.cache.units(self.cache.page))
+            self._in_flight.spare(request.work.last_step, result.spare, self.cache.units(self.cache.page))
         else:
-            for blocks in result.spare:
-                self.cache.give_back(blocks)
+            for page in result.spare:
+                self.cache.give_back(page)
         return len(result.replaced)
 
     def free(self, step: InFlightStep) -> list[RetiredBlocks]:
-        """No step touches these any more; returns the holdings that ended with it."""
+        """Free what waited for a step that is done; returns the block tables that ended with it, and whose they were."""
         for retired in step.retired:
-            self._give_up(retired.holding, len(retired.holding.pages))
-            self.cache.release(retired.holding)
-        for blocks in step.spare:
-            self.cache.give_back(blocks)
+            self._give_up(retired.blocks, len(retired.blocks.pages))
+            self.cache.release(retired.blocks)
+        for page in step.spare:
+            self.cache.give_back(page)
         ended = list(step.retired)
         step.retired.clear()
         step.spare.clear()
@@ -151,28 +201,28 @@ class CacheMemory:
 
         False when they are together already.
         """
-        holding = request.held
-        assert holding is not None and not request.in_flight
-        before = [list(table) for table in holding.tables]
-        moved = self.cache.gather(holding)
+        blocks = request.cache.blocks
+        assert blocks is not None and not request.in_flight
+        before = [list(table) for table in blocks.tables]
+        moved = self.cache.gather(blocks)
         for group, (table, renamed) in enumerate(zip(before, moved, strict=True)):
             self._copies += [Copy(group, block, renamed[block]) for block in table if block in renamed]
             changed = [index for index, block in enumerate(table) if block in renamed]
             if changed:
-                self._replaced.setdefault(holding, (request, []))[1].extend(changed)
+                self._replaced.setdefault(blocks, (request, []))[1].extend(changed)
         return any(moved)
 
-    def orders(self) -> CacheMoves:
+    def take_moves(self) -> CacheMoves:
         """What the plan that is being sent moves; told once."""
         replaced = tuple(
             Replace(request.slot, group, index, table[index])
-            for holding, (request, indices) in self._replaced.items()
-            if request.held is holding
-            for group, table in enumerate(holding.tables)
+            for blocks, (request, indices) in self._replaced.items()
+            if request.cache.blocks is blocks
+            for group, table in enumerate(blocks.tables)
             for index in indices
             if index < len(table)
         )
-        out, back, stash = self.host.orders()
+        out, back, stash = self.host.take_moves()
         copies = tuple(self._copies)
         self._replaced.clear()
         self._copies.clear()
@@ -193,17 +243,28 @@ class CacheMemory:
 
     def start(self, request: Request, pages: int) -> int:
         """The position at which a waiting request would go on, with so many pages found."""
-        stored = request.stored.length if request.stored is not None else 0
+        stored = request.cache.host.length if request.cache.host is not None else 0
         return max(stored, pages * self.cache.page_tokens)
 
     def found(self, request: Request) -> Sequence[Page]:
         """The published pages a waiting request may begin with; valid until the index changes."""
         return self.cache.find(self.prefix(request))
 
-    def _give_up(self, holding: RequestBlocks, page: int) -> None:
-        if holding.claimed > page:
-            self._wake(self.twins.give_up(holding, page))
+    def _give_up(self, blocks: RequestBlocks, page: int) -> None:
+        if blocks.claimed > page:
+            self._wake(self.waiters.give_up(blocks, page))
 
     def _wake(self, requests: list[Request]) -> None:
         for request in requests:
-            self._waiting.wake(request)
+            self._wake_request(request)
+
+
+def forget_prefixes(requests: Iterable[Request]) -> None:
+    """Cut these requests' ids into pages anew when asked next: the next executor's pages may be of another size."""
+    for request in requests:
+        request.cache.prefix = None
+
+
+def mark_oversized(request: Request, *, oversized: bool) -> None:
+    """Say whether a request was accepted before so much was kept for isolated classes, and may use that."""
+    request.cache.oversized = oversized

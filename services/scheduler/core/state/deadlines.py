@@ -19,6 +19,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._due: list[tuple[int, int, Request]] = []
         self._entries = 0
+        self._passed_ns = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -30,13 +31,14 @@ class Deadlines:
 
     def watch(self, request: Request) -> None:
         """Keep a request's deadlines."""
-        for due_ns in (request.deadline_first_ns, request.deadline_ns):
+        for due_ns in (request.asked.deadline_first_ns, request.asked.deadline_ns):
             if due_ns is not None:
                 self._entries += 1
                 heapq.heappush(self._due, (due_ns, self._entries, request))
 
     def expired(self, now_ns: int) -> list[Request]:
         """Requests whose time to the first token, or to the end, is over; each once."""
+        self._passed_ns = now_ns
         due = self._due
         over: dict[Request, None] = {}
         while due and due[0][0] <= now_ns:
@@ -51,21 +53,21 @@ class Deadlines:
             self._due = [each for each in self._due if each[2].state not in (RequestState.FINISHED, RequestState.GONE)]
             heapq.heapify(self._due)
 
-    def check(self, requests: list[Request], now_ns: int) -> None:
-        """Every deadline to come is watched."""
+    def check(self, requests: list[Request]) -> None:
+        """Every deadline that had not passed when last asked is watched."""
         watched = {(due_ns, request) for due_ns, _, request in self._due}
         for request in requests:
             if request.state is RequestState.FINISHED:
                 continue
-            for due_ns in (request.deadline_first_ns, request.deadline_ns):
-                assert due_ns is None or due_ns <= now_ns or (due_ns, request) in watched
+            for due_ns in (request.asked.deadline_first_ns, request.asked.deadline_ns):
+                assert due_ns is None or due_ns <= self._passed_ns or (due_ns, request) in watched
 
 
 def _is_over(request: Request, now_ns: int) -> bool:
     """Whether a deadline that was due has been missed."""
     if request.state in (RequestState.FINISHED, RequestState.GONE):
         return False
-    if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+    if request.asked.deadline_ns is not None and request.asked.deadline_ns <= now_ns:
         return True
-    first_ns = request.deadline_first_ns
-    return first_ns is not None and first_ns <= now_ns and not request.output
+    first_ns = request.asked.deadline_first_ns
+    return first_ns is not None and first_ns <= now_ns and not request.progress.output

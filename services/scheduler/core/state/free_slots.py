@@ -14,8 +14,8 @@ class FreeSlots:
         self.count = count
         self._free = list(range(count))
         self._pending: list[int] = []
-        self._untold: list[int] = []
-        self._stale = False
+        self._unsent_releases: list[int] = []
+        self._reset = False
 
     @property
     def free(self) -> int:
@@ -25,7 +25,7 @@ class FreeSlots:
     @property
     def used(self) -> int:
         """How many slots the executor believes filled."""
-        return self.count - len(self._free) + len(self._untold)
+        return self.count - len(self._free) + len(self._unsent_releases)
 
     def take(self) -> int:
         """Take the lowest free slot."""
@@ -39,27 +39,27 @@ class FreeSlots:
         """Free a slot at once that the executor has not been told to fill."""
         heapq.heappush(self._free, slot)
 
-    def begin(self) -> bool:
+    def begin_plan(self) -> bool:
         """A plan begins: what was given back is free. True when the executor has something to be told."""
         for slot in self._pending:
             heapq.heappush(self._free, slot)
-        self._untold += self._pending
+        self._unsent_releases += self._pending
         self._pending.clear()
-        return self._stale or bool(self._untold)
+        return self._reset or bool(self._unsent_releases)
 
-    def releases(self) -> tuple[int, ...]:
+    def take_releases(self) -> tuple[int, ...]:
         """The releases for the plan that is being sent; told once."""
-        self._stale = False
-        told = tuple(self._untold)
-        self._untold.clear()
+        self._reset = False
+        told = tuple(self._unsent_releases)
+        self._unsent_releases.clear()
         return told
 
     def clear(self) -> None:
         """All slots are free; the executor learns it from the plan that opens the epoch."""
         self._free = list(range(self.count))
         self._pending.clear()
-        self._untold.clear()
-        self._stale = True
+        self._unsent_releases.clear()
+        self._reset = True
 
     def check(self, held: list[int]) -> None:
         """Every slot is held once, free or given back."""

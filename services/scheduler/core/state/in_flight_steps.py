@@ -18,14 +18,14 @@ class InFlightSlice(NamedTuple):
     output: int
     tokens: int
     end: int
-    holding: RequestBlocks
+    blocks: RequestBlocks
 
 
 class RetiredBlocks(NamedTuple):
     """What a request no longer holds but a step in flight still touches."""
 
     request: Request
-    holding: RequestBlocks
+    blocks: RequestBlocks
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class InFlightSteps:
         self.epoch = 0
         self.number = 0
         self.steps: deque[InFlightStep] = deque()
-        self.soon_free = 0
+        self.freeing_units = 0
         self.done = 0
         self.busy_ns = 0
 
@@ -89,33 +89,33 @@ class InFlightSteps:
         self.number = step.number
         self.steps.append(step)
 
-    def retire(self, request: Request, holding: RequestBlocks, gain: int) -> None:
+    def retire(self, request: Request, blocks: RequestBlocks, gain: int) -> None:
         """Keep what a request held until the last step that touches it is done."""
-        step = self._step(request.last_step)
-        step.retired.append(RetiredBlocks(request, holding))
+        step = self._step(request.work.last_step)
+        step.retired.append(RetiredBlocks(request, blocks))
         step.gain += gain
-        self.soon_free += gain
+        self.freeing_units += gain
 
     def spare(self, number: int, pages: list[tuple[int, ...]], page_units: int) -> None:
         """Keep pages that nobody owns until the step is done that reads them last."""
         step = self._step(number)
         step.spare += pages
         step.gain += len(pages) * page_units
-        self.soon_free += len(pages) * page_units
+        self.freeing_units += len(pages) * page_units
 
     def finish(self, now_ns: int) -> InFlightStep:
         """The oldest step in flight is done; what it retired is the caller's to free."""
         self.busy_ns = now_ns
         step = self.steps.popleft()
         self.done += 1
-        self.soon_free -= step.gain
+        self.freeing_units -= step.gain
         return step
 
     def reopen(self) -> list[InFlightStep]:
         """Begin a new epoch; returns the steps of the old one, none of which will be heard of again."""
         lost = list(self.steps)
         self.steps.clear()
-        self.soon_free = 0
+        self.freeing_units = 0
         self.epoch += 1
         self.number = 0
         return lost

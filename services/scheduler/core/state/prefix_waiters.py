@@ -14,7 +14,7 @@ class PrefixClaim(NamedTuple):
     """Who computes a page, and what it holds. One for all pages that it claims at once."""
 
     request: Request
-    holding: RequestBlocks
+    blocks: RequestBlocks
 
 
 class PrefixWaiters:
@@ -24,26 +24,26 @@ class PrefixWaiters:
         self._claims: dict[bytes, PrefixClaim] = {}
         self._waiting: dict[bytes, list[Request]] = {}
 
-    def claim(self, request: Request, holding: RequestBlocks) -> None:
+    def claim(self, request: Request, blocks: RequestBlocks) -> None:
         """A request begins to compute its prefix: others may wait for its full pages."""
-        prefix, claims = holding.prefix, self._claims
-        holding.claimed = max(len(holding.pages), prefix.known // prefix.page_tokens)
-        claim = PrefixClaim(request, holding)
-        for number in range(len(holding.pages), holding.claimed):
+        prefix, claims = blocks.prefix, self._claims
+        blocks.claimed = max(len(blocks.pages), prefix.known // prefix.page_tokens)
+        claim = PrefixClaim(request, blocks)
+        for number in range(len(blocks.pages), blocks.claimed):
             claims.setdefault(prefix.key(number), claim)
 
-    def follow(self, request: Request, found: int) -> bool:
+    def wait_if_claimed(self, request: Request, found: int) -> bool:
         """Let a request wait when the page after the `found` published ones of its prefix is claimed.
 
         Nobody waits for a request of a lower class, or of another one beside it: that one's share may be far smaller.
         """
-        prefix = request.prefix
+        prefix = request.cache.prefix
         assert prefix is not None
         limit, claims = prefix.shareable, self._claims
         if found >= limit:
             return False
         twin = claims.get(prefix.key(found))
-        if twin is None or not _may_wait(request, twin.request):
+        if twin is None or not request.billing.may_wait_for(twin.request.billing):
             return False
         last = found
         while last + 1 < limit and claims.get(prefix.key(last + 1)) is twin:
@@ -51,40 +51,33 @@ class PrefixWaiters:
         self._waiting.setdefault(prefix.key(last), []).append(request)
         return True
 
-    def resolve(self, holding: RequestBlocks, first: int, end: int) -> list[Request]:
-        """The holding's pages from `first` to before `end` are published or given up; returns who waited for them."""
-        prefix = holding.prefix
+    def resolve(self, blocks: RequestBlocks, first: int, end: int) -> list[Request]:
+        """The blocks's pages from `first` to before `end` are published or given up; returns who waited for them."""
+        prefix = blocks.prefix
         woken: list[Request] = []
-        for number in range(first, min(end, holding.claimed)):
+        for number in range(first, min(end, blocks.claimed)):
             key = prefix.key(number)
             claim = self._claims.get(key)
-            if claim is not None and claim.holding is holding:
+            if claim is not None and claim.blocks is blocks:
                 del self._claims[key]
                 woken += self._waiting.pop(key, ())
         return woken
 
-    def give_up(self, holding: RequestBlocks, page: int) -> list[Request]:
-        """The holding will compute no page from `page` on; returns who waited for them."""
-        woken = self.resolve(holding, page, holding.claimed)
-        holding.claimed = min(holding.claimed, page)
+    def give_up(self, blocks: RequestBlocks, page: int) -> list[Request]:
+        """The blocks will compute no page from `page` on; returns who waited for them."""
+        woken = self.resolve(blocks, page, blocks.claimed)
+        blocks.claimed = min(blocks.claimed, page)
         return woken
 
-    def dismiss(self) -> list[Request]:
+    def release_all(self) -> list[Request]:
         """Nobody waits any more: the policy has changed, and with it perhaps who may wait for whom. Returns who waited."""
         woken = [request for requests in self._waiting.values() for request in requests]
         self._waiting.clear()
         return woken
 
-    def check(self, holdings: list[RequestBlocks]) -> None:
+    def check(self, held: list[RequestBlocks]) -> None:
         """Only what is being computed is claimed, and nobody waits for what is not."""
-        for key, (_, holding) in self._claims.items():
-            assert holding in holdings, "a claim outlives its holding"
-            assert any(holding.prefix.key(page) == key for page in range(len(holding.pages), holding.claimed))
+        for key, (_, blocks) in self._claims.items():
+            assert blocks in held, "a claim outlives its blocks"
+            assert any(blocks.prefix.key(page) == key for page in range(len(blocks.pages), blocks.claimed))
         assert self._waiting.keys() <= self._claims.keys(), "a request waits for nothing"
-
-
-def _may_wait(request: Request, twin: Request) -> bool:
-    """Whether the twin is served no later than the request would be."""
-    if request.account is None or twin.account is None:
-        return True
-    return twin.rank > request.rank or twin.account.share is request.account.share

@@ -1,163 +1,263 @@
-"""One stream as the scheduler sees it: what is known, what is planned, what it holds. It decides nothing."""
+"""A request as the scheduler sees it: one stream of tokens, in facets that each have one writer.
+
+    WAITING ──admitted──▶ PREFILLING ──all known ids planned──▶ DECODING ──last token planned──▶ DRAINING
+       ▲                      │                                    │                                │
+       └───────────── preempted, or the executor began anew ──────┴────────────────────────────────┤
+                                                                                                    ▼
+    any of them ── end reached, deadline, error ──▶ FINISHED ── admission says `Ended` ──▶ GONE ◀── withdrawn
+
+The rooms of the core write these facets, and nothing else of a request: `handlers` the progress, `step` the planned work and the
+life, `state` the cache (`CacheMemory`) and the suspicion (`Suspects`), `policy` the billing. Positions count prompt and output
+tokens from 0.
+"""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from noria.proto.base import End, Likelihood, Stream
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.cache.host_pool import HostBlocks
-from noria.services.scheduler.core.cache.pages import Prefix
-from noria.services.scheduler.core.cache.request_blocks import RequestBlocks
-from noria.services.scheduler.core.policy.service_accounts import ServiceAccount
+from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Prefix, RequestBlocks
 
 
 class RequestState(IntEnum):
-    """Where a request is.
+    """Where a request is, as drawn above."""
 
-    DRAINING: everything it may generate is planned; only results are awaited, its slot is free already.
-    FINISHED: its end was proposed; its ids are kept until `Ended`. GONE: forgotten, perhaps still in a step in flight.
-    """
-
+    # It has no slot: it has never had one, was preempted, or lost its cache.
     WAITING = 1
+    # It has a slot, and ids that are known and not planned yet.
     PREFILLING = 2
+    # It has a slot and continues token by token.
     DECODING = 3
+    # All that it may generate is planned: its slot is free already, results are awaited.
     DRAINING = 4
+    # Its end was proposed; its ids are kept until `Ended`.
     FINISHED = 5
+    # Forgotten, though steps in flight may still hold slices of it.
     GONE = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestInput:
+    """What was asked for. Never changes."""
+
+    # As admission wrote it.
+    submission: Submission
+    # Orders requests by age, least first: nanoseconds, then the number of the request.
+    seniority: tuple[int, int]
+    # When it was received, in nanoseconds.
+    received_ns: int
+    # Until when its first token, and its end, must be there; None without a limit.
+    deadline_first_ns: int | None
+    deadline_ns: int | None
+    # Length of the prompt.
+    prompt_tokens: int
+    # Ids that end it once `min_tokens` are out.
+    end_ids: frozenset[int]
+    min_tokens: int
+    # Whether the detokenizer looks for stop strings, so that it may not run far ahead of it.
+    has_stop_strings: bool
+
+
+@dataclass(slots=True, eq=False)
+class OutputProgress:
+    """What is known of the output. Written by the handlers of what peers say."""
+
+    # All output ids so far, those of earlier lives included.
+    output: list[int]
+    # How many of them the detokenizer has looked at.
+    seen: int
+    # Log-probabilities of the ids sampled in this life; empty unless asked for.
+    logprobs: list[Likelihood] = field(default_factory=list)
+    # Output tokens after which it ends by length; 0 until it was measured.
+    limit: int = 0
+    # Slices whose result came, or never will.
+    results: int = 0
+    # The admission whose first token was announced; -1 for none.
+    announced_admission: int = -1
+    # Query tokens computed for it, and of them after its end, for nothing.
+    computed_tokens: int = 0
+    wasted_tokens: int = 0
+    # The wait for its start as predicted at receipt, in nanoseconds; 0 for none.
+    foreseen_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PlannedWork:
+    """How far it is planned. Written by the room `step`."""
+
+    # Output tokens known, or awaited from steps in flight.
+    outputs: int
+    # Positions computed or planned.
+    length: int = 0
+    # Positions whose ids the executor was given when the slot was filled; later ones it carries itself.
+    filled: int = 0
+    # Positions that had been computed when its cache was lost.
+    computed: int = 0
+    # Slices sent, and the number of the newest step with one.
+    slices: int = 0
+    last_step: int = 0
+    # `outputs` when it was last given a slot.
+    outputs_at_slot: int = 0
+    # `outputs` when it was last preempted; -1 before that.
+    preempted_at: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class CacheUse:
+    """What it holds of the cache. Written by `CacheMemory`."""
+
+    # Its block tables while it has a slot; None without one.
+    blocks: RequestBlocks | None = None
+    # Positions that these tables can hold.
+    room: int = 0
+    # Its ids in pages; None until first asked for, and after another executor came.
+    prefix: Prefix | None = None
+    # Its cache on the host while it waits; None if it was not swapped out.
+    host: HostBlocks | None = None
+    # Units that its admission counted on for known tokens and that are not allocated yet.
+    promised: int = 0
+    # Prompt tokens that were in the cache when it was first admitted.
+    cached_tokens: int = 0
+    # Since when it holds cache (nanoseconds), and how many blocks it held then.
+    since_ns: int = 0
+    since_blocks: int = 0
+    # Blocks times microseconds of what it held before.
+    block_us: int = 0
+    # Whether it was accepted before so much was kept for isolated classes, and may use that.
+    oversized: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Billing:
+    """What it was charged. Written by the policy, which may keep more; a policy without accounts charges nothing."""
+
+    # Rank of its class; 0 where classes have none.
+    rank: int = 0
+    # Whether it is of an isolated class, and may use what is kept for these.
+    isolated: bool = False
+    # Prompt positions and output tokens charged, each once.
+    paid_prompt: int = 0
+    paid_output: int = 0
+    # Of these, what was not charged to its present account.
+    prompt_before: int = 0
+    output_before: int = 0
+    # When it last let others go first (nanoseconds); 0 for never.
+    rotated_ns: int = 0
+
+    def may_wait_for(self, other: "Billing") -> bool:
+        """Whether the other request is served no later than this one, so that this one may wait for its prefix."""
+        del other
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Suspicion:
+    """Whether it may have killed the executor. Written by `Suspects`."""
+
+    # It was in what failed, and has made no token since.
+    suspected: bool = False
+    # How often it failed alone without a token in between.
+    failures_alone: int = 0
+    # How many output tokens it had when it failed.
+    suspected_at: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RequestLife:
+    """When it began, how it ended. Written by the room `step`."""
+
+    # When its first step was planned (nanoseconds); None before.
+    started_ns: int | None = None
+    # How often it was given a slot.
+    admissions: int = 0
+    # Its end as proposed, and what it says about it; None while it goes on.
+    end: End | None = None
+    detail: str = ""
+    # When it was withdrawn while steps held it (nanoseconds), and how many steps were done then; None if it was not.
+    withdrawn_ns: int | None = None
+    withdrawn_step: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A stream with its progress; positions count prompt and output tokens from 0.
+    """One stream: who it is, where it is, and its facets."""
 
-    seniority: orders requests by age, least first, and is never changed.
-    limit: output tokens after which it ends by length. planned: output tokens known or awaited from steps in flight.
-    length: positions computed or planned. filled: positions whose ids the executor was given when the slot was filled;
-    later ones it carries itself. held: its cache while it has a slot; room: positions that its tables can hold.
-    prefix: its ids in pages. stored: its cache on the host while it waits, if it was swapped out.
-    promised: units of the cache for known tokens that admission counted on and that are not allocated yet.
-    computed: positions that had been computed when its cache was lost. cached_tokens: prompt tokens that were in the
-    cache when it was first admitted.
-    in_flight: steps in flight with a slice of it, `last_step` the newest of them.
-    seen: output tokens the detokenizer has looked at. preempted_at: `planned` when last preempted, -1 before that.
-    suspected: it was in what failed when it had made `suspected_at` tokens, and has made no more since; failures_alone: how
-    often nobody else was.
-    deadline_first_ns, deadline_ns: until when its first token, and its end, must be there. foreseen_ns: the wait for its
-    start as predicted at receipt.
-    withdrawn_ns: when it was withdrawn while steps held it.
-    spent, wasted: query tokens computed for it, and for nothing after its end. held_ns, held_blocks: since when it holds
-    cache, and how much it held then; block_us: blocks times microseconds of earlier holdings.
-    account, rank: whose it is, and the rank of its class, where the policy shares. exempt: it may use what is kept for
-    isolated classes. paid_prompt, paid_output: prompt positions and output tokens charged, each once; prompt_before,
-    output_before: those of them that were not charged to this account. slot_planned: `planned` when it was last given a
-    slot. rotated_ns: when it last let others go first, 0 for never.
-    likelihoods: of the output ids sampled in this life, if it asks for them; nothing here looks into them.
-    """
-
-    submission: Submission
+    # Which stream, and which attempt at it.
     stream: Stream
     attempt: int
-    seniority: tuple[int, int]
-    received_ns: int
-    deadline_first_ns: int | None
-    deadline_ns: int | None
-    prompt_tokens: int
-    output: list[int]
-    end_ids: frozenset[int]
-    min_tokens: int
-    has_stop: bool
-    seen: int
+    asked: RequestInput
+    progress: OutputProgress
+    work: PlannedWork
+    # Written by the room `step`: its state, and its slot, -1 without one.
     state: RequestState = RequestState.WAITING
-    limit: int = 0
     slot: int = -1
-    planned: int = 0
-    length: int = 0
-    filled: int = 0
-    room: int = 0
-    held: RequestBlocks | None = None
-    prefix: Prefix | None = None
-    stored: HostBlocks | None = None
-    promised: int = 0
-    computed: int = 0
-    cached_tokens: int = 0
-    in_flight: int = 0
-    last_step: int = 0
-    preempted_at: int = -1
-    suspected: bool = False
-    failures_alone: int = 0
-    suspected_at: int = 0
-    started_ns: int | None = None
-    foreseen_ns: int = 0
-    decoding_shown: bool = False
-    end: End | None = None
-    detail: str = ""
-    withdrawn_ns: int | None = None
-    withdrawn_step: int = field(default=0)
-    spent: int = 0
-    wasted: int = 0
-    held_ns: int = 0
-    held_blocks: int = 0
-    block_us: int = 0
-    account: ServiceAccount | None = None
-    rank: int = 0
-    exempt: bool = False
-    prompt_before: int = 0
-    output_before: int = 0
-    paid_prompt: int = 0
-    paid_output: int = 0
-    slot_planned: int = 0
-    rotated_ns: int = 0
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    cache: CacheUse = field(default_factory=CacheUse)
+    billing: Billing = field(default_factory=Billing)
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    life: RequestLife = field(default_factory=RequestLife)
 
     @property
     def known(self) -> int:
         """How many ids are known: prompt and output."""
-        return self.prompt_tokens + len(self.output)
+        return self.asked.prompt_tokens + len(self.progress.output)
 
-    def likelihoods_from(self, start: int) -> tuple[Likelihood, ...]:
-        """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
-        first = len(self.output) - len(self.likelihoods)
-        return tuple(self.likelihoods[start - first :]) if self.likelihoods and start >= first else ()
+    @property
+    def in_flight(self) -> int:
+        """How many steps in flight hold a slice of it."""
+        return self.work.slices - self.progress.results
+
+    @property
+    def exempt(self) -> bool:
+        """Whether it may use what is kept for isolated classes."""
+        return self.billing.isolated or self.cache.oversized
 
     @property
     def immune(self) -> bool:
         """Whether it has been preempted and not made a token since."""
-        return self.preempted_at >= 0 and len(self.output) <= self.preempted_at
+        return self.work.preempted_at >= 0 and len(self.progress.output) <= self.work.preempted_at
 
     @property
     def queue_us(self) -> int:
         """Microseconds from receipt to its first step; 0 before."""
-        return 0 if self.started_ns is None else (self.started_ns - self.received_ns) // 1000
+        started_ns = self.life.started_ns
+        return 0 if started_ns is None else (started_ns - self.asked.received_ns) // 1000
+
+    @property
+    def natural_end(self) -> End | None:
+        """The end that its output so far proposes: an end id once `min_tokens` are out, else its length."""
+        output, asked = self.progress.output, self.asked
+        if output and output[-1] in asked.end_ids and len(output) >= asked.min_tokens:
+            return End.STOP
+        return End.LENGTH if len(output) >= self.progress.limit else None
+
+    def logprobs_from(self, start: int) -> tuple[Likelihood, ...]:
+        """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
+        logprobs = self.progress.logprobs
+        first = len(self.progress.output) - len(logprobs)
+        return tuple(logprobs[start - first :]) if logprobs and start >= first else ()
 
 
 def make_request(submission: Submission, now_ns: int, number: int) -> Request:
     """Begin a request from its submission, the `number`-th ever taken."""
     output = list(submission.output_ids)
     return Request(
-        submission=submission,
         stream=submission.stream,
         attempt=submission.attempt,
-        seniority=(now_ns - submission.seniority_ms * 1_000_000, number),
-        received_ns=now_ns,
-        deadline_first_ns=_deadline(now_ns, submission.ttl_first_ms),
-        deadline_ns=_deadline(now_ns, submission.ttl_ms),
-        prompt_tokens=len(submission.prompt_ids),
-        output=output,
-        end_ids=frozenset(submission.end_ids),
-        min_tokens=submission.sampling.min_tokens,
-        has_stop=submission.has_stop_strings,
-        seen=len(output),
-        planned=len(output),
+        asked=RequestInput(
+            submission=submission,
+            seniority=(now_ns - submission.seniority_ms * 1_000_000, number),
+            received_ns=now_ns,
+            deadline_first_ns=_deadline(now_ns, submission.ttl_first_ms),
+            deadline_ns=_deadline(now_ns, submission.ttl_ms),
+            prompt_tokens=len(submission.prompt_ids),
+            end_ids=frozenset(submission.end_ids),
+            min_tokens=submission.sampling.min_tokens,
+            has_stop_strings=submission.has_stop_strings,
+        ),
+        progress=OutputProgress(output=output, seen=len(output)),
+        work=PlannedWork(outputs=len(output)),
     )
 
 
 def _deadline(now_ns: int, ttl_ms: int | None) -> int | None:
     return None if ttl_ms is None else now_ns + ttl_ms * 1_000_000
-
-
-def natural_end(request: Request) -> End | None:
-    """The end that its output so far proposes: an end id once `min_tokens` are out, else its length."""
-    output = request.output
-    if output and output[-1] in request.end_ids and len(output) >= request.min_tokens:
-        return End.STOP
-    return End.LENGTH if len(output) >= request.limit else None

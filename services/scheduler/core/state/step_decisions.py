@@ -26,7 +26,7 @@ class WaitReason(IntEnum):
     READS = 3
     BLOCKS = 4
     MARGIN = 5
-    TWIN = 6
+    PREFIX = 6
     DETOKENIZER = 7
     TURN = 8
     RESERVED = 9
@@ -46,7 +46,7 @@ _TEXTS: Final = {
     WaitReason.READS: "the steps' budget of cached tokens, which others used up",
     WaitReason.BLOCKS: "blocks of the cache, which others held",
     WaitReason.MARGIN: "blocks of the cache beyond the margin that is kept for running requests",
-    WaitReason.TWIN: "a prefix that another request was computing",
+    WaitReason.PREFIX: "a prefix that another request was computing",
     WaitReason.DETOKENIZER: "the detokenizer to look for stop strings",
     WaitReason.TURN: "its turn: other tenants or classes had been served less",
     WaitReason.RESERVED: "capacity that is not reserved for another class",
@@ -103,11 +103,11 @@ class DecisionLog:
         self._gates: deque[BlockedClass] = deque(maxlen=GATES_KEPT)
         self._shut: dict[str, WaitReason] = {}
 
-    def decided(self, decision: StepDecision) -> None:
+    def add(self, decision: StepDecision) -> None:
         """A step was sent."""
         self.steps.append(decision)
 
-    def held_up(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
+    def set_blocked(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
         """What holds up arrivals from now on, by class; "" stands for all classes. Only changes are kept."""
         if gates == self._shut:
             return

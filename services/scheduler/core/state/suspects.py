@@ -34,12 +34,12 @@ class Suspects:
         return list(self._groups[min(self._groups)]) if self._groups else []
 
     @property
-    def standing(self) -> Suspected:
+    def suspected_now(self) -> Suspected:
         """Everybody who is suspected, to be told."""
         if self._standing is None:
             self._standing = Suspected(
                 tuple(
-                    Suspect(each.stream, Doubt(number, each.failures_alone, each.suspected_at))
+                    Suspect(each.stream, Doubt(number, each.suspicion.failures_alone, each.suspicion.suspected_at))
                     for number, group in sorted(self._groups.items())
                     for each in group
                 )
@@ -48,9 +48,9 @@ class Suspects:
 
     def resume(self, request: Request, doubt: Doubt) -> None:
         """An earlier scheduler suspected this one, which has made no token since."""
-        assert not request.suspected
-        request.suspected = True
-        request.failures_alone, request.suspected_at = doubt.failures_alone, doubt.output_tokens
+        assert not request.suspicion.suspected
+        request.suspicion.suspected = True
+        request.suspicion.failures_alone, request.suspicion.suspected_at = doubt.failures_alone, doubt.output_tokens
         self._groups.setdefault(doubt.group, {})[request] = None
         self._next = max(self._next, doubt.group + 1)
         self._standing = None
@@ -60,14 +60,14 @@ class Suspects:
 
         alone: nobody else was. Who did so as a suspect has failed on its own.
         """
-        if alone and len(accused) == 1 and accused[0].suspected:
-            accused[0].failures_alone += 1
-            if accused[0].failures_alone >= ALONE_MAX:
+        if alone and len(accused) == 1 and accused[0].suspicion.suspected:
+            accused[0].suspicion.failures_alone += 1
+            if accused[0].suspicion.failures_alone >= ALONE_MAX:
                 return accused
         for request in accused:
             self.drop(request)
-            request.suspected = True
-            request.suspected_at = max(request.suspected_at, len(request.output))
+            request.suspicion.suspected = True
+            request.suspicion.suspected_at = max(request.suspicion.suspected_at, len(request.progress.output))
         half = -(-len(accused) // 2)
         for part in (accused[:half], accused[half:]):
             if part:
@@ -78,8 +78,8 @@ class Suspects:
 
     def drop(self, request: Request) -> None:
         """It has made a token, or has ended: nobody suspects it."""
-        if request.suspected:
-            request.suspected = False
+        if request.suspicion.suspected:
+            request.suspicion.suspected = False
             for group in self._groups.values():
                 group.pop(request, None)
             self._groups = {number: group for number, group in self._groups.items() if group}
@@ -88,12 +88,14 @@ class Suspects:
     def clear(self, request: Request) -> None:
         """It has made a token beyond those that it had: what it failed in before is forgiven."""
         self.drop(request)
-        request.failures_alone = 0
+        request.suspicion.failures_alone = 0
 
     def check(self, requests: Iterable[Request]) -> None:
         """Every suspect is in one group, and nobody else."""
         suspected = [request for group in self._groups.values() for request in group]
         assert len(suspected) == len(set(suspected)), "a suspect is in two groups"
-        assert set(suspected) == {request for request in requests if request.suspected}
+        assert set(suspected) == {request for request in requests if request.suspicion.suspected}
         assert all(self._groups.values())
-        assert all(len(request.output) <= request.suspected_at for request in suspected), "a token clears"
+        assert all(len(request.progress.output) <= request.suspicion.suspected_at for request in suspected), (
+            "a token clears"
+        )

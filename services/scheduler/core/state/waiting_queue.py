@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from noria.services.scheduler.core.policy.policy import Policy, WaitingOrder
 from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request_policy import RequestPolicy, WaitingOrder
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class WaitingQueue:
 
     def wake(self, request: Request) -> None:
         """Its turn again, if it is still here and passed over, and nobody suspects it: a suspect's turn is not in the order."""
-        if request in self._passed and not request.suspected:
+        if request in self._passed and not request.suspicion.suspected:
             del self._passed[request]
             self._order.rejoin(request)
 
@@ -80,9 +80,9 @@ class WaitingQueue:
         """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
         self.tokens += 1
 
-    def reorder(self, policy: Policy) -> None:
+    def reorder(self, policy: RequestPolicy) -> None:
         """Put everybody under a policy, oldest first."""
-        requests = sorted(self._requests, key=lambda each: each.seniority)
+        requests = sorted(self._requests, key=lambda each: each.asked.seniority)
         ordered = [request for request in requests if request not in self._passed]
         for request in ordered:
             self._order.leave(request)
@@ -102,7 +102,7 @@ class WaitingQueue:
         self._order.check(self._requests.keys() - self._passed.keys())
 
     def _count(self, request: Request, change: int) -> None:
-        name, tokens = request.submission.traffic_class, request.prompt_tokens * change
+        name, tokens = request.asked.submission.traffic_class, request.asked.prompt_tokens * change
         for each in dict.fromkeys(("", name)):
             queue = self._queues.get(each)
             if queue is None:

@@ -8,6 +8,7 @@ from noria.proto.execution import Fill, Grow, Slice
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.request_blocks import Needs
 from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget
+from noria.services.scheduler.core.state.cache_memory import CacheMemory
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitReason
@@ -17,15 +18,15 @@ from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitR
 class StepBuilder:
     """What the step will hold so far. stalled: who lacks how many blocks of each group.
 
-    spared: pages of each group that only exempt requests may take. begun: where the chunks of prompts are among the
-    slices. pairs: of tokens of chunks and the positions that they read. pacing: the time that chunks may take, where
-    it is bounded. decodes, passed, gates: for the record of decisions; a gate holds up a class, or all ("").
+    left_pages: pages of each group that only exempt requests may take. chunk_index: where the chunks of prompts are among the
+    slices. pairs: of tokens of chunks and the positions that they read. prefill_budget: the time that chunks may take, where
+    it is bounded. decodes, passed, blocked_classes: for the record of decisions; a gate holds up a class, or all ("").
     withheld: query tokens of the budget that are left over on purpose.
     """
 
     number: int
     now_ns: int
-    cache: CacheAllocator
+    memory: CacheMemory
     tokens_left: int
     cache_left: int
     slices: list[Slice] = field(default_factory=list)
@@ -37,13 +38,13 @@ class StepBuilder:
     stalled: dict[Request, Needs] = field(default_factory=dict)
     recomputed: int = 0
     tokens_max: int = 0
-    spared: int = 0
+    left_pages: int = 0
     decodes: int = 0
     pairs: int = 0
-    pacing: PrefillBudget | None = None
-    begun: dict[Request, int] = field(default_factory=dict)
+    prefill_budget: PrefillBudget | None = None
+    chunk_index: dict[Request, int] = field(default_factory=dict)
     passed: list[PassedOver] = field(default_factory=list)
-    gates: dict[str, WaitReason] = field(default_factory=dict)
+    blocked_classes: dict[str, WaitReason] = field(default_factory=dict)
     withheld: int = 0
 
     def withhold(self, keep: int) -> None:
@@ -52,38 +53,37 @@ class StepBuilder:
         self.tokens_left -= self.withheld
 
     @property
-    def open(self) -> bool:
+    def has_room(self) -> bool:
         """Whether another chunk of a prompt may find a place."""
         return self.prompt_tokens(0) > 0
 
     def prompt_tokens(self, start: int) -> int:
         """How many tokens of a prompt, from position `start` on, the step may hold now."""
-        if self.pacing is None or not self.tokens_left:
+        if self.prefill_budget is None or not self.tokens_left:
             return self.tokens_left
-        return min(self.tokens_left, self.pacing.tokens(start, new=True))
+        return min(self.tokens_left, self.prefill_budget.tokens(start, new=True))
 
-    def pace(self, pacing: PrefillBudget | None) -> None:
+    def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
         """Bound the time of chunks from now on; those that are there count."""
-        self.pacing = pacing
-        if pacing is not None:
-            for index in self.begun.values():
+        self.prefill_budget = prefill_budget
+        if prefill_budget is not None:
+            for index in self.chunk_index.values():
                 part = self.slices[index]
-                pacing.spend(part.start, part.length, new=True)
+                prefill_budget.spend(part.start, part.length, new=True)
+
+    @property
+    def cache(self) -> CacheAllocator:
+        """The cache that the step may grow into."""
+        return self.memory.cache
 
     def make_room(self, request: Request, length: int) -> bool:
         """Allocate for `length` positions of a request, or note that it stalls."""
-        cache, holding = self.cache, request.held
-        assert holding is not None
-        spared = 0 if request.exempt else self.spared
-        added = cache.extend(holding, length, spared)
+        added = self.memory.grow(request, length, 0 if request.exempt else self.left_pages)
         if added is None:
-            self.stalled[request] = cache.lacks(holding, length)
+            assert request.cache.blocks is not None
+            self.stalled[request] = self.cache.lacks(request.cache.blocks, length)
             return False
-        kept = min(request.promised, cache.units(map(len, added)))
-        request.promised -= kept
-        cache.promised -= kept
         self.grows += [Grow(request.slot, group, blocks) for group, blocks in enumerate(added) if blocks]
-        request.room = cache.room(holding)
         return True
 
     def chunk(self, request: Request, *, ahead: bool, most: int | None = None) -> None:
@@ -92,24 +92,26 @@ class StepBuilder:
         A chunk that the step holds already is made longer. ahead: its next token must wait, so that its last known id is
         not computed yet.
         """
-        start = request.length
-        take = min(request.filled - start, self.tokens_left)
+        start = request.work.length
+        take = min(request.work.filled - start, self.tokens_left)
         if most is not None:
             take = min(take, most)
-        begun = self.begun.get(request)
-        if begun is not None:
+        chunk_index = self.chunk_index.get(request)
+        if chunk_index is not None:
             take = min(take, self.cache_left)
         elif self.slices:
             take = min(take, self.cache_left - start)
-        if ahead and start + take == request.filled:
+        if ahead and start + take == request.work.filled:
             take -= 1
-        if take > 0 and self.pacing is not None:
-            take = min(take, self.pacing.tokens(start, new=begun is None))
+        if take > 0 and self.prefill_budget is not None:
+            take = min(take, self.prefill_budget.tokens(start, new=chunk_index is None))
         if take <= 0:
             return
-        if start + take > request.room and not self.make_room(request, start + take):
-            assert request.held is not None
-            reachable = self.cache.reachable(request.held, start + take, 0 if request.exempt else self.spared)
+        if start + take > request.cache.room and not self.make_room(request, start + take):
+            assert request.cache.blocks is not None
+            reachable = self.cache.reachable(
+                request.cache.blocks, start + take, 0 if request.exempt else self.left_pages
+            )
             if reachable <= start or not self.make_room(request, reachable):
                 return
             take = reachable - start
@@ -119,16 +121,16 @@ class StepBuilder:
     @property
     def chunks(self) -> tuple[tuple[Stream, int], ...]:
         """Prompts, or tokens to be recomputed, of which the step has a part, and how many tokens."""
-        return tuple((request.stream, self.slices[index].length) for request, index in self.begun.items())
+        return tuple((request.stream, self.slices[index].length) for request, index in self.chunk_index.items())
 
     def pass_over(self, request: Request, reason: WaitReason) -> None:
         """Note that a request gets nothing in this step."""
         self.passed.append(PassedOver(request.stream, reason))
 
-    def hold_up(self, request: Request, reason: WaitReason, traffic_class: str = "") -> None:
+    def block(self, request: Request, reason: WaitReason, traffic_class: str = "") -> None:
         """Note that a waiting request, and with it all of its class or of all, is not admitted into this step."""
         self.pass_over(request, reason)
-        self.gates.setdefault(traffic_class, reason)
+        self.blocked_classes.setdefault(traffic_class, reason)
 
     def fill(self, request: Request) -> None:
         """Put a request that was just admitted into its slot, with all that it knows and holds."""
@@ -142,50 +144,50 @@ class StepBuilder:
         self.fills = [*fills, *self.fills]
 
     def _fill_of(self, request: Request) -> Fill:
-        assert request.held is not None
-        submission, begun = request.submission, self.begun.get(request)
+        assert request.cache.blocks is not None
+        submission, chunk_index = request.asked.submission, self.chunk_index.get(request)
         return Fill(
             slot=request.slot,
             stream=request.stream,
             attempt=request.attempt,
             prompt_ids=submission.prompt_ids,
-            output_ids=tuple(request.output),
+            output_ids=tuple(request.progress.output),
             sampling=submission.sampling,
             end_ids=submission.end_ids,
-            blocks=tuple(map(tuple, request.held.tables)),
-            cached=request.length if begun is None else self.slices[begun].start,
+            blocks=tuple(map(tuple, request.cache.blocks.tables)),
+            cached=request.work.length if chunk_index is None else self.slices[chunk_index].start,
             traceparent=submission.traceparent,
         )
 
     def _add(self, request: Request, start: int, take: int) -> None:
-        assert request.held is not None
+        assert request.cache.blocks is not None
         end = start + take
-        sample = end == request.filled
-        begun = self.begun.get(request)
-        if begun is None:
+        sample = end == request.work.filled
+        chunk_index = self.chunk_index.get(request)
+        if chunk_index is None:
             self.cache_left -= end
-            request.in_flight += 1
-            self._put(request, start, end, request.planned if sample else -1)
-            self.begun[request] = len(self.slices) - 1
+            request.work.slices += 1
+            self._put(request, start, end, request.work.outputs if sample else -1)
+            self.chunk_index[request] = len(self.slices) - 1
         else:
             self.cache_left -= take
-            first = self.slices[begun].start
-            self._put(request, first, end, request.planned if sample else -1)
-            self.slices[begun], self.entries[begun] = self.slices.pop(), self.entries.pop()
+            first = self.slices[chunk_index].start
+            self._put(request, first, end, request.work.outputs if sample else -1)
+            self.slices[chunk_index], self.entries[chunk_index] = self.slices.pop(), self.entries.pop()
         self.pairs += take * (start + end) // 2
-        if self.pacing is not None:
-            self.pacing.spend(start, take, new=begun is None)
-        self.recomputed += max(0, min(end, request.computed) - start)
-        request.length = end
-        request.last_step = self.number
+        if self.prefill_budget is not None:
+            self.prefill_budget.spend(start, take, new=chunk_index is None)
+        self.recomputed += max(0, min(end, request.work.computed) - start)
+        request.work.length = end
+        request.work.last_step = self.number
         self.tokens_left -= take
         if sample:
-            request.planned += 1
+            request.work.outputs += 1
             self.prefilled.append(request)
-            if request.planned == request.limit:
+            if request.work.outputs == request.progress.limit:
                 self.drained.append(request)
 
     def _put(self, request: Request, start: int, end: int, output: int) -> None:
-        assert request.held is not None
+        assert request.cache.blocks is not None
         self.slices.append(Slice(request.slot, start, end - start, False, output >= 0))
-        self.entries.append(InFlightSlice(request, output, end - start, end, request.held))
+        self.entries.append(InFlightSlice(request, output, end - start, end, request.cache.blocks))

@@ -1,0 +1,90 @@
+"""What loading a model found out, for the shell and for people. Knows neither tensors nor the device."""
+
+from typing import Final
+
+import msgspec
+import structlog
+import torch
+
+from noria.proto.execution import Geometry
+from noria.services.executor.kv_cache.memory_plan import Memory
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.runner.calibration import Advice, many
+
+_NAMES_MAX: Final = 50
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What loading found out. steady: every matrix product gives a row the same bits in any batch.
+
+    kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing. unused: names of
+    tensors and files in the model's folder that it does not read.
+    """
+
+    shape: Shape
+    geometry: Geometry
+    threads: int
+    memory: Memory
+    load_s: float
+    steady: bool
+    kernels: str = ""
+    unkept: str = ""
+    unused: tuple[str, ...] = ()
+
+
+def geometry_of(
+    name: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    chunk_bytes: int,
+    advice: Advice | None = None,
+    device: str = "cpu",
+) -> Geometry:
+    """What the scheduler is told."""
+    return Geometry(
+        model=name,
+        groups=shape.groups,
+        num_blocks=shape.num_blocks,
+        reserved_blocks=RESERVED_CHUNKS,
+        page_size=shape.page_size,
+        max_slots=shape.max_slots,
+        max_batch_tokens=shape.max_batch_tokens,
+        max_model_tokens=shape.max_model_tokens,
+        vocabulary=shape.vocabulary,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        host_slots=shape.host_slots,
+        bytes_per_chunk=chunk_bytes,
+        prefill_tokens=advice.alone if advice else 0,
+        prefill_tokens_beside=advice.beside if advice else 0,
+        prefill_tokens_few=advice.few if advice else 0,
+        prefill_decodes=many(shape) if advice else 0,
+    )
+
+
+def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Write down what the model is, where its memory goes, and what is not as it should be."""
+    geometry, memory = loaded.geometry, loaded.memory
+    log.info(
+        "model loaded",
+        model=geometry.model,
+        dtype=geometry.dtype,
+        threads=loaded.threads,
+        kernels=loaded.kernels,
+        seconds=round(loaded.load_s, 2),
+    )
+    log.info(
+        "memory",
+        free_mib=memory.free_bytes >> 20,
+        **{f"{share.name.replace(' ', '_')}_mib": share.bytes >> 20 for share in memory.shares},
+        num_blocks=geometry.num_blocks,
+        cache_tokens=memory.cache_tokens,
+        full_requests=memory.full_requests,
+    )
+    if loaded.unkept:
+        log.warning("packed weights cannot be kept", reason=loaded.unkept)
+    if loaded.unused:
+        # Cut, because a folder may hold another model's thousand tensors too.
+        log.warning("weights are not used", count=len(loaded.unused), names=list(loaded.unused[:_NAMES_MAX]))
+    if not loaded.steady:
+        log.warning("results depend on the batch", reason="a matrix product's order of summation varies")
