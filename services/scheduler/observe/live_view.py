@@ -1,7 +1,7 @@
-"""What the scheduler does, step by step, for people who watch: answer when asked, recorded only while somebody asks.
+"""What the scheduler does, step by step, for people who watch: answered when asked, recorded only while somebody asks.
 
-Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is answer. Nothing is
-kept once nobody has asked for `_WATCHED_NS`.
+Between two questions a step costs one entry in a bounded queue, which is looked into when it is asked for. Nothing is kept once
+nobody has asked for `_WATCHED_NS`.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class _WatchedStep(NamedTuple):
 
 
 class _WatchedChange(NamedTuple):
-    """A stream entered another stage while somebody watched."""
+    """A stream that entered another phase while somebody watched."""
 
     serial: int
     move: PhaseChanged
@@ -56,7 +56,7 @@ class _WatchedChange(NamedTuple):
 
 
 class LiveView:
-    """Watches a board. Times that are answer are milliseconds on the scheduler's own clock."""
+    """Answers what the console, `noria top` and Python ask. Times are milliseconds on the scheduler's own clock."""
 
     def __init__(self, view: SchedulerView, history: RequestHistory) -> None:
         self._view = view
@@ -71,7 +71,7 @@ class LiveView:
         self._survey: dict[str, Any] = {}
 
     def step_sent(self, plan: StepPlan, now_ns: int) -> None:
-        """A step was sent."""
+        """Record a step that was sent, if somebody watches."""
         if now_ns < self._watched_until_ns:
             self._serial += 1
             entries = self._view.newest_slices
@@ -81,7 +81,7 @@ class LiveView:
             self._moves.clear()
 
     def phase_changed(self, move: PhaseChanged) -> None:
-        """A stream entered another stage."""
+        """Record a stream's new phase, if somebody watches."""
         if move.at_ns >= self._watched_until_ns:
             return
         timeline = self._history.about(move.stream)
@@ -126,7 +126,7 @@ class LiveView:
             self._served[whose] = self._served.get(whose, 0) + entry.tokens
 
     def _state(self, now_ns: int) -> dict[str, Any]:
-        """Counts; those that cost as much as there are requests are taken twice a second at most."""
+        """The present counts; those that cost as much as there are requests are taken twice a second at most."""
         view, counts = self._view, self._view.counts()
         if now_ns - self._surveyed_ns >= _SURVEY_NS:
             self._surveyed_ns = now_ns
@@ -171,7 +171,7 @@ class LiveView:
         ]
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        """The requests that there are, the running ones first, as far as they are answer at once."""
+        """The requests that are known, the running ones first, up to `_REQUESTS_SHOWN`."""
         found = sorted(self._view.requests(), key=lambda each: each.state is RequestState.WAITING)
         for request in found[:_REQUESTS_SHOWN]:
             if request.state in _STATES:

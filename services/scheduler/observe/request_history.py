@@ -1,7 +1,7 @@
-"""What became of each request lately, told in plain words: what it waited for, when, and for how long.
+"""What became of each request lately, in plain words: what it waited for, when, and for how long.
 
-Hears every move of a stream and reads the board's record of decisions. Bounded: of streams that ended the last
-STORIES_KEPT are remembered. Decides nothing.
+Follows the phases of every stream and reads the record of decisions. Bounded: of streams that ended the last TIMELINES_KEPT are
+remembered. Decides nothing.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _BACK: Final = {
 
 @dataclass(slots=True, eq=False)
 class RequestTimeline:
-    """One stream's moves, oldest first, with who and what it is."""
+    """One stream's phases, oldest first, with who and what it is."""
 
     stream: Stream
     traffic_class: str = ""
@@ -33,7 +33,7 @@ class RequestTimeline:
 
 
 class RequestHistory:
-    """Stories of the streams of a board."""
+    """The timelines of a scheduler's streams."""
 
     def __init__(self, view: SchedulerView) -> None:
         self._view = view
@@ -41,7 +41,7 @@ class RequestHistory:
         self._over: dict[Stream, None] = {}
 
     def phase_changed(self, move: PhaseChanged) -> None:
-        """A stream entered another stage."""
+        """Add a stream's new phase to its timeline."""
         timeline = self._timelines.get(move.stream)
         if timeline is None:
             timeline = self._timelines[move.stream] = RequestTimeline(move.stream)
@@ -58,13 +58,13 @@ class RequestHistory:
             self._over.pop(move.stream, None)
 
     def answer(self, about: str, now_ns: int) -> dict[str, list[str]]:
-        """The stories of all streams of a request, named by its number, as lines of text."""
+        """The timelines of all streams of a request, named by its number, as lines of text."""
         number = int(about) if about.isdecimal() else -1
         found = [timeline for stream, timeline in self._timelines.items() if stream.request == number]
         return {"why": [line for timeline in found for line in self.lines_of(timeline, now_ns)]}
 
     def answer_phases(self, about: str, now_ns: int) -> list[dict[str, object]]:
-        """The moves of all streams of a request, named by its number, in milliseconds since its first."""
+        """The phases of all streams of a request, named by its number, in milliseconds since its first."""
         number = int(about) if about.isdecimal() else -1
         return [
             {
@@ -89,7 +89,7 @@ class RequestHistory:
         ]
 
     def about(self, stream: Stream) -> RequestTimeline | None:
-        """One stream's timeline."""
+        """One stream's timeline; None when it is not remembered."""
         return self._timelines.get(stream)
 
     def lines_of(self, timeline: RequestTimeline, now_ns: int) -> list[str]:

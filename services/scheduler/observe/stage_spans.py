@@ -1,4 +1,4 @@
-"""The scheduler's part of each request's trace: `queue`, `prefill` and `decode`, one after the other, with what happened."""
+"""The spans of each request in the scheduler: `queue`, `prefill` and `decode`, one after the other, with events."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +19,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True, eq=False)
 class _OpenSpan:
-    """A stream's open span. again: it waits once more."""
+    """The span of a stream's present phase. again: it waits once more."""
 
     stage: RequestPhase
     span: Span
@@ -27,7 +27,7 @@ class _OpenSpan:
 
 
 class PhaseSpans:
-    """One open span per stream, replaced at each move. Without telemetry nothing is kept."""
+    """One open span for each stream, replaced at each new phase. Without telemetry nothing is kept."""
 
     def __init__(self, telemetry: Telemetry, view: SchedulerView) -> None:
         self._telemetry = telemetry
@@ -37,7 +37,7 @@ class PhaseSpans:
         self._recorded = 0
 
     def phase_changed(self, moved: PhaseChanged, now_ns: int) -> None:
-        """End the stream's span and begin that of its next stage, both at the time of the move."""
+        """End the stream's span and begin that of its next phase, both at the time of the change."""
         if not self._telemetry.enabled:
             return
         before = self._open.pop(moved.stream, None)
@@ -58,7 +58,7 @@ class PhaseSpans:
         self._open[moved.stream] = _OpenSpan(moved.stage, span, again)
 
     def step_sent(self) -> None:
-        """A step was sent: remember which part of whose prompt it holds."""
+        """Remember which part of whose prompt the step holds that was just sent."""
         if not self._recorded:
             return
         decision = self._view.last_decision
@@ -69,7 +69,7 @@ class PhaseSpans:
                 self._chunks.setdefault(stream, []).append((decision.number, tokens, decision.at_ns))
 
     def close(self) -> None:
-        """End what is open: the process stops."""
+        """End all open spans: the process stops."""
         for kept in self._open.values():
             kept.span.end({spans.ATTRIBUTE_DECISION: "stopped"})
         self._open.clear()
@@ -82,7 +82,7 @@ class PhaseSpans:
         if moved.decision:
             outcome[spans.ATTRIBUTE_DECISION] = moved.decision
         if before.stage is not RequestPhase.QUEUED or moved.stage is RequestPhase.ENDED:
-            # A move is heard of after the steps planned meanwhile: chunks belong to the span that ends here.
+            # A change is replied after the steps planned meanwhile: chunks belong to the span that ends here.
             for number, tokens, at_ns in self._chunks.pop(moved.stream, ()):
                 chunk: dict[str, Attribute] = {spans.ATTRIBUTE_STEP: number, spans.ATTRIBUTE_QUERY_TOKENS: tokens}
                 span.event(spans.EVENT_CHUNK, chunk, ago_s=(now_ns - at_ns) / 1e9)

@@ -36,7 +36,7 @@ class HostPool:
     def store(self, tables: Tables, length: int, slot: int) -> HostBlocks | None:
         """Take host blocks for all of a request's blocks and order the copies; None when they do not fit.
 
-        slot: where the executor knows it, or -1.
+        slot: the executor's, or -1 where it does not know the request.
         """
         needs = [len(table) for table in tables]
         chunks = sum(each.chunks(need) for each, need in zip(self._blocks, needs, strict=True))
@@ -64,7 +64,7 @@ class HostPool:
     def fetch(self, stored: HostBlocks, tables: Tables, first: int) -> None:
         """Order the copies back, from table entry `first` on; the host blocks are free after the plan.
 
-        What was stored since the last plan goes to the host and comes back in one.
+        What was stored since the last plan goes to the host and comes back in one plan.
         """
         self._in += _copies(stored.tables, tables, first)
         self._emptied.append(stored)
@@ -78,7 +78,7 @@ class HostPool:
                 each.give_back(block)
 
     def take_moves(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
-        """The swap-outs and swap-ins of the plan that is being sent, and whose cache goes out; told once."""
+        """The swap-outs and swap-ins for the plan that is being sent, and whose cache goes out; each once."""
         out = tuple(copy for copies in self._out.values() for copy in copies)
         back = tuple(self._in)
         stash = tuple(Stash(slot, stored.length, stored.tables) for stored, slot in self._slots.items())
@@ -91,7 +91,7 @@ class HostPool:
         return out, back, stash
 
     def check(self, stored: list[HostBlocks]) -> None:
-        """Every host block is blank or has one owner."""
+        """Raises AssertionError when a host block has two owners or none."""
         chunks: list[int] = []
         for group, each in enumerate(self._blocks):
             chunks += each.check([block for one in stored for block in one.tables[group]])

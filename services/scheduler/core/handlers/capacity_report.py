@@ -1,8 +1,8 @@
 """What admission may count on: credit, the step-time model, and when a new request would start.
 
-A prediction is the work that waits: where slots are what lacks, until so many come free; where the token budget is, at the
-pace at which such work was started lately. It is compared with what comes true, and how far it was off is published with
-it. Everything costs O(classes + running requests) a step, and O(1) a waiting request.
+A start is predicted from the work that waits: where slots are what lacks, as the time until so many come free; where the token
+budget is, at the rate at which such work was started lately. Each prediction is compared with what comes true, and the factor
+by which it was off is published with it. Everything costs O(classes + running requests) a step, O(1) a waiting request.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ _STEPS_KEPT: Final = 1.0 - 1.0 / 64
 
 
 class CapacityReport:
-    """Counts submissions and predicts starts. `submitted` counts those of admission's present life."""
+    """Counts submissions and predicts starts. submitted: submissions of admission's present life."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -36,7 +36,7 @@ class CapacityReport:
         self._computed_ns = 0.0
 
     def done(self, step: InFlightStep, compute_us: int) -> None:
-        """A step took so long."""
+        """Learn from a step that took so long."""
         self.times.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
         if self._waited:
             self._computed_ns += compute_us * 1000
@@ -45,14 +45,14 @@ class CapacityReport:
             self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)
 
     def received(self, requests: list[Request]) -> None:
-        """New requests wait: keep what is foretold to each, to learn how far it is off."""
+        """Keep the wait that is predicted to each new request, to learn how far it is off."""
         classes = {each.traffic_class: each for each in self.capacity().classes}
         for request in requests:
             offered = classes.get(request.asked.submission.traffic_class, classes[ALL])
             request.progress.foreseen_ns = int(offered.start_ms * 1e6)
 
     def planned(self, now_ns: int, started: list[Request]) -> None:
-        """A plan was sent that started these requests, the first time for each."""
+        """Learn from a plan that started these requests, each for the first time."""
         spent_ns = now_ns - self._last_plan_ns
         for name in self._waited:
             self._pace(name).wait(spent_ns, by_slots=self._by_slots(name))
@@ -68,7 +68,7 @@ class CapacityReport:
         self._last_plan_ns, self._waited = now_ns, self._state.waiting.busy()
 
     def capacity(self) -> Capacity:
-        """The present credit and predictions, for all together and for each class that was seen."""
+        """The present credit and predictions, for all classes together ("") and for each class that was seen."""
         state = self._state
         settings, waiting, geometry, memory = state.settings, state.waiting, state.geometry, state.memory
         requests = max(0, settings.queue_requests_max - len(waiting))
@@ -92,7 +92,7 @@ class CapacityReport:
         )
 
     def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: SlotForecast) -> ClassCapacity:
-        """A new request starts after those that wait before it."""
+        """The credit of one class: its new request starts after those that wait before it."""
         own = name if self._by_class else ALL
         queue, pace, whole, held = self._state.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
         by_slots = pace.by_slots if pace.spent_ns else float(held or not self._state.slots.free)
@@ -111,7 +111,7 @@ class CapacityReport:
         )
 
     def _outlook(self, cache_tokens: int) -> SlotForecast:
-        """When slots come free."""
+        """The forecast of when slots come free."""
         state = self._state
         waiting, running = state.waiting.queue(ALL), (*state.decoding, *state.prefilling)
         begun = sum([request.work.filled - request.work.length for request in state.prefilling])

@@ -1,4 +1,4 @@
-"""What the scheduler core is told once, at its start."""
+"""The settings of the scheduler's core, fixed at its start."""
 
 from dataclasses import dataclass, field
 

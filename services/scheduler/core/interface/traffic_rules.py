@@ -1,4 +1,4 @@
-"""What the scheduler is told of classes and tenants: how the slots, the cache and the tokens are to be shared."""
+"""Classes and tenants: the rules by which slots, cache and tokens are shared."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -12,8 +12,9 @@ _WHOLE_PART_MAX: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class TrafficClass:
-    """One class. rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share.
+    """One class of requests, as configured.
 
+    rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share of service.
     reserved_slots, reserved_cache: what it gets back within one preemption; the second is a share of the cache.
     isolated: what it reserves is nobody else's, even unused, and it has no other slots. request_tokens: the most that one
     request may have, prompt and output together; None without a limit.
@@ -37,7 +38,7 @@ class TrafficClass:
     queue_tokens_max: int | None = None
 
     def reserved_pages(self, pages: int, page_tokens: int) -> int:
-        """What it reserves of a cache of so many pages; an isolated class at least one request, if that is a small part."""
+        """How many pages of a cache of so many the class reserves; if isolated at least one request's, where that is a small part."""
         share = int(self.reserved_cache * pages)
         if not self.isolated or self.request_tokens is None:
             return share
@@ -45,7 +46,7 @@ class TrafficClass:
         return max(share, whole) if whole <= _WHOLE_PART_MAX * pages else share
 
     def cramped(self, pages: int, page_tokens: int) -> bool:
-        """Whether it is isolated, and its largest request may not find room in what it reserves."""
+        """Whether the class is isolated, and its largest request may not find room in what it reserves."""
         reserved = self.reserved_pages(pages, page_tokens) * page_tokens
         return self.isolated and (self.request_tokens is None or reserved < self.request_tokens)
 

@@ -1,9 +1,9 @@
-"""Composes a step by shares: whoever has been served least by weight goes next, class first, then tenant.
+"""Composes steps of the policy `fair`: whoever has been served least by weight goes next, class first, then tenant.
 
-Isolated pools go before everybody. Then each sequence that continues gets its token; then those who have a right to
-reserved slots; then prompts under way and waiting requests contend for what is left, none with more than half of it
-while others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these
-contend, too. What nobody else can use goes to whoever can, so that no token is left while there is work for it.
+Isolated pools go before everybody. Then each sequence that continues gets its token; then classes fill the slots that are
+reserved for them; then prompts under way and waiting requests contend for what is left, none with more than half of it while
+others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these contend, too. What
+nobody else can use goes to whoever can, so that no token is left while there is work for it.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _REMEMBERED_NS: Final = 60_000_000_000
 
 
 class FairComposer:
-    """Composes steps for `fair`. times: of steps. margin: what arrivals leave free."""
+    """Composes steps for `fair`. margin: share of the cache that arrivals leave free. times: what steps take."""
 
     def __init__(self, state: SchedulerState, fair: FairShares, margin: float, times: StepTimePredictor) -> None:
         self._state = state
@@ -46,7 +46,7 @@ class FairComposer:
 
     @property
     def patient(self) -> bool:
-        """While a class asks for short steps, it is also served by what is decided late."""
+        """Whether a class asks for short steps: it is then also served by what is decided late."""
         return self._prefill_budget is not None
 
     def prepare(self, now_ns: int) -> None:
@@ -55,7 +55,7 @@ class FairComposer:
         self._fresh = True
 
     def tokens(self, most: int, now_ns: int) -> int:
-        """As many as keep the time between tokens that running requests ask for."""
+        """As many query tokens as keep the time between tokens that running requests ask for."""
         if not self._fresh:  # somebody gave way to running requests since
             self._usage = self._reservations.count()
         self._fresh = False
@@ -83,7 +83,7 @@ class FairComposer:
         return min(targets, default=None)
 
     def compose(self, builder: StepBuilder) -> None:
-        """Spend the builder's budgets."""
+        """Spend the step's budgets on whoever was served least; suspects are left out."""
         state, usage = self._state, self._usage
         isolated = self._isolated(builder)
         builder.set_prefill_budget(self._prefill_budget)
@@ -107,7 +107,7 @@ class FairComposer:
         self._count_prompts(builder)
 
     def compose_only(self, builder: StepBuilder, requests: list[Request]) -> None:
-        """Spend them on these requests alone."""
+        """Spend the step's budgets on these requests alone, who are suspected."""
         builder.left_pages = max(0, builder.cache.reserved_pages - self._usage.isolated_pages)
         for request in requests:
             if request.state is RequestState.PREFILLING:
@@ -121,7 +121,7 @@ class FairComposer:
         self._count_prompts(builder)
 
     def _isolated(self, builder: StepBuilder) -> dict[Request, None]:
-        """Isolated pools first, each request with a small part of the step; returns who is running in one."""
+        """Serve isolated pools first, each request with a small part of the step; returns who is running in one."""
         state, usage = self._state, self._usage
         running: dict[Request, None] = {}
         pools = [share for share, use in usage.uses.items() if share.terms.isolated and (use.slots or share.waiting)]
@@ -151,13 +151,13 @@ class FairComposer:
         return running
 
     def _decode(self, builder: StepBuilder, decoding: Iterable[Request]) -> None:
-        """One token for each sequence that continues, charged."""
+        """Plan and charge one token for each sequence that continues."""
         first = len(builder.entries)
         plan_decodes(builder, decoding, self._lookahead)
         self._fair.decoded(builder.entries[first:])
 
     def _entitled(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
-        """Those who have a right to a slot that is reserved for their class, or was taken for it."""
+        """Admit those who have a right to a slot that is reserved for their class, or was taken for it."""
         usage, owed = self._usage, self._reservations.owed
         shares = [share for share in usage.uses if share.waiting and not share.terms.isolated]
         for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
@@ -170,7 +170,7 @@ class FairComposer:
                     break
 
     def _contend(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
-        """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
+        """Serve prompts under way and waiting requests, the least served first; then those who were capped get what is left."""
         while builder.has_room:
             account = contest.next(arrivals=bool(self._state.slots.free))
             if account is None:
@@ -248,7 +248,7 @@ class FairComposer:
         return None
 
     def _chunk(self, builder: StepBuilder, request: Request, most: int | None) -> None:
-        """A part of a prompt, charged."""
+        """Plan and charge a part of a prompt."""
         start, planned = request.work.length, request.work.outputs
         builder.chunk(request, ahead=self._state.ahead(request), most=most)
         if request.work.length > start:
@@ -269,7 +269,7 @@ class FairComposer:
                 builder.block(request, reason, share.terms.name)
 
     def _count_prompts(self, builder: StepBuilder) -> None:
-        """Who contends for prompt tokens until the next step."""
+        """Set which accounts contend for prompt tokens until the next step."""
         counts: dict[ClassShare, dict[ServiceAccount, int]] = {}
         for request in self._state.prefilling:
             if request.work.length < request.work.filled:

@@ -1,9 +1,9 @@
-"""Who gives way before a step is composed, for waiting requests that have a right to their slot or blocks.
+"""Preempts, before a step is composed, for waiting requests that have a right to a slot or to blocks.
 
-Three rights: to what is reserved for a class, from whoever uses it beyond its own; to slots and blocks of classes of lower
-rank, for a class that has not been served more; and to the slot of a request that used up its quantum. Classes are
-compared by rank, never by age, so that nobody takes back what was taken from it. Nobody is pushed aside again before it
-has made its progress.
+There are three rights: to what is reserved for a class, from whoever uses it beyond its own; to slots and blocks of classes of
+lower rank, for a class that has not been served more; and to the slot of a request that used up its quantum. Classes are
+compared by rank, never by age, so that nobody takes back what was taken from it. Nobody is pushed aside again before it has
+made its progress.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ _TAKEN_MAX: Final = 4
 
 
 class ReservationPreemption:
-    """Preempts for waiting requests. owed: slots that were taken for a class and not given to it yet.
+    """Preempts for waiting requests of `fair`.
 
-    blocked: the first of a class, where it lacked blocks in the last step that was composed.
+    owed: slots that were taken for a class and not given to it yet. blocked: the first of a class, where it lacked blocks in the
+    last step that was composed.
     """
 
     def __init__(self, state: SchedulerState, fair: FairShares, margin: float) -> None:
@@ -102,7 +103,7 @@ class ReservationPreemption:
                 self._preempt(usage, victim, now_ns)
 
     def _victims(self, usage: SlotUsage, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
-        """Whom a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
+        """The requests that a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
         givers: dict[ClassShare, bool] = {}
         for other, use in usage.uses.items():
             beyond = use.pages > use.reserved_pages if blocks else use.slots > use.reserved

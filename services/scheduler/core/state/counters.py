@@ -1,12 +1,13 @@
-"""What has happened, in numbers."""
+"""Counters of what has happened since the scheduler's start."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """What has happened since the start. wasted_tokens: query tokens computed for slices that were discarded.
+    """What has happened since the start. Users know these names from `/debug/state`.
 
+    wasted_tokens: query tokens computed for slices that were discarded.
     prompt_tokens: of requests when first admitted, each counted once, and hit_tokens those of them found in the cache;
     hits after a preemption are recovered_tokens. resets, swaps_out: preemptions; reset_tokens: positions whose cache was
     given up; recomputed_tokens: positions computed again. evictions: cached pages given up. adopted: streams whose cache

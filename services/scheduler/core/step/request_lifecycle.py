@@ -20,7 +20,7 @@ class RequestLifecycle:
         self._state = state
 
     def announce(self, request: Request, phase: RequestPhase, now_ns: int, decision: str = "") -> None:
-        """Tell that a request entered a phase."""
+        """Reply that a request entered a phase."""
         traceparent, outputs = request.asked.submission.traceparent, len(request.progress.output)
         self._state.replies.append(PhaseChanged(request.stream, phase, now_ns, traceparent, outputs, decision))
 
@@ -46,7 +46,7 @@ class RequestLifecycle:
         self.announce(request, RequestPhase.PREFILLING, now_ns)
 
     def adopt(self, request: Request, length: int, now_ns: int) -> None:
-        """Give a waiting request a slot whose cache holds `length` positions of it; the plan that opens the epoch tells its ids."""
+        """Give a waiting request a slot whose cache holds `length` positions of it; the plan that opens the epoch names its ids."""
         state = self._state
         state.waiting.remove(request)
         request.work.length = length
@@ -142,7 +142,7 @@ class RequestLifecycle:
         self.announce(request, RequestPhase.ENDED, now_ns, end.label)
 
     def forget(self, request: Request, now_ns: int, decision: str, *, reclaim: bool) -> None:
-        """Drop a request, whatever its state. reclaim: tell when its last block is back."""
+        """Drop a request, whatever its state. reclaim: report when its last block is back."""
         state = self._state
         if request.state is RequestState.FINISHED:
             state.finished -= 1

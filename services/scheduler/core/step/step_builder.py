@@ -1,4 +1,4 @@
-"""A step's plan in the making, with what is left of its budgets."""
+"""A step's plan while it is put together, with what is left of its budgets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitR
 
 @dataclass(slots=True, eq=False)
 class StepBuilder:
-    """What the step will hold so far. stalled: who lacks how many blocks of each group.
+    """What the step holds so far.
 
-    left_pages: pages of each group that only exempt requests may take. chunk_index: where the chunks of prompts are among the
-    slices. pairs: of tokens of chunks and the positions that they read. prefill_budget: the time that chunks may take, where
-    it is bounded. decodes, passed, blocked_classes: for the record of decisions; a gate holds up a class, or all ("").
-    withheld: query tokens of the budget that are left over on purpose.
+    stalled: who lacks how many blocks of each group. left_pages: pages of each group that only exempt requests may take.
+    chunk_index: where the chunks of prompts are among the slices. pairs: of tokens of chunks and the positions that they read.
+    prefill_budget: the time that chunks may take; None where it is not bounded. decodes, passed, blocked_classes: for the record of
+    decisions; the last by class, "" for all. withheld: query tokens of the budget that are left over on purpose.
     """
 
     number: int
@@ -64,7 +64,7 @@ class StepBuilder:
         return min(self.tokens_left, self.prefill_budget.tokens(start, new=True))
 
     def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
-        """Bound the time of chunks from now on; those that are there count."""
+        """Bound the time of chunks from now on; those that the step has already count."""
         self.prefill_budget = prefill_budget
         if prefill_budget is not None:
             for index in self.chunk_index.values():
@@ -87,7 +87,7 @@ class StepBuilder:
         return True
 
     def chunk(self, request: Request, *, ahead: bool, most: int | None = None) -> None:
-        """As much of a prompt, or of tokens to be recomputed, as budgets and blocks allow; `most` tokens at most.
+        """Plan as much of a prompt, or of tokens to be recomputed, as budgets and blocks allow; `most` tokens at most.
 
         A chunk that the step holds already is made longer. ahead: its next token must wait, so that its last known id is
         not computed yet.
@@ -137,7 +137,7 @@ class StepBuilder:
         self.fills.append(self._fill_of(request))
 
     def adopt(self, requests: Iterable[Request]) -> None:
-        """Put requests whose cache was taken over into their slots; their tables are told whole."""
+        """Put requests whose cache was taken over into their slots, with their whole block tables."""
         fills = [self._fill_of(request) for request in requests]
         slots = {fill.slot for fill in fills}
         self.grows = [grow for grow in self.grows if grow.slot not in slots]

@@ -1,6 +1,6 @@
-"""Builds the next step: who computes how many tokens, who is admitted, and who gives way when blocks run out.
+"""Plans the next step: who computes how many tokens, who is admitted, and who gives way when blocks run out.
 
-Two budgets are spent while it is built, query tokens and cached tokens read; slots bound the requests. Whoever lacks
+Two budgets are spent while it is built, query tokens and cached tokens read; slots bound the requests. A request that lacks
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
@@ -25,7 +25,7 @@ _LEAD_PART: Final = 0.15
 
 
 class StepPlanner:
-    """Plans over a state. `token_limit` is set below the configured budget after a step ran out of memory.
+    """Plans the steps of one scheduler. token_limit: set below the configured budget after a step ran out of memory.
 
     due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
     """
@@ -79,7 +79,7 @@ class StepPlanner:
         return self._send(builder, memory)
 
     def _composed(self, now_ns: int, memory: CacheMemory) -> tuple[StepBuilder, bool]:
-        """The next step's builder, after others gave way where nobody could go on, and whether slots are to be told of."""
+        """The next step, after others gave way where nobody could go on, and whether slots are to be released."""
         state = self._state
         unsent = state.slots.begin_plan()
         builder = self._compose(now_ns, memory)
@@ -92,7 +92,7 @@ class StepPlanner:
         return builder, unsent
 
     def _early(self, now_ns: int) -> int | None:
-        """When to plan the next step, if it is too early for that."""
+        """When to plan the next step (nanoseconds), if it is too early for that now; else None."""
         lane = self._state.in_flight
         free_ns = lane.free_ns if lane.steps and self._composer.patient else 0
         due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - lane.busy_ns)))
