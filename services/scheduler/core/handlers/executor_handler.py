@@ -177,7 +177,7 @@ class ExecutorHandler:
         """Take a step's tokens; everything here is paid for every running request in every step."""
         core, lifecycle, counters, memory = self._state, self._lifecycle, self._state.counters, self._state.memory
         finished, gone, waiting, replies = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING, core.replies
-        results, useful = iter(sampled), 0
+        results, useful, suspects = iter(sampled), 0, len(core.suspects)
         for request, output, tokens, end, blocks in step.entries:
             progress, state = request.progress, request.state
             progress.results += 1
@@ -195,24 +195,32 @@ class ExecutorHandler:
                 continue
             if got is None:
                 continue
-            progress.output.append(got.ids[0])
-            if got.likelihoods:
-                progress.logprobs += got.likelihoods
+            ids, logprobs, life = got.ids, got.likelihoods, request.life
+            progress.output.append(ids[0])
+            if logprobs:
+                progress.logprobs += logprobs
             useful += 1
             if state is waiting:
                 core.waiting.learned()
-            elif progress.announced_admission != request.life.admissions:
-                progress.announced_admission = request.life.admissions
+            elif progress.announced_admission != life.admissions:
+                progress.announced_admission = life.admissions
                 lifecycle.announce(request, RequestPhase.DECODING, now_ns)
-            if request.suspicion.suspected and len(progress.output) > request.suspicion.suspected_at:
+            if suspects and request.suspicion.suspected and len(progress.output) > request.suspicion.suspected_at:
                 lifecycle.clear(request)
             reason = request.natural_end
             if reason is not None:
                 lifecycle.finish(request, reason, now_ns)
-            cached, queue_us = request.cache.cached_tokens, request.queue_us
             replies.append(
                 TokenRun(
-                    request.stream, request.attempt, output, got.ids, reason or 0, "", cached, queue_us, got.likelihoods
+                    request.stream,
+                    request.attempt,
+                    output,
+                    ids,
+                    reason or 0,
+                    "",
+                    request.cache.cached_tokens,
+                    life.queue_us,
+                    logprobs,
                 )
             )
         counters.output_tokens += useful

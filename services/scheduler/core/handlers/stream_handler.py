@@ -151,5 +151,5 @@ def token_run(request: Request, start: int, ids: tuple[int, ...]) -> TokenRun:
     end, cached = request.life.end or 0, request.cache.cached_tokens
     logprobs = request.logprobs_from(start) if ids else ()
     return TokenRun(
-        request.stream, request.attempt, start, ids, end, request.life.detail, cached, request.queue_us, logprobs
+        request.stream, request.attempt, start, ids, end, request.life.detail, cached, request.life.queue_us, logprobs
     )

@@ -87,10 +87,11 @@ class SlotUsage:
         uses, progress = self.uses, fair.rules.progress_tokens
         for request in requests:
             billing, blocks, at = request.billing, request.cache.blocks, request.work.preempted_at
-            assert isinstance(billing, FairBilling) and blocks is not None
+            assert type(billing) is FairBilling and blocks is not None
             use = uses[billing.account.share]
             use.slots += 1
-            use.pages += blocks.page_count
+            tables = blocks.tables
+            use.pages += len(tables[0]) if len(tables) == 1 else blocks.page_count
             if at >= 0 and len(request.progress.output) < at + progress:
                 use.firm += 1
 

@@ -115,11 +115,11 @@ class FairShares:
     def decoded(self, slices: Iterable[InFlightSlice]) -> None:
         """Charge the output tokens of sequences that continue. As `computed`, for all of them in every step."""
         price = self.rules.prices.output
-        for request, output, _, _, _ in slices:
-            billing = request.billing
+        for each in slices:
+            billing, output = each[0].billing, each[1]
             if output >= billing.paid_output:
                 billing.paid_output = output + 1
-                assert isinstance(billing, FairBilling)
+                assert type(billing) is FairBilling
                 billing.account.charge(price)
 
     def discarded(self, request: Request, output: int, start: int, end: int) -> None:
@@ -243,7 +243,7 @@ def turn(share: ClassShare) -> tuple[float, int, str]:
 def account_of(request: Request) -> ServiceAccount:
     """The account that pays for a request."""
     billing = request.billing
-    assert isinstance(billing, FairBilling)
+    assert type(billing) is FairBilling
     return billing.account
 
 

@@ -42,7 +42,7 @@ class RequestLifecycle:
         self._count_hits(request, pages * state.memory.cache.page_tokens, swapped=swapped, first=first)
         self._occupy(request)
         if first:
-            request.life.started_ns = now_ns
+            self._start(request, now_ns)
         self.announce(request, RequestPhase.PREFILLING, now_ns)
 
     def adopt(self, request: Request, length: int, now_ns: int) -> None:
@@ -52,7 +52,7 @@ class RequestLifecycle:
         request.work.length = length
         self._occupy(request)
         if request.life.started_ns is None:
-            request.life.started_ns = request.asked.received_ns
+            self._start(request, request.asked.received_ns)
         state.adopted[request] = None
         state.policy.taken_over(request)
         state.counters.adopted += 1
@@ -179,6 +179,11 @@ class RequestLifecycle:
             # What was accepted before so much was kept goes on.
             longest = request.asked.prompt_tokens + request.progress.limit
             mark_oversized(request, oversized=memory is not None and longest > memory.cache.largest_tokens)
+
+    def _start(self, request: Request, started_ns: int) -> None:
+        """Note when a request's first step was planned."""
+        request.life.started_ns = started_ns
+        request.life.queue_us = (started_ns - request.asked.received_ns) // 1000
 
     def _occupy(self, request: Request) -> None:
         """Take a slot for a request whose known ids are to be planned."""
