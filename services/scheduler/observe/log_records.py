@@ -193,7 +193,10 @@ def write(file: BinaryIO, record: AnyLogRecord) -> int:
 
 
 def read(path: Path) -> Iterator[AnyLogRecord]:
-    """All whole records of a file; one that was cut off by a crash ends it. Raises ValueError for a file of another kind."""
+    """All whole records of a file; one that was cut off by a crash ends it.
+
+    Raises ValueError for a file that is no event log, or of another format.
+    """
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (length,) = _LENGTH.unpack(head)
@@ -201,6 +204,11 @@ def read(path: Path) -> Iterator[AnyLogRecord]:
             if len(body) < length:
                 return
             try:
-                yield _DECODER.decode(body)
+                record = _DECODER.decode(body)
             except msgspec.DecodeError as error:
-                raise ValueError(f"{path} is not an event log of this version: {error}") from error
+                raise ValueError(f"{path} is not an event log of format {VERSION}: {error}") from error
+            if isinstance(record, LogBegan) and record.version != VERSION:
+                raise ValueError(
+                    f"{path} is an event log of format {record.version}; this version reads format {VERSION}"
+                )
+            yield record
