@@ -12,28 +12,29 @@ _WHOLE_PART_MAX: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class TrafficClass:
-    """One class of requests, as configured.
-
-    rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share of service.
-    reserved_slots, reserved_cache: what it gets back within one preemption; the second is a share of the cache.
-    isolated: what it reserves is nobody else's, even unused, and it has no other slots. request_tokens: the most that one
-    request may have, prompt and output together; None without a limit.
-    quantum_tokens: output after which a request lets others go first that wait for a slot. itl_target_ms: time between
-    tokens that steps are sized to keep. head_start: service that a class with such a target may have had more than its
-    share, and still go first. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
-    """
+    """One class of requests, as configured; the names stand in event logs."""
 
     name: str
+    # It may push aside classes of lower rank, unless they are not preemptible.
     rank: int = 1
+    # Its share of service.
     weight: float = 1.0
+    # What it gets back within one preemption: slots, and a share of the cache.
     reserved_slots: int = 0
     reserved_cache: float = 0.0
+    # Whether higher ranks may push its requests aside.
     preemptible: bool = True
+    # Whether what it reserves is nobody else's, even unused, and it has no other slots.
     isolated: bool = False
+    # The most that one request may have, prompt and output together; None without a limit.
     request_tokens: int | None = None
+    # Output after which a request lets others go first that wait for a slot; None for never.
     quantum_tokens: int | None = None
+    # Time between tokens that steps are sized to keep; None for no such time.
     itl_target_ms: float | None = None
+    # Service that a class with such a target may have had more than its share, and still go first.
     head_start: float = HEAD_START
+    # Bounds of its part of the queue; None for those of the whole.
     queue_requests_max: int | None = None
     queue_tokens_max: int | None = None
 

@@ -91,7 +91,7 @@ class FairComposer:
         decoding = state.continuing
         if isolated:
             decoding = [request for request in decoding if request not in isolated]
-        short = len(decoding) >= builder.tokens_left and bool(state.prefilling or len(state.waiting))
+        short = len(decoding) >= builder.budget.tokens_left and bool(state.prefilling or len(state.waiting))
         if not short:
             self._decode(builder, decoding)
             builder.withhold(state.prompt_tokens(len(builder.slices)))
@@ -99,7 +99,7 @@ class FairComposer:
         contest.enter([each for each in state.prefilling if each not in isolated and not each.suspicion.suspected])
         if short:
             contest.enter(decoding)
-        half = max(1, -(-builder.tokens_left // 2))
+        half = max(1, -(-builder.budget.tokens_left // 2))
         self._entitled(builder, contest, half)
         self._contend(builder, contest, half)
         contest.close()
@@ -114,7 +114,7 @@ class FairComposer:
                 self._chunk(builder, request, None)
             elif request.state is RequestState.DECODING:
                 self._decode(builder, (request,))
-            elif request.state is RequestState.WAITING and builder.tokens_left:
+            elif request.state is RequestState.WAITING and builder.budget.tokens_left:
                 reason = self._admit(builder, request, None)
                 if reason is not None:
                     builder.block(request, reason, share_of(request).terms.name)
@@ -127,7 +127,7 @@ class FairComposer:
         pools = [share for share, use in usage.uses.items() if share.terms.isolated and (use.slots or share.waiting)]
         if not pools:
             return running
-        most = max(1, builder.tokens_left // _ISOLATED_PART)
+        most = max(1, builder.budget.tokens_left // _ISOLATED_PART)
         for request in (*state.decoding, *state.prefilling):
             if share_of(request).terms.isolated and not request.suspicion.suspected:
                 running[request] = None
@@ -136,7 +136,7 @@ class FairComposer:
             if request.state is RequestState.PREFILLING:
                 self._chunk(builder, request, most)
         for share in pools:
-            while builder.tokens_left and state.slots.free and usage.has_slot(share):
+            while builder.budget.tokens_left and state.slots.free and usage.has_slot(share):
                 account = share.first()
                 if account is None:
                     break
@@ -257,14 +257,18 @@ class FairComposer:
     def _explain(self, builder: StepBuilder) -> None:
         """Say of each class that still waits, and was not looked at, why."""
         for share in self._usage.uses:
-            if not share.waiting or share.terms.name in builder.blocked_classes:
+            if not share.waiting or share.terms.name in builder.record.blocked_classes:
                 continue
             account = share.first()
             request = self._fair.order.first_of(account) if account is not None else None
             if request is not None:
                 slots = self._state.slots.free and self._usage.has_slot(share)
                 reason = (
-                    WaitReason.SLOTS if not slots else WaitReason.TURN if builder.tokens_left else WaitReason.TOKENS
+                    WaitReason.SLOTS
+                    if not slots
+                    else WaitReason.TURN
+                    if builder.budget.tokens_left
+                    else WaitReason.TOKENS
                 )
                 builder.block(request, reason, share.terms.name)
 

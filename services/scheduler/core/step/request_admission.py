@@ -52,9 +52,9 @@ class RequestAdmission:
             state.waiting.pass_over(request)
             builder.pass_over(request, WaitReason.PREFIX)
             return WaitReason.PREFIX
-        if builder.slices and builder.cache_left <= memory.start(request, len(found)):
+        if builder.slices and builder.budget.cache_left <= memory.start(request, len(found)):
             return WaitReason.READS
-        if builder.prefill_budget is not None and not builder.prefill_budget.tokens(
+        if builder.budget.prefill_budget is not None and not builder.budget.prefill_budget.tokens(
             memory.start(request, len(found)), new=True
         ):
             return WaitReason.TOKENS
@@ -77,7 +77,7 @@ class RequestAdmission:
 
     def _hindrance(self, builder: StepBuilder) -> WaitReason | None:
         """The reason why nobody can be admitted; None without one."""
-        if not builder.tokens_left:
+        if not builder.budget.tokens_left:
             return WaitReason.TOKENS
         if not self._state.slots.free:
             return WaitReason.SLOTS

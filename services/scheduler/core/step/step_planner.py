@@ -14,7 +14,7 @@ from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.state.step_decisions import StepDecision, WaitReason
 from noria.services.scheduler.core.step.preemption import Preemption
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
-from noria.services.scheduler.core.step.step_builder import StepBuilder
+from noria.services.scheduler.core.step.step_builder import StepBudget, StepBuilder
 from noria.services.scheduler.core.step.step_composer import StepComposer
 
 _UNLIMITED = 1 << 62
@@ -72,7 +72,7 @@ class StepPlanner:
             state.suspects.trial = not state.suspects.trial
             builder, more = self._composed(now_ns, memory)
             unsent = unsent or more
-        state.decisions.set_blocked(now_ns, builder.blocked_classes)
+        state.decisions.set_blocked(now_ns, builder.record.blocked_classes)
         # An executor without work must still learn which slots are empty.
         if not builder.slices and (state.in_flight.steps or not unsent):
             return None
@@ -102,9 +102,8 @@ class StepPlanner:
         state = self._state
         cache_left = state.settings.max_cache_tokens or _UNLIMITED
         tokens_left = self._composer.tokens(min(self.tokens_max, self.token_limit), now_ns)
-        builder = StepBuilder(
-            state.in_flight.number + 1, now_ns, memory, tokens_left, cache_left, tokens_max=tokens_left
-        )
+        budget = StepBudget(tokens_left, cache_left, tokens_max=tokens_left)
+        builder = StepBuilder(state.in_flight.number + 1, now_ns, memory, budget)
         if state.suspects.trial:
             self._composer.compose_only(builder, state.suspects.group)
         else:
@@ -113,11 +112,11 @@ class StepPlanner:
 
     def _send(self, builder: StepBuilder, memory: CacheMemory) -> StepPlan:
         state = self._state
-        tokens = builder.tokens_max - builder.tokens_left - builder.withheld
-        cache_tokens = (state.settings.max_cache_tokens or _UNLIMITED) - builder.cache_left
+        tokens = builder.budget.tokens_max - builder.budget.tokens_left - builder.budget.withheld
+        cache_tokens = (state.settings.max_cache_tokens or _UNLIMITED) - builder.budget.cache_left
         self._record(builder, tokens, cache_tokens)
-        predicted_us = self._times.predict_us(tokens, cache_tokens, len(builder.entries), builder.pairs)
-        step = InFlightStep(builder.number, builder.entries, tokens, cache_tokens, builder.pairs, predicted_us)
+        predicted_us = self._times.predict_us(tokens, cache_tokens, len(builder.entries), builder.record.pairs)
+        step = InFlightStep(builder.number, builder.entries, tokens, cache_tokens, builder.record.pairs, predicted_us)
         state.in_flight.send(step, builder.now_ns)
         if state.adopted:
             builder.adopt(state.adopted)
@@ -137,7 +136,7 @@ class StepPlanner:
             stash=orders.stash,
             predicted_us=predicted_us,
         )
-        state.counters.recomputed_tokens += builder.recomputed
+        state.counters.recomputed_tokens += builder.record.recomputed
         state.counters.evictions += memory.cache.evictions()
         for request in builder.prefilled:
             self._lifecycle.decode(request)
@@ -155,13 +154,13 @@ class StepPlanner:
                 epoch=state.in_flight.epoch,
                 number=builder.number,
                 at_ns=builder.now_ns,
-                tokens_max=builder.tokens_max - builder.withheld,
+                tokens_max=builder.budget.tokens_max - builder.budget.withheld,
                 tokens=tokens,
                 cache_tokens=cache_tokens,
-                decodes=builder.decodes,
+                decodes=builder.record.decodes,
                 chunks=builder.chunks,
                 admitted=tuple(each.stream for each in builder.fills),
-                passed=tuple(builder.passed),
+                passed=tuple(builder.record.passed),
                 running=state.running,
                 waiting=len(state.waiting),
             )
