@@ -33,9 +33,9 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.observe.live_view import LiveView
+from noria.services.scheduler.observe.phase_spans import PhaseSpans
 from noria.services.scheduler.observe.request_history import RequestHistory
 from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
-from noria.services.scheduler.observe.stage_spans import PhaseSpans
 from noria.services.scheduler.token_batches import TokenBatches
 from noria.shared.actor import Actor
 from noria.shared.log import logger

@@ -142,7 +142,7 @@ class SlidingAttentionAllocator(BlockAllocator):
     """Blocks of layers that look back a window: a table is a ring, page p of the sequence its entry p % ring_pages.
 
     A ring spans the window and the largest chunk, so that within a step no page is overwritten that the step reads; the
-    executor's lane is in order, so that no earlier step reads it any more.
+    executor computes steps in order, so that no earlier step reads it any more.
     """
 
     def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:

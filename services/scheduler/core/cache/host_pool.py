@@ -1,6 +1,6 @@
 """The host pool: blocks of preempted requests whose cache waits on the host, and the copies that the next plan orders.
 
-A plan's swap-outs come first on the executor's lane, so that they read complete content and device blocks may be used
+The executor does a plan's swap-outs first, so that they read complete content and device blocks may be used
 again in the same plan; host blocks that it swaps in are free for the plan after it.
 """
 
@@ -70,7 +70,7 @@ class HostPool:
         self._emptied.append(stored)
 
     def drop(self, stored: HostBlocks) -> None:
-        """Forget a request's cache; the lane is in order, so that its host blocks may be used again at once."""
+        """Forget a request's cache; its host blocks may be used again at once, for the executor works in order."""
         self._out.pop(stored, None)
         self._slots.pop(stored, None)
         for each, table in zip(self._blocks, stored.tables, strict=True):

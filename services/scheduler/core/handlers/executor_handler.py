@@ -62,7 +62,7 @@ class ExecutorHandler:
             case Inventory():
                 self._adoption.inventory_received(body)
             case Copied():
-                pass  # copies run on the in-order lane: nothing waits for them
+                pass  # copies run on the in-order in_flight: nothing waits for them
             case _:
                 assert_never(body)
 
@@ -70,11 +70,11 @@ class ExecutorHandler:
         """Take the tokens of a step; results of an older epoch are ignored."""
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._state.in_flight
-        if not lane.steps or lane.steps[0].number != body.number:
-            raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
-        _check_sampled(lane.steps[0], body.sampled)
-        step = lane.finish(now_ns)
+        in_flight = self._state.in_flight
+        if not in_flight.steps or in_flight.steps[0].number != body.number:
+            raise IllegalEventError(f"step {body.number} is done, but not the oldest of {in_flight.numbers} in flight")
+        _check_sampled(in_flight.steps[0], body.sampled)
+        step = in_flight.finish(now_ns)
         counters = self._state.counters
         counters.steps += 1
         counters.tokens += step.tokens
@@ -92,9 +92,9 @@ class ExecutorHandler:
         """
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._state.in_flight
-        if body.number not in lane.numbers:
-            raise IllegalEventError(f"step {body.number} failed, but only {lane.numbers} are in flight")
+        in_flight = self._state.in_flight
+        if body.number not in in_flight.numbers:
+            raise IllegalEventError(f"step {body.number} failed, but only {in_flight.numbers} are in flight")
         step = next(each for each in reopen(self._state, self._lifecycle, now_ns) if each.number == body.number)
         self._measure_all(now_ns)
         self._state.counters.failed_steps += 1

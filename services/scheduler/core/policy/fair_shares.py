@@ -184,7 +184,7 @@ class FairOrder:
     def first(self) -> Request | None:
         """The request whose turn were next, were all capacity free; None without any."""
         shares = [share for share in self._accounts.shares if share.waiting]
-        for share in sorted(shares, key=turn):
+        for share in sorted(shares, key=class_turn):
             account = share.first()
             if account is not None:
                 return self.first_of(account)
@@ -231,7 +231,7 @@ class FairOrder:
         )
 
 
-def turn(share: ClassShare) -> tuple[float, int, str]:
+def class_turn(share: ClassShare) -> tuple[float, int, str]:
     """Orders classes: the one that was served least by weight goes first, of equal ones that of higher rank.
 
     A class that asks for short steps is given its head start: it falls behind whole steps, not single tokens, and what it

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from noria.services.scheduler.core.policy.class_usage import SlotUsage, count_usage
-from noria.services.scheduler.core.policy.fair_shares import FairShares, account_of, share_of, turn
+from noria.services.scheduler.core.policy.fair_shares import FairShares, account_of, class_turn, share_of
 from noria.services.scheduler.core.policy.service_accounts import ClassShare
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
@@ -144,7 +144,7 @@ class ReservationPreemption:
         mine, other = account_of(request), account_of(head)
         if head.billing.rank < request.billing.rank:
             return False
-        return other is mine or (turn(other.share), other.virtual) <= (turn(mine.share), mine.virtual)
+        return other is mine or (class_turn(other.share), other.virtual) <= (class_turn(mine.share), mine.virtual)
 
     def _preempt(self, usage: SlotUsage, victim: Request, now_ns: int) -> None:
         assert victim.cache.blocks is not None

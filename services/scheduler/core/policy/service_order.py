@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from noria.services.scheduler.core.policy.fair_shares import account_of, turn
+from noria.services.scheduler.core.policy.fair_shares import account_of, class_turn
 from noria.services.scheduler.core.policy.service_accounts import ClassShare, ServiceAccount, ServiceAccounts
 from noria.services.scheduler.core.state.request import Request
 
@@ -50,7 +50,7 @@ class ServiceOrder:
             may_arrive = arrivals and share.waiting > 0 and self._may_arrive(share)
             if not may_arrive and not self._heaps.get(share):
                 continue
-            its_turn = turn(share)
+            its_turn = class_turn(share)
             if best_turn is not None and its_turn >= best_turn:
                 continue
             account = self._least(share, arrivals=may_arrive)
@@ -85,7 +85,7 @@ class ServiceOrder:
     def turn(self, request: Request) -> tuple[tuple[float, int, str], float, tuple[int, int]]:
         """Orders running requests by service, for `sorted`."""
         account = account_of(request)
-        return turn(account.share), account.virtual, request.asked.seniority
+        return class_turn(account.share), account.virtual, request.asked.seniority
 
     def close(self) -> None:
         """End the step: accounts that were set aside may be chosen again."""

@@ -93,9 +93,9 @@ class StepPlanner:
 
     def _early(self, now_ns: int) -> int | None:
         """When to plan the next step (nanoseconds), if it is too early for that now; else None."""
-        lane = self._state.in_flight
-        free_ns = lane.free_ns if lane.steps and self._composer.patient else 0
-        due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - lane.busy_ns)))
+        in_flight = self._state.in_flight
+        free_ns = in_flight.free_ns if in_flight.steps and self._composer.patient else 0
+        due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - in_flight.busy_ns)))
         return due_ns if due_ns > now_ns else None
 
     def _compose(self, now_ns: int, memory: CacheMemory) -> StepBuilder:
@@ -121,7 +121,7 @@ class StepPlanner:
         if state.adopted:
             builder.adopt(state.adopted)
             state.adopted.clear()
-        orders = memory.take_moves()
+        moves = memory.take_moves()
         plan = StepPlan(
             epoch=state.in_flight.epoch,
             number=builder.number,
@@ -129,11 +129,11 @@ class StepPlanner:
             fill=tuple(builder.fills),
             grow=tuple(builder.grows),
             release=state.slots.take_releases(),
-            swap_out=orders.swap_out,
-            copies=orders.copies,
-            swap_in=orders.swap_in,
-            replace=orders.replace,
-            stash=orders.stash,
+            swap_out=moves.swap_out,
+            copies=moves.copies,
+            swap_in=moves.swap_in,
+            replace=moves.replace,
+            stash=moves.stash,
             predicted_us=predicted_us,
         )
         state.counters.recomputed_tokens += builder.record.recomputed
