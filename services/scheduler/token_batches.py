@@ -46,9 +46,9 @@ class TokenBatches:
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
             self._awaited = not plain or self._view.has_stop_strings(run.stream) is not False
 
-    def phase_changed(self, move: PhaseChanged) -> None:
+    def phase_changed(self, change: PhaseChanged) -> None:
         """Note a stream's new phase: when it begins to decode, its first token is waited for."""
-        self._awaited = self._awaited or move.stage is RequestPhase.DECODING
+        self._awaited = self._awaited or change.phase is RequestPhase.DECODING
 
     def due(self, now_ns: int) -> bool:
         """Whether the runs are to be sent now; if not, the step under way ends soon enough."""

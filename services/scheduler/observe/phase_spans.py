@@ -21,7 +21,7 @@ _NAMES: Final = {
 class _OpenSpan:
     """The span of a stream's present phase. again: it waits once more."""
 
-    stage: RequestPhase
+    phase: RequestPhase
     span: Span
     again: bool
 
@@ -36,26 +36,26 @@ class PhaseSpans:
         self._chunks: dict[Stream, list[tuple[int, int, int]]] = {}
         self._recorded = 0
 
-    def phase_changed(self, moved: PhaseChanged, now_ns: int) -> None:
+    def phase_changed(self, change: PhaseChanged, now_ns: int) -> None:
         """End the stream's span and begin that of its next phase, both at the time of the change."""
         if not self._telemetry.enabled:
             return
-        before = self._open.pop(moved.stream, None)
-        again = before is not None and moved.stage is RequestPhase.QUEUED and bool(moved.decision)
-        ago_s = (now_ns - moved.at_ns) / 1e9
+        before = self._open.pop(change.stream, None)
+        again = before is not None and change.phase is RequestPhase.QUEUED and bool(change.decision)
+        ago_s = (now_ns - change.at_ns) / 1e9
         if before is not None:
-            self._end(before, moved, now_ns, again=again)
-        name = _NAMES.get(moved.stage)
+            self._end(before, change, now_ns, again=again)
+        name = _NAMES.get(change.phase)
         if name is None:
             return
         after = before.span if before is not None else NOTHING
-        span = self._telemetry.span(name, moved.traceparent, self._attributes(moved), start_ago_s=ago_s, after=after)
+        span = self._telemetry.span(name, change.traceparent, self._attributes(change), start_ago_s=ago_s, after=after)
         if again:
-            span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: moved.decision}, ago_s=ago_s)
-        elif moved.stage is RequestPhase.QUEUED and moved.output_tokens:
-            span.event(spans.EVENT_RECOVERED, {spans.ATTRIBUTE_OUTPUT_TOKENS: moved.output_tokens}, ago_s=ago_s)
+            span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: change.decision}, ago_s=ago_s)
+        elif change.phase is RequestPhase.QUEUED and change.output_tokens:
+            span.event(spans.EVENT_RECOVERED, {spans.ATTRIBUTE_OUTPUT_TOKENS: change.output_tokens}, ago_s=ago_s)
         self._recorded += span.recorded
-        self._open[moved.stream] = _OpenSpan(moved.stage, span, again)
+        self._open[change.stream] = _OpenSpan(change.phase, span, again)
 
     def step_sent(self) -> None:
         """Remember which part of whose prompt the step holds that was just sent."""
@@ -75,29 +75,29 @@ class PhaseSpans:
         self._open.clear()
         self._chunks.clear()
 
-    def _end(self, before: _OpenSpan, moved: PhaseChanged, now_ns: int, *, again: bool) -> None:
+    def _end(self, before: _OpenSpan, change: PhaseChanged, now_ns: int, *, again: bool) -> None:
         span = before.span
         self._recorded -= span.recorded
-        outcome: dict[str, Attribute] = {spans.ATTRIBUTE_OUTPUT_TOKENS: moved.output_tokens}
-        if moved.decision:
-            outcome[spans.ATTRIBUTE_DECISION] = moved.decision
-        if before.stage is not RequestPhase.QUEUED or moved.stage is RequestPhase.ENDED:
+        outcome: dict[str, Attribute] = {spans.ATTRIBUTE_OUTPUT_TOKENS: change.output_tokens}
+        if change.decision:
+            outcome[spans.ATTRIBUTE_DECISION] = change.decision
+        if before.phase is not RequestPhase.QUEUED or change.phase is RequestPhase.ENDED:
             # A change is replied after the steps planned meanwhile: chunks belong to the span that ends here.
-            for number, tokens, at_ns in self._chunks.pop(moved.stream, ()):
+            for number, tokens, at_ns in self._chunks.pop(change.stream, ()):
                 chunk: dict[str, Attribute] = {spans.ATTRIBUTE_STEP: number, spans.ATTRIBUTE_QUERY_TOKENS: tokens}
                 span.event(spans.EVENT_CHUNK, chunk, ago_s=(now_ns - at_ns) / 1e9)
-        elif before.again and moved.stage is RequestPhase.PREFILLING:
-            span.event(spans.EVENT_RESUMED, ago_s=(now_ns - moved.at_ns) / 1e9)
+        elif before.again and change.phase is RequestPhase.PREFILLING:
+            span.event(spans.EVENT_RESUMED, ago_s=(now_ns - change.at_ns) / 1e9)
         if again:
-            span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: moved.decision})
-        span.end(outcome, ago_s=(now_ns - moved.at_ns) / 1e9)
+            span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: change.decision})
+        span.end(outcome, ago_s=(now_ns - change.at_ns) / 1e9)
 
-    def _attributes(self, moved: PhaseChanged) -> dict[str, Attribute]:
+    def _attributes(self, change: PhaseChanged) -> dict[str, Attribute]:
         attributes: dict[str, Attribute] = {
-            spans.ATTRIBUTE_REQUEST: moved.stream.request,
-            spans.ATTRIBUTE_CHOICE: moved.stream.choice,
+            spans.ATTRIBUTE_REQUEST: change.stream.request,
+            spans.ATTRIBUTE_CHOICE: change.stream.choice,
         }
-        request = self._view.request(moved.stream)
-        if moved.stage is RequestPhase.PREFILLING and request is not None:
+        request = self._view.request(change.stream)
+        if change.phase is RequestPhase.PREFILLING and request is not None:
             attributes[spans.ATTRIBUTE_CACHED_TOKENS] = request.cached_tokens
         return attributes

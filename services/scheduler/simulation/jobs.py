@@ -85,7 +85,7 @@ class OutcomeRecorder:
                     self._run(reply, now_ns)
                 case PhaseChanged():
                     outcome = self.by_stream.get(reply.stream)
-                    if outcome is not None and reply.stage is RequestPhase.PREFILLING and outcome.started_ns is None:
+                    if outcome is not None and reply.phase is RequestPhase.PREFILLING and outcome.started_ns is None:
                         outcome.started_ns = reply.at_ns
                 case Reclaimed() | Spent():
                     pass

@@ -85,7 +85,7 @@ class PhaseChanged(NamedTuple):
     """A stream entered another phase at `at_ns`. decision: why, when it was the scheduler's choice; else empty."""
 
     stream: Stream
-    stage: RequestPhase
+    phase: RequestPhase
     at_ns: int
     traceparent: str
     output_tokens: int = 0
