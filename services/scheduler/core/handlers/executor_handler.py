@@ -62,7 +62,7 @@ class ExecutorHandler:
             case Inventory():
                 self._adoption.inventory_received(body)
             case Copied():
-                pass  # copies run on the in-order in_flight: nothing waits for them
+                pass  # the executor copies in order: nothing waits for it
             case _:
                 assert_never(body)
 
