@@ -99,7 +99,7 @@ class RequestBlocks:
         return len(tables[0]) if len(tables) == 1 else max(map(len, tables))
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """How many blocks are in its tables."""
         return sum(map(len, self.tables))
 

@@ -95,14 +95,14 @@ class FairComposer:
         if not short:
             self._decode(builder, decoding)
             builder.withhold(state.prompt_tokens(len(builder.slices)))
-        contest = ServiceOrder(self._fair.accounts)
-        contest.enter([each for each in state.prefilling if each not in isolated and not each.suspicion.suspected])
+        order = ServiceOrder(self._fair.accounts)
+        order.enter([each for each in state.prefilling if each not in isolated and not each.suspicion.suspected])
         if short:
-            contest.enter(decoding)
+            order.enter(decoding)
         half = max(1, -(-builder.budget.tokens_left // 2))
-        self._entitled(builder, contest, half)
-        self._contend(builder, contest, half)
-        contest.close()
+        self._entitled(builder, order, half)
+        self._contend(builder, order, half)
+        order.close()
         self._explain(builder)
         self._count_prompts(builder)
 
@@ -156,7 +156,7 @@ class FairComposer:
         plan_decodes(builder, decoding, self._lookahead)
         self._fair.decoded(builder.entries[first:])
 
-    def _entitled(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
+    def _entitled(self, builder: StepBuilder, order: ServiceOrder, half: int) -> None:
         """Admit those who have a right to a slot that is reserved for their class, or was taken for it."""
         usage, owed = self._usage, self._reservations.owed
         shares = [share for share in usage.uses if share.waiting and not share.terms.isolated]
@@ -166,38 +166,38 @@ class FairComposer:
                 account = share.first()
                 if account is None:
                     break
-                if not self._arrive(builder, contest, account, half):
+                if not self._arrive(builder, order, account, half):
                     break
 
-    def _contend(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
+    def _contend(self, builder: StepBuilder, order: ServiceOrder, half: int) -> None:
         """Serve prompts under way and waiting requests, the least served first; then those who were capped get what is left."""
         while builder.has_room:
-            account = contest.next(arrivals=bool(self._state.slots.free))
+            account = order.next(arrivals=bool(self._state.slots.free))
             if account is None:
                 break
-            request = contest.take(account)
+            request = order.take(account)
             if request is None:
-                self._arrive(builder, contest, account, half)
+                self._arrive(builder, order, account, half)
             elif request.state is RequestState.DECODING:
                 self._decode(builder, (request,))
             else:
-                self._chunk(builder, request, self._most(builder, contest, request, half))
+                self._chunk(builder, request, self._most(builder, order, request, half))
         if builder.has_room:
             unfinished = [each for each in builder.chunk_index if each.work.length < each.work.filled]
-            for request in sorted(unfinished, key=contest.turn):
+            for request in sorted(unfinished, key=order.turn):
                 self._chunk(builder, request, None)
 
-    def _most(self, builder: StepBuilder, contest: ServiceOrder, request: Request, half: int) -> int | None:
+    def _most(self, builder: StepBuilder, order: ServiceOrder, request: Request, half: int) -> int | None:
         """How much of a prompt the step may hold. One that it ends is not cut: in two halves it would only end later."""
         rest = (request.known if request.state is RequestState.WAITING else request.work.filled) - request.work.length
         whole = rest <= builder.prompt_tokens(request.work.length)
-        return half if not whole and contest.others(request.billing.rank) else None
+        return half if not whole and order.others(request.billing.rank) else None
 
-    def _arrive(self, builder: StepBuilder, contest: ServiceOrder, account: ServiceAccount, half: int) -> bool:
+    def _arrive(self, builder: StepBuilder, order: ServiceOrder, account: ServiceAccount, half: int) -> bool:
         """Offer the first waiting request of an account a place; note who may not go either when it gets none."""
         request = self._fair.order.first_of(account)
         assert request is not None
-        reason = self._admit(builder, request, self._most(builder, contest, request, half))
+        reason = self._admit(builder, request, self._most(builder, order, request, half))
         if reason is None or reason is WaitReason.PREFIX:
             return True
         share = account.share
@@ -207,13 +207,13 @@ class FairComposer:
                 builder.block(request, reason, share.terms.name)
                 if reason is not WaitReason.READS:
                     self._reservations.blocked[share] = request
-                contest.bar(share, self._reservations.slack(share))
+                order.bar(share, self._reservations.slack(share))
             case WaitReason.SLOTS | WaitReason.RUNNING_FIRST:
                 builder.block(request, reason, share.terms.name)
-                contest.shut(share)
+                order.shut(share)
             case _:
                 builder.pass_over(request, reason)
-                contest.set_aside(account)
+                order.set_aside(account)
         return False
 
     def _admit(self, builder: StepBuilder, request: Request, most: int | None) -> WaitReason | None:

@@ -105,7 +105,7 @@ class CacheMemory:
     def _settle(self, request: Request, blocks: RequestBlocks, now_ns: int) -> None:
         cache, use = self.cache, request.cache
         use.blocks, use.room = blocks, cache.room(blocks)
-        use.since_ns, use.since_blocks = now_ns, blocks.blocks
+        use.since_ns, use.since_blocks = now_ns, blocks.block_count
         use.promised = cache.units(cache.lacks(blocks, request.known))
         cache.promised += use.promised
         if cache.index is not None:
@@ -138,7 +138,7 @@ class CacheMemory:
         assert blocks is not None
         # What a request holds grows about evenly, so that its mean is that of its beginning and its end.
         held_us = (now_ns - use.since_ns) // 1000
-        use.block_us += (use.since_blocks + blocks.blocks) * held_us // 2
+        use.block_us += (use.since_blocks + blocks.block_count) * held_us // 2
         self.cache.promised -= use.promised
         use.promised = use.room = 0
         use.blocks = None

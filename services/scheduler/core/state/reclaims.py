@@ -42,7 +42,7 @@ class ReclaimReports:
             if request.life.withdrawn_ns is not None:
                 steps = self._in_flight.done - request.life.withdrawn_step
                 delay_us = (now_ns - request.life.withdrawn_ns) // 1000
-                self.reclaimed(request, blocks.blocks, steps, delay_us)
+                self.reclaimed(request, blocks.block_count, steps, delay_us)
 
     def reclaimed(self, request: Request, blocks: int, steps: int, delay_us: int) -> None:
         """Report that a withdrawn or ended stream has given back its last block."""

@@ -104,7 +104,7 @@ class RequestLifecycle:
         swapped = state.memory.store(request, -1 if request in state.adopted else request.slot)
         if swapped:
             counters.swaps_out += 1
-            counters.swapped_blocks += request.cache.blocks.blocks
+            counters.swapped_blocks += request.cache.blocks.block_count
         else:
             counters.resets += 1
             counters.reset_tokens += work.length
