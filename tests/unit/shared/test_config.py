@@ -49,6 +49,12 @@ def test_a_variable_names_the_file_where_no_flag_does(tmp_path: Path) -> None:
         ("[model", ("not valid",)),
         ("[cache]\nmax_memory_percent = 1.5", ("cache.max_memory_percent", "<= 1")),
         ("[executor]\nranks = 2", ("executor.ranks", "<= 1")),
+        ("[runtime]\nhang_timeout_s = 1", ("runtime.hang_timeout_s", "at least 1.5 s", "runtime.heartbeat_s")),
+        ("[runtime]\nheartbeat_s = 12", ("runtime.hang_timeout_s", "at least 18 s", "runtime.heartbeat_s")),
+        (
+            "[runtime]\nheartbeat_s = 3\npeer_timeout_s = 4",
+            ("runtime.peer_timeout_s", "at least 4.5 s", "runtime.heartbeat_s"),
+        ),
     ],
 )
 def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
