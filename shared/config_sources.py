@@ -14,6 +14,7 @@ import msgspec
 from noria.shared.config import Config
 from noria.shared.errors import UserError
 from noria.shared.options import KEYED, VARIABLE_PREFIX, Option, check_names, nearest, options, parse
+from noria.shared.sections.http import GATEWAY_GRACE_S_MAX
 from noria.shared.traffic import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
@@ -185,6 +186,18 @@ def _check_times(config: Config, layers: list[_Layer]) -> None:
                 f"{_source_of(path, other, layers)}: {path}: {seconds:g} s is too short; with {other} = "
                 f"{runtime.heartbeat_s:g} it must be at least {least_s:g} s"
             )
+    path, other, least_s = "http.gateway_grace_s", "runtime.hang_timeout_s", config.least_gateway_grace_s
+    if config.gateway_grace_s < least_s:
+        raise UserError(
+            f"{_source_of(path, other, layers)}: {path}: {config.gateway_grace_s:g} s is too short; with {other} = "
+            f"{runtime.hang_timeout_s:g} it must be at least {least_s:g} s, which is {other} + runtime.restart_pause_max_s + "
+            "runtime.peer_timeout_s: until then a gateway that hangs may not have a successor"
+        )
+    if config.gateway_grace_s > GATEWAY_GRACE_S_MAX:
+        raise UserError(
+            f"{_source_of(other, path, layers)}: {other} + runtime.restart_pause_max_s + runtime.peer_timeout_s, which {path} "
+            f"must not be below, are {least_s:g} s; it can be {GATEWAY_GRACE_S_MAX:g} s at most"
+        )
 
 
 def _source_of(path: str, other: str, layers: list[_Layer]) -> str:
