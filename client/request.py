@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     ttl_first_ms, ttl_ms: time to the first token, and to the end; what cannot keep them is refused or ends as `deadline`.
     keep: request_id is an idempotency key: asked for again, even after its end, the same answer comes and is charged once.
     background: it goes on to its end though nobody reads it, and is kept for a reader until the retention time is over.
-    grace_ms: how long it goes on once the server has not heard from this client for a while.
+    grace_ms: how long it goes on once the server has not heard from this client for a while; with `keep` to its end.
     logit_bias: by token id, or as pairs. logprobs: how many of the likeliest tokens to tell with each sampled one.
     All others are fields of `noria.proto.frontdoor.Generate` and `noria.proto.sampling.Sampling`.
     """

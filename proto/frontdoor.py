@@ -32,7 +32,8 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
     empty for the tenant's own choice.
     `keep`: `id` is an idempotency key: the answer is kept for a repetition even when it was acknowledged.
     `background`: it goes on to its end without any reader, and its answer is kept for one until the retention time is over.
-    `grace_ms`: how long it goes on once its client has fallen silent; the server's own patience where absent.
+    `grace_ms`: how long it goes on once its client has fallen silent, or has left it where `keep` lets it; the server's own
+    patience where absent. With `keep` a client's silence does not end it.
     """
 
     id: str

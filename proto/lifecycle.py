@@ -35,6 +35,7 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A sign of life. `progress` counts work done (steps, messages); `busy` says that work is waiting or under way.
 
     expected_us: how long the work under way should take, where that is predicted; 0 where it is not.
+    leaving_ms: the sender ends now and sends no more; how long it may take to be gone. 0 in all but the last.
     """
 
     state: State
@@ -42,6 +43,7 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     busy: bool = False
     detail: str = ""
     expected_us: int = 0
+    leaving_ms: int = 0
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):

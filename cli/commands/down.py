@@ -41,7 +41,8 @@ def down(now: bool) -> None:
         if now:
             time.sleep(_SECOND_SIGNAL_S)  # two signals at one time would be one
             send(supervisor, signal.SIGTERM)
-        patience_s = runtime.drain_timeout_s + len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S
+        finishing_s = runtime.drain_timeout_s + config.http.drain_timeout_s
+        patience_s = finishing_s + len(_SERVICES) * runtime.stop_timeout_s + _MARGIN_S
         if not gone(folder, supervisor, patience_s):
             raise UserError(f"the supervisor, process {supervisor.pid}, does not stop; kill it and run this again")
         stopped.append(supervisor)

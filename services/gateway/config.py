@@ -41,7 +41,7 @@ def gateway_config(config: Config) -> GatewayConfig:
         connections_max=config.http.connections_max,
         message_bytes_max=config.limits.message_bytes_max,
         drain_timeout_s=config.http.drain_timeout_s,
-        grace_ms=round(config.http.gateway_grace_s * 1000),
+        grace_ms=round(config.gateway_grace_s * 1000),
         admission=public_mailbox(config.runtime),
         curve=keys.toward(PUBLIC, Service.GATEWAY.value) if (keys := keys_of(config.runtime)) is not None else None,
         runtime=config.runtime,

@@ -42,6 +42,7 @@ class GatewayShell:
         self._draining = False
         self._leaving = False
         self._failure: BaseException | None = None
+        actor.leave_within(config.drain_timeout_s + config.runtime.stop_timeout_s)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
 

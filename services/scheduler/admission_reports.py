@@ -1,4 +1,4 @@
-"""What admission is told, at most once a turn each: blocks that are back, costs, suspects, what it may count on."""
+"""What the scheduler reports to admission, at most once a turn each: freed blocks, costs, suspects, capacity."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,10 @@ from noria.services.scheduler.stream_costs import StreamCosts
 
 
 class AdmissionReports:
-    """Gathers what admission is to be told. send: a message to admission; False when it was not taken. life: this process's."""
+    """Gathers what admission is to be sent.
+
+    send: sends a message to admission; False when its outbox is full. life: number of this process's life.
+    """
 
     def __init__(self, life: int, send: Callable[[msgspec.Struct], bool]) -> None:
         self.costs = StreamCosts()
@@ -21,35 +24,35 @@ class AdmissionReports:
         self._suspected: Suspected | None = None
 
     def admission_joined(self) -> None:
-        """Admission knows only what is on record."""
+        """Forget what was sent before: an admission that joins knows only what is on record."""
         self._suspected = None
         self._capacity_updates.forget()
         self.costs.send_again()
 
     def add_reclaimed(self, entry: Reclaimed) -> None:
-        """A stream's last block is back."""
+        """Report that a stream has given back its last block."""
         self._reclaimed.append(entry)
 
     def add_cost(self, entry: Spent) -> None:
-        """What a stream cost is known."""
+        """Report what a stream cost."""
         self.costs.add(entry)
 
     def mark_recorded(self, body: Accounted) -> None:
-        """Costs are on record; those of an earlier scheduler are nothing to this one."""
+        """Drop the costs that admission has on record; costs of an earlier scheduler are ignored."""
         if body.life == self._life:
             self.costs.mark_recorded(body.number)
 
     @property
     def due_ns(self) -> int | None:
-        """When there will be something to tell, if nothing happens before."""
+        """When a report is due if nothing happens before (nanoseconds); None without one."""
         return self._capacity_updates.due_ns
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether that is now."""
+        """Whether a report is due now."""
         return self._capacity_updates.due_ns is not None and self._capacity_updates.due_ns <= now_ns
 
     def advance(self, now_ns: int, capacity: Capacity, suspected: Suspected | None) -> None:
-        """Send what there is to tell. suspected: None while that is not known yet."""
+        """Send every report that is due. suspected: None while not all suspects are known yet."""
         if self._reclaimed:
             self._send(Reclaims(tuple(self._reclaimed)))
             self._reclaimed.clear()

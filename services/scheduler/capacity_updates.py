@@ -1,6 +1,6 @@
-"""When admission is sent what it may count on: a change of credit at once, changed predictions every now and then.
+"""When admission is sent a new capacity: at once when credit changes, every 100 ms when only predictions do.
 
-Predictions change with every step. Told with each, they woke admission twice as often as it has other work, and every turn
+Predictions change with every step. Sent with each, they woke admission twice as often as it has other work, and every turn
 of a service that runs beside computing threads makes a step longer.
 """
 
@@ -12,7 +12,10 @@ PREDICTIONS_NS: Final = 100_000_000
 
 
 class CapacityUpdates:
-    """Remembers what was sent last, and when. due_ns: when predictions are to be sent that have changed since."""
+    """Remembers which capacity was sent last, and when.
+
+    due_ns: when changed predictions are to be sent; None without any.
+    """
 
     def __init__(self) -> None:
         self.due_ns: int | None = None
@@ -20,11 +23,11 @@ class CapacityUpdates:
         self._sent_ns = 0
 
     def forget(self) -> None:
-        """Admission knows nothing any more."""
+        """Send the next capacity at once: admission has lost the last one."""
         self._sent = self.due_ns = None
 
     def is_due(self, capacity: Capacity, now_ns: int) -> bool:
-        """Whether this is to be sent now."""
+        """Whether this capacity is to be sent now."""
         sent, self.due_ns = self._sent, None
         if capacity == sent:
             return False
@@ -34,7 +37,7 @@ class CapacityUpdates:
         return False
 
     def mark_sent(self, capacity: Capacity, now_ns: int) -> None:
-        """It was sent."""
+        """Note that this capacity was sent."""
         self._sent, self._sent_ns = capacity, now_ns
 
 

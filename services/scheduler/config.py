@@ -46,7 +46,7 @@ def _request_tokens(settings: ClassSettings) -> int | None:
 
 
 def event_log_of(config: Config) -> Callable[[SchedulerView], EventLog] | None:
-    """How to begin the event log; None where none is configured."""
+    """A function that begins the event log; None where none is configured."""
     chosen = config.scheduler
     if not chosen.event_log:
         return None

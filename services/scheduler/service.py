@@ -1,4 +1,7 @@
-"""The scheduler's shell: mail becomes events, replies become one message for each edge and turn. It decides nothing."""
+"""The scheduler's process: messages become events of the core, its replies become one message for each peer and turn.
+
+It decides nothing.
+"""
 
 import dataclasses
 import itertools
@@ -30,9 +33,9 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.services.scheduler.observe.event_log import EventLog
 from noria.services.scheduler.observe.live_view import LiveView
+from noria.services.scheduler.observe.phase_spans import PhaseSpans
 from noria.services.scheduler.observe.request_history import RequestHistory
 from noria.services.scheduler.observe.scheduler_metrics import SchedulerMetrics
-from noria.services.scheduler.observe.stage_spans import PhaseSpans
 from noria.services.scheduler.token_batches import TokenBatches
 from noria.shared.actor.actor import Actor
 from noria.shared.telemetry.log import logger
@@ -43,7 +46,11 @@ _MAIL: Final = (Submit, Withdraw, Ended, Resend, Progress, Geometry, StepDone, S
 
 
 class SchedulerService:
-    """Runs a core on an actor. tokens_interval_ns: for how long tokens of short steps are told together, see `TokenBatches`."""
+    """Runs a core on an actor.
+
+    event_log: begins the event log, None for none. tokens_interval_ns: for how long tokens of short steps are sent together, see
+    `TokenBatches`.
+    """
 
     def __init__(
         self,
@@ -98,7 +105,10 @@ class SchedulerService:
             self._adopted = adopted
 
     def joined(self, peer: Service) -> None:
-        """Admission is told the capacity; an executor tells its geometry; the detokenizer is told where streams stand."""
+        """Greet a peer that begins a life or was missed, by what it is.
+
+        Admission is sent the capacity; an executor sends its geometry; the detokenizer is sent where each stream stands.
+        """
         match peer:
             case Service.ADMISSION:
                 self._reports.admission_joined()
@@ -119,19 +129,22 @@ class SchedulerService:
                 assert_never(peer)
 
     def lost(self, peer: Service) -> None:
-        """Without an executor nothing is planned; for the others, work goes on and is kept."""
+        """Go on without a silent peer: without an executor nothing is planned, for others messages are kept."""
         if peer is Service.EXECUTOR:
             self._apply(ExecutorSilent())
 
     def congested(self, peer: Service) -> None:
-        """Tokens are owed and sent later, capacity with the next step; two plans always fit into an outbox."""
+        """Send later what a full outbox did not take: tokens are asked of the core again, capacity goes with the next step.
+
+        Two plans always fit into the executor's outbox.
+        """
         assert peer is not Service.EXECUTOR, "a plan was not taken"
         self._log.warning("outbox full", peer=peer.value)
         if peer is Service.DETOKENIZER:
             self._owe(self._sending)
 
     def advance(self, now_ns: int) -> int | None:
-        """Send the plans that may be in flight, then the turn's tokens, reclaims and capacity."""
+        """Send the plans that may be in flight, then tokens and reports that are due; returns when to be called next."""
         due_ns = self._core.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._apply(TimePassed())
@@ -150,7 +163,7 @@ class SchedulerService:
         return _earliest(retry_ns, self._batches.due_ns, self._core.due_ns, self._reports.due_ns)
 
     def change_policy(self, settings: CoreSettings) -> None:
-        """Share as these settings say from now on; everything else of them waits for a restart."""
+        """Share as these settings say from now on; all else in them takes a restart."""
         self._apply(PolicyChanged(settings.policy, settings.rules))
         self._warn_of_cramped()
 
@@ -160,15 +173,15 @@ class SchedulerService:
                               traffic_class=name, request_tokens=tokens)  # fmt: skip
 
     def state(self) -> State:
-        """Ready at once: without an executor requests wait, and `Capacity.ready` says so."""
+        """READY from the start, or DRAINING: without an executor requests wait, and `Capacity.ready` says so."""
         return self._state
 
     def progress(self) -> tuple[int, bool]:
-        """Steps done, and whether anything waits or runs."""
+        """How many steps were done, and whether anything waits or runs."""
         return self._view.steps, self._view.busy
 
     def snapshot(self) -> dict[str, Any]:
-        """Counts that are zero when no request is alive, and counters since the start."""
+        """What `/debug/state` shows: counts that are zero when no request is alive, and counters since the start."""
         view, counts = self._view, self._view.counts()
         return {
             "waiting": counts.waiting,
@@ -189,12 +202,12 @@ class SchedulerService:
         }
 
     def drain(self, timeout_ms: int) -> None:
-        """Admission takes nothing new; here everything that was accepted goes on."""
+        """Say that this process drains; everything that was accepted goes on."""
         del timeout_ms
         self._state = State.DRAINING
 
     def close(self) -> None:
-        """End open spans."""
+        """End open spans and write the rest of the event log."""
         self._spans.close()
         if self._event_log is not None:
             self._event_log.close()
@@ -221,7 +234,7 @@ class SchedulerService:
                     assert_never(reply)
 
     def _send_tokens(self, now_ns: int) -> None:
-        """One message for all tokens that are due. What a detokenizer that is not there misses, it asks for itself."""
+        """Send all tokens that are due in one message. A detokenizer that missed some asks for them."""
         if self._owed:
             # An answer to the detokenizer may begin before what the full outbox did not take.
             self._owe(self._batches.drop(self._owed))
@@ -234,7 +247,7 @@ class SchedulerService:
             self._sending = ()
 
     def _owe(self, runs: Iterable[TokenRun]) -> None:
-        """Tell these streams later, from the earliest position of these runs."""
+        """Note streams whose tokens, from the earliest position of these runs on, must be sent later."""
         for run in runs:
             self._owed[run.stream] = min(run.start, self._owed.get(run.stream, run.start))
 

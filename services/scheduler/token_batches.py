@@ -1,8 +1,8 @@
-"""When tokens are told: those of several short steps at once, as long as nobody waits for them.
+"""When tokens are sent: those of several short steps in one message, as long as nobody waits for them.
 
-Telling wakes detokenizer, admission and gateway one after the other, and a service that runs beside computing threads finds its
-caches empty each time. With few streams, whose steps take a few milliseconds, that makes every step a tenth longer. So plain
-continuations are held back for an interval. When it is over is decided as steps end, which wakes this process anyway.
+A message wakes detokenizer, admission and gateway one after the other, and a service that runs beside computing threads finds
+its caches empty each time. With few streams, whose steps take a few milliseconds, that makes every step a tenth longer. So
+plain continuations are held back for an interval. Whether it is over is decided as steps end, which wakes this process anyway.
 Knows no clock and no socket.
 """
 
@@ -18,10 +18,10 @@ from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 
 
 class TokenBatches:
-    """Runs of tokens that have not been told yet. interval_ns: how long they are held back, 0 for not at all.
+    """Runs of tokens that have not been sent yet. interval_ns: how long they are held back, 0 for not at all.
 
     Never held back is what somebody waits for: a stream's first token, also after it waited or was computed again, its end,
-    answers to who asked, and all of streams with stop strings, which go on only as far as their text was looked at.
+    answers to requests for tokens, and all of streams with stop strings, which go on only as far as their text was looked at.
     """
 
     def __init__(self, view: SchedulerView, interval_ns: int) -> None:
@@ -36,40 +36,40 @@ class TokenBatches:
 
     @property
     def due_ns(self) -> int | None:
-        """When they are told though the step under way takes longer than was predicted; None without any."""
+        """The latest time at which they are sent, should the step under way take longer than predicted; None without any."""
         return self._sent_ns + self._interval_ns * 3 // 2 if self._runs else None
 
     def add(self, run: TokenRun, *, asked: bool) -> None:
-        """Take what is to be told. asked: it answers somebody; else it comes from a step."""
+        """Hold a run of tokens. asked: it answers somebody; else it comes from a step."""
         self._runs.append(run)
         if not self._awaited:
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
             self._awaited = not plain or self._view.has_stop_strings(run.stream) is not False
 
-    def phase_changed(self, move: PhaseChanged) -> None:
-        """A stream entered another stage; if that is decoding, its tokens have been waited for."""
-        self._awaited = self._awaited or move.stage is RequestPhase.DECODING
+    def phase_changed(self, change: PhaseChanged) -> None:
+        """Note a stream's new phase: when it begins to decode, its first token is waited for."""
+        self._awaited = self._awaited or change.phase is RequestPhase.DECODING
 
     def due(self, now_ns: int) -> bool:
-        """Whether they are to be told now; else the end of the step under way comes soon enough."""
+        """Whether the runs are to be sent now; if not, the step under way ends soon enough."""
         if self.due_ns is None:
             return False
         ends_ns = self._view.next_result_ns
         return self._awaited or not 0 < ends_ns < self._sent_ns + self._interval_ns or now_ns >= self.due_ns
 
     def take(self, now_ns: int) -> tuple[TokenRun, ...]:
-        """All of them, consecutive ones of a stream as one; they are told now."""
+        """All runs, consecutive ones of a stream joined; they count as sent now."""
         runs, self._runs, self._awaited, self._sent_ns = self._runs, [], False, now_ns
         return tuple(map(_joined, _chains(runs)))
 
     def drop(self, streams: Container[Stream]) -> list[TokenRun]:
-        """Take back those of some streams, which are to be told otherwise."""
+        """Take back the runs of some streams, which are sent in another way."""
         dropped = [run for run in self._runs if run.stream in streams]
         self._runs = [run for run in self._runs if run.stream not in streams]
         return dropped
 
     def clear(self) -> None:
-        """Nobody is to be told: whoever lacks them will ask."""
+        """Drop all runs: whoever lacks them asks for them."""
         self._runs.clear()
 
 

@@ -14,7 +14,6 @@ from noria.shared.config.config import Config
 from noria.shared.model.model_folder import cache_dir, resolve, served_names
 
 _DEATHS: Final = 5
-_PAUSE_MAX_NS: Final = 10_000_000_000  # a dead service is not left alone for longer
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
@@ -65,7 +64,7 @@ def _limits(config: Config) -> Limits:
         drain_ns=int(settings.drain_timeout_s * 1e9),
         hang_ns=int(settings.hang_timeout_s * 1e9),
         pause_ns=int(settings.restart_pause_s * 1e9),
-        pause_max_ns=max(_PAUSE_MAX_NS, int(settings.restart_pause_s * 1e9)),
+        pause_max_ns=int(settings.longest_restart_pause_s * 1e9),
         deaths=settings.crash_loop_deaths or max(_DEATHS, halvings + 2),
     )
 

@@ -22,14 +22,14 @@ from noria.shared.process.listener import listen
 from noria.shared.process.locks import Holder, Lock, living_holder
 
 CONFIG_NAME: Final = "effective.json"
-# What may differ between the configuration of running services and ours: it is read again, or only the supervisor's.
+# What may differ between the configuration of running services and ours: it is read again, or only the supervisor's. Not
+# what the gateway's grace follows from: a supervisor more patient than theirs would find hung gateways too late.
 _MAY_DIFFER: Final = frozenset(
     f"runtime.{key}"
     for key in (
         "config_file",
         "start_timeout_s",
         "stop_timeout_s",
-        "hang_timeout_s",
         "restart_pause_s",
         "crash_loop_deaths",
     )

@@ -238,7 +238,9 @@ class Supervisor:
                 continue
             if self._heard.get(service) != link.last_heard_ns:
                 self._heard[service] = link.last_heard_ns
-                self._apply(events.Heard(service, link.state, link.progress, link.busy, link.expected_us, now_ns))
+                leaving_ns = link.leaving_ms * 1_000_000
+                said = (link.state, link.progress, link.busy, link.expected_us, now_ns, leaving_ns)
+                self._apply(events.Heard(service, *said))
         for service, process in self._processes.of.items():
             # One that has taken its lock has only to open its mailbox: from then on its silence counts.
             if self._stack.children[service].heard_ns is None and self._holds_its_lock(service, process.pid):

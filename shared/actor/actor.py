@@ -48,6 +48,8 @@ class Actor:
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
         self._release: Callable[[], None] | None = None
+        self._leaving_s = settings.stop_timeout_s
+        self._before_close: list[Callable[[float], None]] = []
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
         self._asked: list[tuple[bytes, Inspect]] = []
@@ -100,6 +102,14 @@ class Actor:
         """Call this with the monotonic time at the end of every turn."""
         self._each_turn.append(call)
 
+    def before_close(self, call: Callable[[float], None]) -> None:
+        """Call this when the loop is over and the shell is about to be closed, with the seconds that this may take."""
+        self._before_close.append(call)
+
+    def leave_within(self, seconds: float) -> None:
+        """Say how long this process may take to end; `runtime.stop_timeout_s` where nobody says."""
+        self._leaving_s = seconds
+
     def on_leave(self, release: Callable[[], None]) -> None:
         """Call this when the process gives up its place; see `leave`."""
         self._release = release
@@ -147,11 +157,17 @@ class Actor:
         return False
 
     def run(self, shell: Shell) -> None:
-        """Run turns until stopped, then close the shell and the mailbox."""
+        """Run turns until stopped, then close the shell and the mailbox.
+
+        No turn follows while the shell is closed: whoever watches over the process is told so, and that this is no hang.
+        """
         try:
             while not self._stopping:
                 self.turn(shell)
         finally:
+            for call in self._before_close:
+                call(self._leaving_s)
+            self._greeting.say_leaving(self._leaving_s)
             shell.close()
             self.mailbox.close()
             self._waker.close()

@@ -68,6 +68,7 @@ class Greeting:
         if isinstance(body, Heartbeat):
             link.state, link.progress, link.busy = body.state, body.progress, body.busy
             link.expected_us = body.expected_us
+            link.leaving_ms = link.leaving_ms or body.leaving_ms  # a farewell may follow
             return False
         return True
 
@@ -83,6 +84,13 @@ class Greeting:
         if state is not self._told:
             self._told = state
             self._next_heartbeat_ns = 0
+
+    def say_leaving(self, leaving_s: float) -> None:
+        """Tell everyone who has joined that this process ends now, and how long that may take: no more heartbeats are due."""
+        beat = Heartbeat(self._told, leaving_ms=max(1, int(leaving_s * 1000)))
+        for peer, link in self._mailbox.links.items():
+            if link.joined:
+                self._mailbox.send_once(peer, beat)
 
     def say_farewell(self) -> None:
         """Tell everyone who has joined that this process has STOPPED."""
@@ -103,6 +111,7 @@ class Greeting:
             link.last_heard_ns = time.monotonic_ns()
             link.pid = body.pid
             link.state, link.progress, link.busy, link.expected_us = body.state, 0, False, 0
+            link.leaving_ms = 0
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
             self._mailbox.greet_back(sender, _hello(shell, answer=True))
             shell.joined(sender)

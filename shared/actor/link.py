@@ -15,7 +15,7 @@ from noria.proto.base import Service
 class Link:
     """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
 
-    `pid`, `state`, `progress`, `busy` and `expected_us` are what the peer last said of itself; `knows_us` whether its
+    `pid`, `state`, `progress`, `busy`, `expected_us` and `leaving_ms` are what the peer last said of itself; `knows_us` whether its
     present life has written to ours; `missed` whether mail of it was lost on the way.
     """
 
@@ -35,6 +35,7 @@ class Link:
         self.progress = 0
         self.busy = False
         self.expected_us = 0
+        self.leaving_ms = 0
         self.outbox: deque[list[bytes]] = deque()
         self._outbox_max = outbox_max
 

@@ -55,6 +55,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.tenants) or self.classes != BUILT_IN
 
     @property
+    def least_gateway_grace_s(self) -> float:
+        """How long it may take until the reader of a gateway that hangs reaches another: found out, started, connected."""
+        runtime = self.runtime
+        return runtime.hang_timeout_s + runtime.longest_restart_pause_s + runtime.peer_timeout_s
+
+    @property
+    def gateway_grace_s(self) -> float:
+        """How long requests live on after their gateway was last heard."""
+        return self.least_gateway_grace_s if self.http.gateway_grace_s is None else self.http.gateway_grace_s
+
+    @property
     def policy(self) -> PolicyName:
         """The scheduling policy that is meant."""
         chosen = self.scheduler.policy

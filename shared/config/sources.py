@@ -25,10 +25,13 @@ from noria.shared.config.options import (
     variable_of,
 )
 from noria.shared.config.policies import SHARING_POLICY
+from noria.shared.config.sections.http import GATEWAY_GRACE_S_MAX
 from noria.shared.config.tenants import BUILT_IN, ClassSettings, TenantSettings, allowed_classes
 from noria.shared.errors import UserError
 
 CONFIG_VARIABLE: Final = "NORIA_CONFIG"
+# A sign of life may come late on a busy machine: in less time than this many heartbeats nobody can be taken for silent.
+_HEARTBEATS: Final = 1.5
 _OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "NORIA_API_KEY")  # the latter is for the commands that ask
 
 
@@ -161,6 +164,7 @@ def _convert(content: Mapping[str, Any], layers: list[_Layer]) -> Config:
         key = where.partition("[")[0]
         raise UserError(f"{_source(key, layers)}: {where + ': ' if where else ''}{reason}") from error
     _check_slots(config, layers)
+    _check_times(config, layers)
     return config
 
 
@@ -188,6 +192,37 @@ def _check_slots(config: Config, layers: list[_Layer]) -> None:
             f"{_source(path, layers)}: {path}: of {slots} places in a step, isolated classes ({', '.join(isolated)}) "
             f"reserve {needed - 1}, which leaves none to the others; allow at least {needed}, or reserve fewer"
         )
+
+
+def _check_times(config: Config, layers: list[_Layer]) -> None:
+    """Refuse times by which a service that is well would be taken for hung or gone."""
+    runtime = config.runtime
+    least_s = _HEARTBEATS * runtime.heartbeat_s
+    for key, seconds in (("hang_timeout_s", runtime.hang_timeout_s), ("peer_timeout_s", runtime.peer_timeout_s)):
+        if seconds < least_s:
+            path, other = f"runtime.{key}", "runtime.heartbeat_s"
+            raise UserError(
+                f"{_source_of(path, other, layers)}: {path}: {seconds:g} s is too short; with {other} = "
+                f"{runtime.heartbeat_s:g} it must be at least {least_s:g} s"
+            )
+    path, other, least_s = "http.gateway_grace_s", "runtime.hang_timeout_s", config.least_gateway_grace_s
+    if config.gateway_grace_s < least_s:
+        raise UserError(
+            f"{_source_of(path, other, layers)}: {path}: {config.gateway_grace_s:g} s is too short; with {other} = "
+            f"{runtime.hang_timeout_s:g} it must be at least {least_s:g} s, which is {other} + "
+            f"{runtime.longest_restart_pause_s:g} s until a dead service is started again + "
+            "runtime.peer_timeout_s: until then a gateway that hangs may not have a successor"
+        )
+    if config.gateway_grace_s > GATEWAY_GRACE_S_MAX:
+        raise UserError(
+            f"{_source_of(other, path, layers)}: {other} + {runtime.longest_restart_pause_s:g} s + runtime.peer_timeout_s, which {path} "
+            f"must not be below, are {least_s:g} s; it can be {GATEWAY_GRACE_S_MAX:g} s at most"
+        )
+
+
+def _source_of(path: str, other: str, layers: list[_Layer]) -> str:
+    """Which source set one of two options that do not go together, the first of them if both were set."""
+    return next((name for each in (path, other) for name, layer in reversed(layers) if each in _paths(layer)), "")
 
 
 def _check_tenants(

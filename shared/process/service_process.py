@@ -145,6 +145,7 @@ def run(
     actor.each_turn(lambda now_ns: garbage.tend(now_ns, shell.progress))
     watchdog = Watchdog(service.value, config.runtime.hang_timeout_s)
     actor.each_turn(watchdog.turned)
+    actor.before_close(watchdog.allow)
     logger(service.value).info("service started", endpoint=endpoint, incarnation=f"{post.incarnation:x}")
     watchdog.start()
     try:

@@ -36,6 +36,10 @@ class Watchdog:
         del now_ns
         self._turns += 1
 
+    def allow(self, seconds: float) -> None:
+        """The loop is over and what it ran is being closed: that may take so long on top."""
+        self._limit_s += seconds
+
     def stop(self) -> None:
         """The loop is over."""
         self._over.set()

@@ -71,6 +71,12 @@ class Supervised:
         events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
         return {event["child"]: event["pid"] for event in events if event["event"] == "service spawned"}
 
+    def knows_its_supervisor(self, child: str) -> bool:
+        """Whether a child has been greeted, so that it can say what becomes of it."""
+        events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
+        joined = [each["service"] for each in events if each.get("peer") == "supervisor"]
+        return child in joined
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -162,6 +168,27 @@ def test_a_child_that_hangs_is_killed_and_started_again(folder: Path) -> None:
         stack.wait(lambda: stack.spawned()["detokenizer"] != before["detokenizer"])
         assert "gave no sign of life for" in stack.text()
         assert {name for name, pid in stack.spawned().items() if pid != before[name]} == {"detokenizer"}
+
+
+def test_a_child_that_takes_longer_to_end_than_a_hung_one_may_be_silent_is_not_taken_for_hung(folder: Path) -> None:
+    with supervised(folder, "scheduler=lingers", hang_timeout_s=2.0) as stack:
+        before = stack.ready().spawned()
+        stack.wait(lambda: stack.knows_its_supervisor("scheduler"))
+        os.kill(before["scheduler"], signal.SIGTERM)
+        stack.wait(lambda: stack.spawned()["scheduler"] != before["scheduler"])
+        assert '"killing service"' not in stack.text()
+        assert "this is where it hangs" not in stack.text()
+        stack.wait(lambda: stack.services()["scheduler"]["state"] == "ready")
+        assert stack.services()["scheduler"]["deaths_in_a_row"] == 0
+
+
+def test_a_child_that_never_ends_what_it_began_to_end_is_killed_after_its_time(folder: Path) -> None:
+    with supervised(folder, "scheduler=lingers", hang_timeout_s=2.0, stop_timeout_s=0.5) as stack:
+        before = stack.ready().spawned()
+        stack.wait(lambda: stack.knows_its_supervisor("scheduler"))
+        os.kill(before["scheduler"], signal.SIGTERM)
+        stack.wait(lambda: stack.spawned()["scheduler"] != before["scheduler"])
+        assert "did not end in the time that it may take" in stack.text(), stack.text()
 
 
 def test_a_child_that_hangs_before_it_says_anything_is_not_waited_for_as_long_as_a_start_may_take(folder: Path) -> None:

@@ -5,13 +5,16 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from e2e.harness import Stack, wait_until
+from e2e.harness import Stack, stack, wait_until
 
 LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 600, "ignore_eos": True, "temperature": 0}
 
@@ -123,3 +126,65 @@ def test_a_whole_answer_is_asked_for_again_by_its_name(running: Stack, http: htt
     text, _, done = read(http, headers)
     assert done and text == undisturbed
     assert running.of("admission")["totals"]["accepted"] == accepted + 1
+
+
+# Requests whose gateway hangs live on for 3 + 10 + 3 s.
+IMPATIENT = {
+    "NORIA_RUNTIME_HANG_TIMEOUT_S": "3",
+    "NORIA_RUNTIME_PEER_TIMEOUT_S": "3",
+}
+GRACE_S = 16.0
+
+
+@contextlib.contextmanager
+def slowed(running: Stack, begun: Callable[[], bool]) -> Iterator[None]:
+    """The executor is stopped for most of the time within, once all have begun: it shows life and computes very little."""
+    over = threading.Event()
+
+    def slow() -> None:
+        while not over.is_set():
+            if begun():
+                with running.held():
+                    over.wait(0.3)
+            over.wait(0.015)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_requests_that_may_be_asked_for_again_outlive_a_gateway_that_hangs(tiny_model: Path) -> None:
+    """One is asked for again as soon as there is another gateway, one only when others would have been given up."""
+    with (
+        stack(str(tiny_model), "--dtype", "float32", environment=IMPATIENT) as running,
+        httpx.Client(base_url=running.url, timeout=240, trust_env=False) as http,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        undisturbed, _, done = read(http, {})
+        assert done and len(undisturbed) > 100
+        accepted = running.of("admission")["totals"]["accepted"]
+        named, keyed = {"x-request-id": "named"}, {"idempotency-key": "keyed"}
+        begun = [threading.Event(), threading.Event()]
+
+        with slowed(running, lambda: all(each.is_set() for each in begun)):
+            asked = zip((named, keyed), (each.set for each in begun), strict=True)
+            readers = [threads.submit(read, http, *each) for each in asked]
+            assert all(each.wait(60) for each in begun)
+            gateway = running.pids()["gateway"]
+            os.kill(gateway, signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            wait_until(lambda: succeeded(running, gateway), 60, "another gateway")
+            (first, last, done), (_, _, whole) = (each.result(60) for each in readers)
+            assert not done and not whole
+            rest = threads.submit(read, http, {**named, "last-event-id": last})
+            time.sleep(max(0.0, stopped_s + GRACE_S + 2 - time.monotonic()))
+            assert running.of("admission")["streams"] == 2
+        again, _, done = read(http, keyed)
+        assert done and again == undisturbed
+        more, _, done = rest.result(240)
+        assert done and first + more == undisturbed
+        assert running.of("admission")["totals"]["accepted"] == accepted + 2

@@ -1,7 +1,7 @@
 """A stand-in for any service: greets, reports ready, and misbehaves on request.
 
 `python child.py MODULE --config FILE`; the variable CHILD_MISBEHAVIOUR says `SERVICE=what`: exit2, bug (raises), deaf
-(ignores SIGTERM), slow (never ready), mute (never greets) or stuck (busy without progress).
+(ignores SIGTERM), slow (never ready), mute (never greets), stuck (busy without progress) or lingers (takes 4 s to close).
 """
 
 import os
@@ -55,6 +55,8 @@ class Child:
         self.drained = True
 
     def close(self) -> None:
+        if WHAT == "lingers":
+            time.sleep(4)
         print(f"closed {SERVICE.value}", flush=True)
 
 

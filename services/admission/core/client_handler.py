@@ -42,7 +42,7 @@ class Desk:
         client, left = self._books.delivery.hear(arrival.client, arrival.incarnation, arrival.now_ns)
         for request in left:
             if request.stage is not Stage.ENDED:
-                self._books.left(request, arrival.now_ns)
+                self._books.bereft(request, arrival.now_ns)
         if client is None:
             return False
         self._take(client, arrival)

@@ -64,7 +64,7 @@ def _readmit(books: Books, request: Request, asleep_ns: int, now_ns: int) -> Non
         books.queues.add(request)
     # Whoever reads it has to notice first, and to find the way back.
     patience_ns = max(request.grace_ns, books.rules.client_timeout_ns) - request.grace_ns
-    books.left(request, now_ns + patience_ns)
+    books.bereft(request, now_ns + patience_ns)
 
 
 def _hindrance(books: Books, request: Request, asleep_ns: int) -> tuple[End | None, str]:

@@ -44,8 +44,9 @@ class Patience:
         self._expire(now_ns)
         for client in self._books.delivery.silent(now_ns):
             for request in self._books.delivery.remove(client):
-                if request.stage is not Stage.ENDED and client.heard_ns + request.grace_ns > now_ns:
-                    self._books.left(request, client.heard_ns)
+                waits = request.keep or client.heard_ns + request.grace_ns > now_ns
+                if request.stage is not Stage.ENDED and waits:
+                    self._books.bereft(request, client.heard_ns)
                 else:
                     self._desert(request, now_ns, "the client fell silent")
         overdue = [number for number, until_ns in self._books.orphans.items() if until_ns <= now_ns]

@@ -1,4 +1,4 @@
-"""What must hold on a state after every event and plan."""
+"""What must hold of the scheduler's state after every event and plan."""
 
 from itertools import chain
 
@@ -7,7 +7,7 @@ from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
 def check(state: SchedulerState) -> None:
-    """State the invariants; raises AssertionError when one does not hold. Costs as much as all requests and blocks."""
+    """Raises AssertionError when an invariant does not hold. Costs as much as all requests and blocks."""
     state.waiting.check()
     running = [*state.prefilling, *state.decoding]
     in_flight: dict[Request, int] = {}

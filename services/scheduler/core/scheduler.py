@@ -1,7 +1,7 @@
-"""The scheduler core: events in, replies and step plans out.
+"""The scheduler's core: events in, replies and step plans out.
 
-Decides what each event means for the requests. It has no clock, randomness or log: the same events and planning times
-give the same plans. An illegal event raises IllegalEventError and changes nothing.
+It has no clock, randomness or log: the same events and planning times give the same plans. An illegal event raises
+IllegalEventError and changes nothing.
 """
 
 from typing import assert_never
@@ -52,9 +52,9 @@ class Scheduler:
         self._executor = ExecutorHandler(self.state, self._planner, self._streams, self._capacity, self._adoption)
 
     def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
-        """Take one event; return what must be told, including what earlier plans had to tell.
+        """Take one event; returns what is to be sent, with what earlier plans had to say.
 
-        Raises IllegalEventError, changing nothing, for what nobody who keeps to the protocol sends.
+        Raises IllegalEventError, changing nothing, for what no peer that keeps to the protocol sends.
         """
         now_ns, body = event
         match body:
@@ -88,7 +88,7 @@ class Scheduler:
         return self.state.take_replies()
 
     def _change(self, body: PolicyChanged) -> None:
-        """Nobody is lost: whoever waits or runs goes on under the new rules."""
+        """Go on by another policy or other rules; whoever waits or runs is kept."""
         if body.policy == self._policy.name:
             self._policy.change(body.rules)
         else:
@@ -120,7 +120,7 @@ class Scheduler:
         return self._policy.cramped(cache.pages, cache.page_tokens) if cache is not None else []
 
     def traceparent(self, plan: StepPlan) -> str:
-        """In whose trace the step planned last is shown: of the first stream it admits, else of its oldest decode.
+        """The trace in which the step planned last is shown: of the first stream it admits, else of its oldest decode.
 
         One step computes for many streams and a header names one trace: so each request that is admitted alone shows
         its first step, and the request at the front all of its steps.
@@ -135,11 +135,11 @@ class Scheduler:
         return self._capacity.capacity()
 
     def suspected(self) -> Suspected | None:
-        """Whom this scheduler suspects; None before admission has named everybody whom an earlier one did."""
+        """The requests that this scheduler suspects; None before admission has named everybody whom an earlier one did."""
         return self.state.suspects.suspected_now if self._streams.names_complete else None
 
     def stream_positions(self) -> Resend:
-        """What to tell a detokenizer that joins: where each stream stands, so that it can see what it lacks."""
+        """Where each stream stands, for a detokenizer that joins: it sees from it what it lacks."""
         requests = self.state.requests.values()
         return Resend(
             tuple(
@@ -150,5 +150,5 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """State the invariants; raises AssertionError when one does not hold."""
+        """Raises AssertionError when an invariant does not hold."""
         check(self.state)

@@ -1,4 +1,4 @@
-"""Writes the event log: what the core is told and when it plans, so that a run can be replayed and explained.
+"""Writes the event log: every event of the core and every planning time, so that a run can be replayed and explained.
 
 Bounded: a full file becomes PATH.1, replacing the one before it, and the next begins with the streams that live. A disk
 that does not take it ends the log, not the scheduler.
@@ -39,7 +39,7 @@ _FLUSH_NS: Final = 1_000_000_000
 
 @dataclass(slots=True, eq=False)
 class _LoggedStream:
-    """A stream's pages so far, and the ids since the last full one."""
+    """The hashes of a stream's pages so far, and the ids since the last full one."""
 
     arrival: LoggedSubmission
     end_ids: frozenset[int]
@@ -83,7 +83,7 @@ class EventLog:
         return len(self._trails)
 
     def record(self, now_ns: int, body: EventBody) -> None:
-        """The core is told of an event."""
+        """Write an event that the core is about to take."""
         if self._file is not None:
             record = self._record(now_ns, body)
             if record is not None:
@@ -94,7 +94,7 @@ class EventLog:
                 self._inventory = None
 
     def record_planning(self, now_ns: int) -> None:
-        """Plans were asked for until there was none."""
+        """Write that plans were asked for until there was none."""
         if self._file is not None:
             self._write(log_records.LoggedPlanning(now_ns))
             if now_ns >= self._flush_ns and self._file is not None:

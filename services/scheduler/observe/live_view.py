@@ -1,7 +1,7 @@
-"""What the scheduler does, step by step, for people who watch: answer when asked, recorded only while somebody asks.
+"""What the scheduler does, step by step, for people who watch: answered when asked, recorded only while somebody asks.
 
-Between two questions a step costs one entry in a bounded queue; what was in it is looked at when it is answer. Nothing is
-kept once nobody has asked for `_WATCHED_NS`.
+Between two questions a step costs one entry in a bounded queue, which is looked into when it is asked for. Nothing is kept once
+nobody has asked for `_WATCHED_NS`.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from noria.services.scheduler.observe.request_history import RequestHistory
 _WATCHED_NS: Final = 3_000_000_000
 _SURVEY_NS: Final = 500_000_000
 _STEPS_KEPT: Final = 256
-_MOVES_KEPT: Final = 1024
+_CHANGES_KEPT: Final = 1024
 _REQUESTS_SHOWN: Final = 256
 _STATES: Final = {
     RequestState.WAITING: "waiting",
@@ -27,7 +27,7 @@ _STATES: Final = {
     RequestState.DECODING: "decode",
     RequestState.DRAINING: "decode",
 }
-_STAGES: Final = {
+_PHASES: Final = {
     RequestPhase.QUEUED: "waiting",
     RequestPhase.PREFILLING: "prefill",
     RequestPhase.DECODING: "decode",
@@ -46,17 +46,17 @@ class _WatchedStep(NamedTuple):
 
 
 class _WatchedChange(NamedTuple):
-    """A stream entered another stage while somebody watched."""
+    """A stream that entered another phase while somebody watched."""
 
     serial: int
-    move: PhaseChanged
+    change: PhaseChanged
     traffic_class: str
     tenant: str
     prompt_tokens: int
 
 
 class LiveView:
-    """Watches a board. Times that are answer are milliseconds on the scheduler's own clock."""
+    """Answers what the console, `noria top` and Python ask. Times are milliseconds on the scheduler's own clock."""
 
     def __init__(self, view: SchedulerView, history: RequestHistory) -> None:
         self._view = view
@@ -64,32 +64,32 @@ class LiveView:
         self._watched_until_ns = 0
         self._serial = 0
         self._steps: deque[_WatchedStep] = deque(maxlen=_STEPS_KEPT)
-        self._moves: deque[_WatchedChange] = deque(maxlen=_MOVES_KEPT)
+        self._changes: deque[_WatchedChange] = deque(maxlen=_CHANGES_KEPT)
         self._served: dict[tuple[str, str], int] = {}
         self._counted_serial = 0
         self._surveyed_ns = 0
         self._survey: dict[str, Any] = {}
 
     def step_sent(self, plan: StepPlan, now_ns: int) -> None:
-        """A step was sent."""
+        """Record a step that was sent, if somebody watches."""
         if now_ns < self._watched_until_ns:
             self._serial += 1
             entries = self._view.newest_slices
             self._steps.append(_WatchedStep(self._serial, plan.number, now_ns, plan.slices, entries))
         elif self._steps:
             self._steps.clear()
-            self._moves.clear()
+            self._changes.clear()
 
-    def phase_changed(self, move: PhaseChanged) -> None:
-        """A stream entered another stage."""
-        if move.at_ns >= self._watched_until_ns:
+    def phase_changed(self, change: PhaseChanged) -> None:
+        """Record a stream's new phase, if somebody watches."""
+        if change.at_ns >= self._watched_until_ns:
             return
-        timeline = self._history.about(move.stream)
+        timeline = self._history.about(change.stream)
         self._serial += 1
         whose = (
             (timeline.traffic_class, timeline.tenant, timeline.prompt_tokens) if timeline is not None else ("", "", 0)
         )
-        self._moves.append(_WatchedChange(self._serial, move, *whose))
+        self._changes.append(_WatchedChange(self._serial, change, *whose))
 
     def answer(self, about: str, now_ns: int) -> dict[str, Any]:
         """What happened since serial number `about`; with none, also the requests that there are.
@@ -108,7 +108,7 @@ class LiveView:
                 {"serial": each.serial, "number": each.number, "at_ms": each.at_ns / 1e6, "cells": list(_cells(each))}
                 for each in steps
             ],
-            "moves": [_shown(each) for each in self._moves if each.serial > since],
+            "moves": [_shown(each) for each in self._changes if each.serial > since],
             **self._state(now_ns),
         }
         if not about:
@@ -126,7 +126,7 @@ class LiveView:
             self._served[whose] = self._served.get(whose, 0) + entry.tokens
 
     def _state(self, now_ns: int) -> dict[str, Any]:
-        """Counts; those that cost as much as there are requests are taken twice a second at most."""
+        """The present counts; those that cost as much as there are requests are taken twice a second at most."""
         view, counts = self._view, self._view.counts()
         if now_ns - self._surveyed_ns >= _SURVEY_NS:
             self._surveyed_ns = now_ns
@@ -171,7 +171,7 @@ class LiveView:
         ]
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        """The requests that there are, the running ones first, as far as they are answer at once."""
+        """The requests that are known, the running ones first, up to `_REQUESTS_SHOWN`."""
         found = sorted(self._view.requests(), key=lambda each: each.state is RequestState.WAITING)
         for request in found[:_REQUESTS_SHOWN]:
             if request.state in _STATES:
@@ -204,16 +204,16 @@ def _cells(step: _WatchedStep) -> Iterator[int]:
 
 
 def _shown(kept: _WatchedChange) -> dict[str, Any]:
-    move = kept.move
+    change = kept.change
     return {
         "serial": kept.serial,
-        "request": move.stream.request,
-        "choice": move.stream.choice,
+        "request": change.stream.request,
+        "choice": change.stream.choice,
         "class": kept.traffic_class,
         "tenant": kept.tenant,
         "prompt_tokens": kept.prompt_tokens,
-        "output_tokens": move.output_tokens,
-        "stage": _STAGES[move.stage],
-        "at_ms": move.at_ns / 1e6,
-        "why": move.decision,
+        "output_tokens": change.output_tokens,
+        "stage": _PHASES[change.phase],
+        "at_ms": change.at_ns / 1e6,
+        "why": change.decision,
     }

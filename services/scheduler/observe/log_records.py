@@ -1,9 +1,8 @@
-"""The event log's records: every event of the core and every planning time, without what people wrote.
+"""The records of the event log: every event of the core and every planning time, without what people wrote.
 
-Token ids never enter the log. A prompt is its length and one short hash for each full page, chained over
-what went before and keyed by a secret that is drawn anew for each log and never written: equal prefixes of one tenant
-can be told, so that a replay shares what the run shared, and nothing else can.
-A file is a sequence of records, each a 4-byte length and a msgpack array.
+Token ids never enter the log. A prompt is its length and one short hash for each full page, chained over what went before and
+keyed by a secret that is drawn anew for each log and never written: a replay can share what the run shared, and nothing else
+can be learned. A record's tag is a fixed string. A file is a sequence of records, each a 4-byte length and a msgpack array.
 """
 
 import struct
@@ -27,7 +26,7 @@ _RECORD_BYTES_MAX: Final = 1 << 28
 
 
 class LogRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Something at `at_ns` on the scheduler's clock."""
+    """One record: something that happened at `at_ns` on the scheduler's clock."""
 
     at_ns: int
 
@@ -105,7 +104,7 @@ class LoggedEnded(LogRecord, frozen=True, tag="Forgotten"):
 
 
 class LoggedProgress(LogRecord, frozen=True, tag="Looked"):
-    """The detokenizer's progress."""
+    """The detokenizer has looked at so many ids of each stream."""
 
     body: Progress
 
@@ -134,7 +133,7 @@ class LoggedHeld(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LoggedInventory(LogRecord, frozen=True, tag="Listed"):
-    """The executor told what it holds. stops, pages: as in `LoggedStepDone`, of the tokens that were not known yet."""
+    """The executor listed what it holds. stops, pages: as in `LoggedStepDone`, of the tokens that were not known yet."""
 
     epoch: int
     entries: tuple[LoggedHeld, ...]
@@ -194,7 +193,10 @@ def write(file: BinaryIO, record: AnyLogRecord) -> int:
 
 
 def read(path: Path) -> Iterator[AnyLogRecord]:
-    """All whole records of a file; one that was cut off by a crash ends it. Raises ValueError for another file."""
+    """All whole records of a file; one that was cut off by a crash ends it.
+
+    Raises ValueError for a file that is no event log, or of another format.
+    """
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (length,) = _LENGTH.unpack(head)
@@ -202,6 +204,11 @@ def read(path: Path) -> Iterator[AnyLogRecord]:
             if len(body) < length:
                 return
             try:
-                yield _DECODER.decode(body)
+                record = _DECODER.decode(body)
             except msgspec.DecodeError as error:
-                raise ValueError(f"{path} is not an event log of this version: {error}") from error
+                raise ValueError(f"{path} is not an event log of format {VERSION}: {error}") from error
+            if isinstance(record, LogBegan) and record.version != VERSION:
+                raise ValueError(
+                    f"{path} is an event log of format {record.version}; this version reads format {VERSION}"
+                )
+            yield record

@@ -1,7 +1,7 @@
-"""What became of each request lately, told in plain words: what it waited for, when, and for how long.
+"""What became of each request lately, in plain words: what it waited for, when, and for how long.
 
-Hears every move of a stream and reads the board's record of decisions. Bounded: of streams that ended the last
-STORIES_KEPT are remembered. Decides nothing.
+Follows the phases of every stream and reads the record of decisions. Bounded: of streams that ended the last TIMELINES_KEPT are
+remembered. Decides nothing.
 """
 
 from collections.abc import Iterator
@@ -22,49 +22,49 @@ _BACK: Final = {
 
 @dataclass(slots=True, eq=False)
 class RequestTimeline:
-    """One stream's moves, oldest first, with who and what it is."""
+    """One stream's phases, oldest first, with who and what it is."""
 
     stream: Stream
     traffic_class: str = ""
     tenant: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    moves: list[PhaseChanged] = field(default_factory=list)
+    changes: list[PhaseChanged] = field(default_factory=list)
 
 
 class RequestHistory:
-    """Stories of the streams of a board."""
+    """The timelines of a scheduler's streams."""
 
     def __init__(self, view: SchedulerView) -> None:
         self._view = view
         self._timelines: dict[Stream, RequestTimeline] = {}
         self._over: dict[Stream, None] = {}
 
-    def phase_changed(self, move: PhaseChanged) -> None:
-        """A stream entered another stage."""
-        timeline = self._timelines.get(move.stream)
+    def phase_changed(self, change: PhaseChanged) -> None:
+        """Add a stream's new phase to its timeline."""
+        timeline = self._timelines.get(change.stream)
         if timeline is None:
-            timeline = self._timelines[move.stream] = RequestTimeline(move.stream)
-        request = self._view.request(move.stream)
+            timeline = self._timelines[change.stream] = RequestTimeline(change.stream)
+        request = self._view.request(change.stream)
         if request is not None:
             _describe(timeline, request)
-        timeline.moves.append(move)
-        if move.stage is RequestPhase.ENDED:
-            self._over[move.stream] = None
+        timeline.changes.append(change)
+        if change.phase is RequestPhase.ENDED:
+            self._over[change.stream] = None
             if len(self._over) > TIMELINES_KEPT:
                 oldest = next(iter(self._over))
                 del self._over[oldest], self._timelines[oldest]
         else:
-            self._over.pop(move.stream, None)
+            self._over.pop(change.stream, None)
 
     def answer(self, about: str, now_ns: int) -> dict[str, list[str]]:
-        """The stories of all streams of a request, named by its number, as lines of text."""
+        """The timelines of all streams of a request, named by its number, as lines of text."""
         number = int(about) if about.isdecimal() else -1
         found = [timeline for stream, timeline in self._timelines.items() if stream.request == number]
         return {"why": [line for timeline in found for line in self.lines_of(timeline, now_ns)]}
 
     def answer_phases(self, about: str, now_ns: int) -> list[dict[str, object]]:
-        """The moves of all streams of a request, named by its number, in milliseconds since its first."""
+        """The phases of all streams of a request, named by its number, in milliseconds since its first."""
         number = int(about) if about.isdecimal() else -1
         return [
             {
@@ -73,52 +73,52 @@ class RequestHistory:
                 "tenant": timeline.tenant,
                 "prompt_tokens": timeline.prompt_tokens,
                 "cached_tokens": timeline.cached_tokens,
-                "age_ms": (now_ns - timeline.moves[0].at_ns) / 1e6,
+                "age_ms": (now_ns - timeline.changes[0].at_ns) / 1e6,
                 "moves": [
                     {
-                        "stage": move.stage.name.lower(),
-                        "at_ms": (move.at_ns - timeline.moves[0].at_ns) / 1e6,
-                        "output_tokens": move.output_tokens,
-                        "why": move.decision,
+                        "stage": change.phase.name.lower(),
+                        "at_ms": (change.at_ns - timeline.changes[0].at_ns) / 1e6,
+                        "output_tokens": change.output_tokens,
+                        "why": change.decision,
                     }
-                    for move in timeline.moves
+                    for change in timeline.changes
                 ],
             }
             for stream, timeline in self._timelines.items()
-            if stream.request == number and timeline.moves
+            if stream.request == number and timeline.changes
         ]
 
     def about(self, stream: Stream) -> RequestTimeline | None:
-        """One stream's timeline."""
+        """One stream's timeline; None when it is not remembered."""
         return self._timelines.get(stream)
 
     def lines_of(self, timeline: RequestTimeline, now_ns: int) -> list[str]:
         """A timeline in plain words; times count from the receipt of the request."""
-        moves = timeline.moves
-        if not moves:
+        changes = timeline.changes
+        if not changes:
             return []
-        start_ns = moves[0].at_ns
+        start_ns = changes[0].at_ns
         of = f" of tenant {timeline.tenant}" if timeline.tenant else ""
         kind = f", class {timeline.traffic_class}" if timeline.traffic_class else ""
         lines = [
             f"request {timeline.stream.request}, choice {timeline.stream.choice}{of}{kind}: {timeline.prompt_tokens} prompt tokens"
         ]
-        for place, move in enumerate(moves):
-            until_ns = moves[place + 1].at_ns if place + 1 < len(moves) else now_ns
-            lines += self._phase_lines(timeline, move, start_ns, until_ns, over=place + 1 < len(moves))
+        for place, change in enumerate(changes):
+            until_ns = changes[place + 1].at_ns if place + 1 < len(changes) else now_ns
+            lines += self._phase_lines(timeline, change, start_ns, until_ns, over=place + 1 < len(changes))
         return lines
 
     def _phase_lines(
-        self, timeline: RequestTimeline, move: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
+        self, timeline: RequestTimeline, change: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
     ) -> Iterator[str]:
-        at = f"{(move.at_ns - start_ns) / 1e6:9.1f} ms  "
-        spent_ms = (until_ns - move.at_ns) / 1e6
+        at = f"{(change.at_ns - start_ns) / 1e6:9.1f} ms  "
+        spent_ms = (until_ns - change.at_ns) / 1e6
         so_far = "" if over else " so far"
-        match move.stage:
+        match change.phase:
             case RequestPhase.QUEUED:
-                back = f"{_BACK[move.decision]}; " if move.decision in _BACK else ""
+                back = f"{_BACK[change.decision]}; " if change.decision in _BACK else ""
                 yield f"{at}{back}waited {spent_ms:.1f} ms{so_far}"
-                waits = self._view.waits(timeline.traffic_class, move.at_ns, until_ns)
+                waits = self._view.waits(timeline.traffic_class, change.at_ns, until_ns)
                 for reason, wait_ns in sorted(waits.items(), key=lambda item: -item[1]):
                     text = reason.text if reason is not None else "the next step, or those before it in the queue"
                     yield f"{'':13}  {wait_ns / 1e6:.1f} ms for {text}"
@@ -128,7 +128,7 @@ class RequestHistory:
             case RequestPhase.DECODING:
                 yield f"{at}had its first token and went on for {spent_ms:.1f} ms{so_far}"
             case RequestPhase.ENDED:
-                yield f"{at}ended: {move.decision}, after {move.output_tokens} tokens"
+                yield f"{at}ended: {change.decision}, after {change.output_tokens} tokens"
 
 
 def _describe(timeline: RequestTimeline, request: RequestView) -> None:

@@ -35,7 +35,7 @@ class SchedulerMetrics(Publication):
         self._observed_tokens = 0
 
     def step(self, done: StepDone) -> None:
-        """A step was computed, and its results were taken."""
+        """Observe a step whose results were taken."""
         tokens = self._view.tokens - self._observed_tokens
         self._observed_tokens += tokens
         if tokens:
@@ -43,7 +43,7 @@ class SchedulerMetrics(Publication):
             self._tokens.observe(tokens)
 
     def values(self) -> Iterator[Value]:
-        """What they stand at."""
+        """The present values of all metrics."""
         yield from self._requests()
         yield from self._capacity()
         yield from self._blocks()
@@ -90,7 +90,7 @@ class SchedulerMetrics(Publication):
         yield Value(instruments.CACHE_USAGE, held / there if there else 0.0)
 
     def _shares(self) -> Iterator[Value]:
-        """Who was served how much; nothing under policies that do not share."""
+        """The service of each class and tenant; nothing under policies that do not share."""
         for each in self._view.standings():
             whose = ((ATTRIBUTE_CLASS, each.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(each.tenant)))
             yield Value(instruments.SHARE_SERVICE, each.charged, whose)

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def objectives_of(recording: RecordedRun, chosen: Mapping[str, ServiceObjective]) -> dict[str, ServiceObjective]:
-    """What each class is held to: as chosen, else its inter-token target, if it has one."""
+    """The objective of each class: as chosen, else its inter-token target, if it has one."""
     found = {
         each.name: ServiceObjective(itl_ms=each.itl_target_ms or 0.0) for each in recording.began.settings.rules.classes
     }
@@ -61,7 +61,7 @@ def objectives_of(recording: RecordedRun, chosen: Mapping[str, ServiceObjective]
 def replay(
     recording: RecordedRun, policies: tuple[str, ...], chosen: Mapping[str, ServiceObjective]
 ) -> list[SimulatedRun]:
-    """The recorded run where it can be told again, then a simulation under its own policy, then under each other."""
+    """The recorded run where it can be repeated, then a simulation under its own policy, then under each other."""
     objectives = objectives_of(recording, chosen)
     own = recording.began.settings.policy
     runs = []
@@ -82,7 +82,7 @@ def replay(
 
 
 def story(recording: RecordedRun, request: int) -> list[str]:
-    """What became of a request in a recorded run, in plain words. Raises UserError when it cannot be told."""
+    """What became of a request in a recorded run, as lines of text. Raises UserError when it cannot be told."""
     if not recording.whole:
         raise UserError("this log begins in the middle of a run: what was decided cannot be worked out from it")
     history: RequestHistory | None = None

@@ -13,7 +13,7 @@ Token = Callable[[Stream, int], int]
 
 
 class SimulatedDevice:
-    """One in-order lane. `next_ns` is when the oldest step will be done.
+    """An executor that computes steps in order, in simulated time.
 
     token: the output id of a stream at a position. jitter: standard deviation of the logarithm of each step's time
     around the model's; the same seed and plans give the same times.

@@ -1,4 +1,4 @@
-"""What a simulation is given, and what became of it, one job for each stream. Times are nanoseconds of simulated time."""
+"""What a simulation is given, and what became of it: one request for each stream. Times are nanoseconds of simulated time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class SimulatedOutcome:
-    """What became of a job. started_ns: its first step was planned. gaps_ns: between one token and the next.
+    """What became of a request. started_ns: its first step was planned. gaps_ns: between one token and the next.
 
     end: None when it was never accepted (`refused`), or the simulation ended before it did.
     """
@@ -71,7 +71,7 @@ class SimulatedOutcome:
 
 
 class OutcomeRecorder:
-    """Hears what a core replies, and keeps what it means for each job. outcomes: in the order of the jobs."""
+    """Keeps what a core's replies mean for each request. outcomes: in the order of the requests."""
 
     def __init__(self, jobs: Iterable[SimulatedRequest]) -> None:
         self.outcomes = [SimulatedOutcome(each) for each in jobs]
@@ -86,7 +86,7 @@ class OutcomeRecorder:
                     self._run(reply, now_ns)
                 case PhaseChanged():
                     outcome = self.by_stream.get(reply.stream)
-                    if outcome is not None and reply.stage is RequestPhase.PREFILLING and outcome.started_ns is None:
+                    if outcome is not None and reply.phase is RequestPhase.PREFILLING and outcome.started_ns is None:
                         outcome.started_ns = reply.at_ns
                 case Reclaimed() | Spent():
                     pass
@@ -94,7 +94,7 @@ class OutcomeRecorder:
                     assert_never(reply)
 
     def take_ended(self) -> tuple[Stream, ...]:
-        """The streams whose end was heard since last asked."""
+        """The streams whose end was replied since last asked."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -132,7 +132,7 @@ def simulated_request(
     ttl_ms: int | None = None,
     max_tokens: int | None = None,
 ) -> SimulatedRequest:
-    """A job with a prompt that nobody shares. It ends by length unless `max_tokens` is more than its output."""
+    """A request with a prompt that nobody shares. It ends by length unless `max_tokens` is more than its output."""
     most = output_tokens if max_tokens is None else max_tokens
     submission = Submission(
         stream=Stream(number, 0),

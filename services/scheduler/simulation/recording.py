@@ -1,7 +1,7 @@
-"""A recorded run, read back: as jobs for a simulation, or told to a core again event by event.
+"""A recorded run, read back: as requests for a simulation, or applied to a core again event by event.
 
-Token ids are made up from the hashes of pages, so that what was equal is equal again. Told again to the same core, the
-same plans come out, at the same times: that is how a recorded run is measured, and explained, afterwards.
+Token ids are made up from the hashes of pages, so that what was equal is equal again. Applied to the same core, the same plans
+come out, at the same times: that is how a recorded run is measured, and explained, afterwards.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class RecordedRun:
 
     @property
     def whole(self) -> bool:
-        """Whether it begins with the scheduler's start, so that it can be told to a core again."""
+        """Whether the log begins with the scheduler's start, so that its events can be applied to a core again."""
         return not self.began.continued
 
     def step_time(self) -> StepTime:
@@ -75,7 +75,7 @@ class RecordedRun:
         return model.coefficients()
 
     def jobs(self) -> list[SimulatedRequest]:
-        """Every stream whose end is in the log, at the time of its arrival there."""
+        """A request for every stream whose end is in the log, at the time of its arrival there."""
         found = []
         for stream, (at_ns, arrival) in self.arrivals.items():
             outputs = self._outputs.get(stream, -1)
@@ -117,7 +117,7 @@ class RecordedRun:
         return made_up_ids(stream.request * 64 + stream.choice, position, 1)[0]
 
     def replay_events(self) -> Iterator[tuple[Scheduler, int, EventBody | None, list[StepPlan]]]:
-        """Tell a new core everything; yields it with each time, event (None for planning) and the plans made."""
+        """Yields a new core with each time, event (None for planning) and the plans made; the caller applies the event."""
         core = Scheduler(self.began.settings)
         for each in self.records:
             if isinstance(each, log_records.LogBegan):
@@ -196,7 +196,7 @@ class RecordedRun:
                 assert_never(record)
 
     def _held(self, kept: log_records.LoggedHeld) -> Held:
-        """What was held, with made-up ids."""
+        """An inventory's entry, with made-up ids."""
         prompt = self.arrivals[kept.stream][1].prompt_tokens
         ids = [self.token(kept.stream, position) for position in range(prompt + kept.output_tokens)]
         digest = cache_digest(ids[: kept.length])

@@ -20,16 +20,16 @@ _ARRIVAL, _WITHDRAWAL = 0, 1
 
 
 def admit_all(job: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
-    """A gate that is always open."""
+    """A gate that lets every request in."""
     del job, capacity, now_ns
     return True
 
 
 class Simulation:
-    """One core, one device and the jobs. `outcomes` are in the order of the jobs.
+    """One core, one simulated device and the requests. outcomes: in the order of the requests.
 
-    output: the ids that a stream generates, from its job and a position; made up where absent. record: how to begin a
-    log of the run, like that of the scheduler.
+    output: the ids that a stream generates, from its request and a position; made up where absent. record: begins a log of the
+    run, like that of the scheduler.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Simulation:
         return self._next_ns() is not None
 
     def run(self, until_ns: int | None = None) -> list[SimulatedOutcome]:
-        """Until all jobs have ended, or to a time; returns the outcomes."""
+        """Run until all requests have ended, or to a time; returns the outcomes."""
         while (next_ns := self._next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
             self.now_ns = next_ns
             self._step()

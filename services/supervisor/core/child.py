@@ -36,9 +36,11 @@ class Child:
     """One service through all its lives.
 
     spawned_ns, ready_ns, heard_ns, advanced_ns: when its present life began, became ready, was last heard of, and last
-    made progress or had nothing to do. deadline_ns: when it is killed while stopping. due_ns: when a pause is over.
+    made progress or had nothing to do. stop_asked_ns, deadline_ns: when it was told to stop, and when it is killed if it has
+    not. due_ns: when a pause is over.
     ready: as it last said; the phase says whether it has been ready in this life, proven whether in any. deaths: in a row.
-    asked: to end, because it had begun to. hang: why it was killed.
+    gone_by_ns: when it must be gone, since it has said that it ends. asked: to end, because it had begun to. hang: why it
+    was killed.
     """
 
     service: Service
@@ -54,7 +56,9 @@ class Child:
     progress: int = 0
     expected_ns: int = 0
     ready: bool = False
+    stop_asked_ns: int = 0
     deadline_ns: int | None = None
+    gone_by_ns: int | None = None
     due_ns: int | None = None
     killed: bool = False
     asked: bool = False
@@ -70,7 +74,7 @@ class Child:
         self.phase, self.pid, self.spawned_ns, self.advanced_ns = Phase.STARTING, pid, now_ns, now_ns
         self.lives += 1
         self.heard_ns, self.progress, self.expected_ns, self.ready = None, 0, 0, False
-        self.killed, self.asked, self.hang, self.due_ns = False, False, "", None
+        self.killed, self.asked, self.hang, self.due_ns, self.gone_by_ns = False, False, "", None, None
 
     def hear(self, news: Heard) -> bool:
         """Take a sign of life; says whether work has advanced since the last one."""
@@ -81,6 +85,10 @@ class Child:
         self.ready = news.state is State.READY
         if self.phase is Phase.STARTING and self.ready:
             self.phase, self.ready_ns, self.proven = Phase.READY, news.now_ns, True
+        if news.leaving_ns:
+            self.gone_by_ns = news.now_ns + news.leaving_ns
+            if self.deadline_ns is not None:
+                self.deadline_ns = max(self.deadline_ns, self.gone_by_ns)
         return advanced
 
     def overslept(self, now_ns: int) -> None:
@@ -93,6 +101,8 @@ class Child:
         """Why it must be taken for hung, or empty."""
         if self.killed or self.phase not in (Phase.STARTING, Phase.READY):
             return ""
+        if self.gone_by_ns is not None:
+            return "" if now_ns <= self.gone_by_ns else "did not end in the time that it may take"
         if self.phase is Phase.STARTING and self.proven and now_ns - self.spawned_ns > limits.start_ns:
             # The first start of all has a limit of its own.
             return f"was not ready within {_seconds(limits.start_ns)} s"

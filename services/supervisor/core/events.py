@@ -29,7 +29,10 @@ class Adopted(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """A child's sign of life: its state, work done so far, whether work is under way and how long it should take."""
+    """A child's sign of life: its state, work done so far, whether work is under way and how long it should take.
+
+    leaving_ns: it ends now and gives no more signs; how long that may take. 0 while it goes on.
+    """
 
     service: Service
     state: State
@@ -37,6 +40,7 @@ class Heard(msgspec.Struct, frozen=True):
     busy: bool
     expected_us: int
     now_ns: int
+    leaving_ns: int = 0
 
 
 class Exited(msgspec.Struct, frozen=True):

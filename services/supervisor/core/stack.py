@@ -40,6 +40,8 @@ from noria.services.supervisor.core.stack_phase import (
 )
 
 _SIGTERM: Final = 15
+# Those who take requests, and must be told when no more are wanted.
+_DOORS: Final = (Service.ADMISSION, Service.GATEWAY)
 # Whose steps show that tokens are made.
 _MAKERS: Final = (Service.SCHEDULER, Service.EXECUTOR)
 _DRAIN_MARGIN_NS: Final = 2_000_000_000
@@ -135,8 +137,8 @@ class Stack:
         if self.course is Course.STARTING and all(each.ready for each in self.children.values()):
             self.course = Course.SERVING
             return [Served((event.now_ns - self._begun_ns) // 1_000_000)]
-        if self.course is Course.DRAINING and event.service is Service.ADMISSION:
-            if event.state is State.STOPPED:
+        if self.course is Course.DRAINING and event.service in _DOORS:
+            if event.state is State.STOPPED and event.service is Service.ADMISSION:
                 return self._stop_next(event.now_ns)
             if child.ready and not was_ready:  # a new life that has not been told
                 return [self._quiesce(event.now_ns)]
@@ -217,7 +219,7 @@ class Stack:
                     child.killed = True
                     replies.append(Kill(child.service, child.hang))
             elif child.deadline_ns is not None and now_ns >= child.deadline_ns:
-                why = f"did not stop within {limits.stop_ns / 1e9:g} s"
+                why = f"did not stop within {(child.deadline_ns - child.stop_asked_ns) / 1e9:.3g} s"
                 self._fail(f"{child.service.value} {why} and was killed")
                 replies.append(self._kill(child, why))
         return [*replies, *self._start_due(now_ns)]
@@ -250,7 +252,7 @@ class Stack:
                 return []
             if child.alive:
                 child.phase = Phase.STOPPING
-                child.deadline_ns = now_ns + self._limits.stop_ns
+                child.stop_asked_ns, child.deadline_ns = now_ns, now_ns + self._limits.stop_ns
                 return [Terminate(service)]
         self.course = Course.OVER
         return [Over(self._exit_status, self._cause)]

@@ -1,11 +1,14 @@
 """The options of section `[http]`."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from noria.shared.config.sections.flags import flags
+
+GATEWAY_GRACE_S_MAX: Final = 86_400.0
+"""A day: the longest that admission lets a client ask for."""
 
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,5 +22,10 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(description="How long open responses may finish when a gateway stops.", ge=0)
     ] = 20.0
     gateway_grace_s: Annotated[
-        float, Meta(description="How long requests live on after their gateway was last heard.", ge=0, le=86_400)
-    ] = 15.0
+        Annotated[float, Meta(gt=0, le=GATEWAY_GRACE_S_MAX)] | None,
+        Meta(
+            description="How long requests live on after their gateway was last heard; where absent as long as it takes to "
+            "find that it hangs, to start another and to reach it: runtime.hang_timeout_s, the "
+            "longest pause before a restart (10 s, or runtime.restart_pause_s) and runtime.peer_timeout_s together, the least."
+        ),
+    ] = None

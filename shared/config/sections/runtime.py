@@ -1,11 +1,14 @@
 """The options of section `[runtime]`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from noria.shared.config.sections.flags import flags
+
+RESTART_PAUSE_MAX_S: Final = 10.0
+"""A dead service is not left alone for longer, unless the first pause is longer already."""
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,3 +113,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outbox_messages_max: Annotated[int, Meta(description="Messages that wait for a full socket, per peer.", ge=16)] = (
         10_000
     )
+
+    @property
+    def longest_restart_pause_s(self) -> float:
+        """The longest time between a service's death and its next start."""
+        return max(RESTART_PAUSE_MAX_S, self.restart_pause_s)

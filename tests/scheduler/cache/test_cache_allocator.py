@@ -89,7 +89,7 @@ def test_when_blocks_run_out_the_newest_is_reset_and_keeps_its_tokens() -> None:
     desk.submit(first, second)
     desk.run()
     assert desk.core.state.counters.resets == 1
-    assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == ["", "reset"]
+    assert [each.decision for each in desk.moves(2) if each.phase is RequestPhase.QUEUED] == ["", "reset"]
     assert not [each for each in desk.moves(1) if each.decision == "reset"]
     refill = [fill for plan in desk.plans for fill in plan.fill if fill.stream == stream(2)][1]
     assert refill.output_ids == tuple(generated(second)[: len(refill.output_ids)]) != ()
@@ -110,8 +110,8 @@ def test_the_oldest_is_never_reset_whoever_started_first() -> None:
     desk.done()
     desk.submit(submission(2, prompt=4, output=8, seniority_ms=500))
     desk.run()
-    assert [each.decision for each in desk.moves(1) if each.stage is RequestPhase.QUEUED] == ["", "reset"]
-    assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == [""]
+    assert [each.decision for each in desk.moves(1) if each.phase is RequestPhase.QUEUED] == ["", "reset"]
+    assert [each.decision for each in desk.moves(2) if each.phase is RequestPhase.QUEUED] == [""]
 
 
 def test_nobody_is_reset_for_blocks_that_a_step_in_flight_gives_back() -> None:

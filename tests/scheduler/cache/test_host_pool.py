@@ -41,7 +41,7 @@ def test_the_newest_goes_to_the_host_and_comes_back_without_being_computed_again
     desk.run()
     counters = desk.core.state.counters
     assert (counters.swaps_out, counters.swaps_in, counters.resets, counters.recomputed_tokens) == (1, 1, 0, 0)
-    assert [each.decision for each in desk.moves(2) if each.stage is RequestPhase.QUEUED] == ["", "swap"]
+    assert [each.decision for each in desk.moves(2) if each.phase is RequestPhase.QUEUED] == ["", "swap"]
     out, back = swap_plans(desk)
     # The first page is still cached and is not copied back.
     assert [copy.target for copy in out.swap_out][1:] == [copy.source for copy in back.swap_in]

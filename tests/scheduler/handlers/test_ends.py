@@ -200,7 +200,7 @@ def test_a_stream_moves_through_its_stages_once() -> None:
     desk = Desk(CoreSettings(max_batch_tokens=2))
     desk.submit(submission(1, prompt=5, output=3))
     desk.run()
-    stages = [each.stage for each in desk.moves(1)]
+    stages = [each.phase for each in desk.moves(1)]
     assert stages == [RequestPhase.QUEUED, RequestPhase.PREFILLING, RequestPhase.DECODING, RequestPhase.ENDED]
     assert desk.moves(1)[-1].decision == "length"
     assert desk.moves(1)[-1].output_tokens == 3

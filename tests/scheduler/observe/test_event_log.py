@@ -1,9 +1,13 @@
 """A recorded run: it holds no ids, plans the same again, and can be put through another policy."""
 
+from hashlib import blake2b
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 from fakes.world import World
+from msgspec.structs import replace
 
 from noria.proto.base import Ended, Stream
 from noria.proto.execution import Geometry, Group, StepPlan
@@ -20,6 +24,9 @@ from noria.services.scheduler.simulation.jobs import simulated_request
 from noria.services.scheduler.simulation.recording import RecordedRun
 from noria.services.scheduler.simulation.report import table
 from noria.services.scheduler.simulation.runner import Simulation
+from noria.shared.errors import UserError
+
+FIXTURE = Path(__file__).resolve().parents[2] / "fixtures/event_log_format_1"
 
 
 def shape(plan: StepPlan) -> tuple[object, ...]:
@@ -177,3 +184,31 @@ def test_ended_streams_are_forgotten_by_the_log(tmp_path: Path) -> None:
     log.record(2, Ended((Stream(1, 0),)))
     assert log.streams == 0
     log.close()
+
+
+def test_a_log_of_the_first_format_makes_the_plans_that_were_made_when_it_was_written() -> None:
+    digest = blake2b(digest_size=16)
+    for core, now_ns, body, plans in RecordedRun(FIXTURE).replay_events():
+        for plan in plans:
+            digest.update(msgspec.json.encode(shape(plan)))
+        if body is not None:
+            core.apply(SchedulerEvent(now_ns, body))
+    assert digest.hexdigest() == "8d2201aec847a8e5adc54e229928d6db"
+
+
+def test_a_log_of_another_format_is_refused_by_its_number(tmp_path: Path) -> None:
+    began, *rest = log_records.read(FIXTURE)
+    assert isinstance(began, log_records.LogBegan)
+    with (tmp_path / "log").open("wb") as file:
+        for record in (replace(began, version=2), *rest):
+            log_records.write(file, record)
+    with pytest.raises(UserError, match="an event log of format 2; this version reads format 1"):
+        RecordedRun(tmp_path / "log")
+
+
+def test_the_tag_of_a_record_is_what_it_was_in_the_first_format() -> None:
+    kinds = get_args(log_records.AnyLogRecord)
+    assert {each.__struct_config__.tag for each in kinds} == {
+        "Began", "Submitted", "Completed", "Withdrawn", "Forgotten", "Looked", "Asked", "Joined", "Failed", "Listed",
+        "Happened", "Changed", "Planned",
+    }  # fmt: skip

@@ -60,6 +60,24 @@ def test_a_foreground_request_is_not_ended_by_another_reader() -> None:
     assert it.core.snapshot()["streams"] == 1
 
 
+def test_a_request_that_may_be_asked_for_again_does_not_end_because_its_client_fell_silent() -> None:
+    it, _ = begun(keep=True, grace_ms=1_000)
+    it.pass_time(100)
+    assert it.core.snapshot()["streams"] == 1
+    it.generate(token_request("r1", keep=True, grace_ms=1_000), BOB)
+    it.hear(BOB, Cancel("r1", left=True))
+    it.pass_time(2)
+    assert it.core.snapshot()["streams"] == 0, "its reader was there and left"
+
+
+def test_one_that_is_left_for_a_client_that_is_gone_is_not_ended_by_what_that_one_says_late() -> None:
+    it, _ = begun(keep=True, grace_ms=1_000)
+    it.pass_time(100)
+    it.hear(BOB, Cancel("r1", left=True))
+    it.pass_time(10)
+    assert it.core.snapshot()["streams"] == 1
+
+
 def test_a_request_lives_on_for_its_own_grace_after_its_clients_silence() -> None:
     it, _ = begun(grace_ms=40_000)
     it.generate(token_request("r2", grace_ms=0), ALICE)

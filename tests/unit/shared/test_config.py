@@ -31,6 +31,14 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
     }
 
 
+def test_requests_outlive_a_gateway_that_hangs_until_there_is_another(tmp_path: Path) -> None:
+    assert load(None, {}, {}).gateway_grace_s == 40
+    file = tmp_path / "noria.toml"
+    file.write_text("[runtime]\nhang_timeout_s = 100\nrestart_pause_s = 2\npeer_timeout_s = 3")
+    assert load(file, {}, {}).gateway_grace_s == 113
+    assert load(file, {"http.gateway_grace_s": 200.0}, {}).gateway_grace_s == 200
+
+
 def test_a_variable_names_the_file_where_no_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "noria.toml"
     file.write_text('[model]\nname = "other"\n')
@@ -49,6 +57,18 @@ def test_a_variable_names_the_file_where_no_flag_does(tmp_path: Path) -> None:
         ("[model", ("not valid",)),
         ("[cache]\nmax_memory_percent = 1.5", ("cache.max_memory_percent", "<= 1")),
         ("[executor]\nranks = 2", ("executor.ranks", "<= 1")),
+        ("[runtime]\nhang_timeout_s = 1", ("runtime.hang_timeout_s", "at least 1.5 s", "runtime.heartbeat_s")),
+        ("[runtime]\nheartbeat_s = 12", ("runtime.hang_timeout_s", "at least 18 s", "runtime.heartbeat_s")),
+        (
+            "[runtime]\nheartbeat_s = 3\npeer_timeout_s = 4",
+            ("runtime.peer_timeout_s", "at least 4.5 s", "runtime.heartbeat_s"),
+        ),
+        ("[http]\ngateway_grace_s = 39", ("http.gateway_grace_s", "at least 40 s", "runtime.hang_timeout_s")),
+        (
+            "[http]\ngateway_grace_s = 40\n[runtime]\nhang_timeout_s = 16",
+            ("http.gateway_grace_s", "at least 41 s", "runtime.hang_timeout_s"),
+        ),
+        ("[runtime]\nhang_timeout_s = 90_000", ("http.gateway_grace_s", "86400 s at most", "runtime.hang_timeout_s")),
     ],
 )
 def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

@@ -62,8 +62,9 @@ def heard(
     busy: bool = False,
     state: State = State.READY,
     expected_us: int = 0,
+    leaving_ns: int = 0,
 ) -> Heard:
-    return Heard(service, state, progress, busy, expected_us, now_ns)
+    return Heard(service, state, progress, busy, expected_us, now_ns, leaving_ns)
 
 
 def begun(limits: Limits = LIMITS) -> Stack:
@@ -394,12 +395,41 @@ def test_a_drain_has_an_end_even_when_nobody_says_that_it_is_done() -> None:
     assert apply(stack, Ticked(32 * SECOND)) == STOPPING[1:]
 
 
-def test_who_dies_during_a_drain_is_started_again_and_told() -> None:
+@pytest.mark.parametrize("door", [Service.ADMISSION, Service.GATEWAY])
+def test_who_dies_during_a_drain_is_started_again_and_told(door: Service) -> None:
     stack = serving(PATIENT)
     apply(stack, StopAsked(10 * SECOND))
-    assert apply(stack, Exited(Service.ADMISSION, -9, 11 * SECOND)) == [Spawn(Service.ADMISSION)]
-    apply(stack, Spawned(Service.ADMISSION, 77, 11 * SECOND))
-    assert apply(stack, heard(Service.ADMISSION, 12 * SECOND)) == [Quiesce(18_000)]
+    assert apply(stack, Exited(door, -9, 11 * SECOND)) == [Spawn(door)]
+    apply(stack, Spawned(door, 77, 11 * SECOND))
+    assert apply(stack, heard(door, 12 * SECOND)) == [Quiesce(18_000)]
+    assert apply(stack, heard(door, 13 * SECOND, state=State.DRAINING)) == []
+
+
+def test_one_that_says_that_it_ends_may_be_silent_for_as_long_as_it_says() -> None:
+    stack = serving()
+    others = [each for each in START_ORDER if each is not Service.SCHEDULER]
+    apply(stack, heard(Service.SCHEDULER, 5 * SECOND, leaving_ns=40 * SECOND))
+    for second in range(6, 46):
+        assert apply(stack, *(heard(each, second * SECOND) for each in others), Ticked(second * SECOND)) == []
+    assert [type(each) for each in apply(stack, Ticked(46 * SECOND))] == [Kill]
+    assert apply(stack, Exited(Service.SCHEDULER, -9, 47 * SECOND)) == [Spawn(Service.SCHEDULER)]
+    assert stack.children[Service.SCHEDULER].deaths == 1
+
+
+def test_one_that_ends_in_the_time_it_says_has_not_died() -> None:
+    stack = serving()
+    apply(stack, heard(Service.SCHEDULER, 5 * SECOND, leaving_ns=40 * SECOND))
+    assert apply(stack, Exited(Service.SCHEDULER, 0, 44 * SECOND)) == [Spawn(Service.SCHEDULER)]
+    assert stack.children[Service.SCHEDULER].deaths == 0
+
+
+def test_a_stop_waits_for_one_that_says_that_it_takes_longer() -> None:
+    stack = serving()
+    stop(stack, 10 * SECOND)
+    first = STOP_ORDER[0]
+    apply(stack, heard(first, 11 * SECOND, state=State.DRAINING, leaving_ns=30 * SECOND))
+    assert apply(stack, Ticked(40 * SECOND)) == []
+    assert apply(stack, Ticked(41 * SECOND)) == [Kill(first, "did not stop within 31 s")]
 
 
 def test_a_second_signal_during_a_drain_kills_at_once() -> None:

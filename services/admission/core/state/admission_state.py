@@ -40,8 +40,8 @@ class Books:
     accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
     under way.
     queues: requests without a token yet. record: what the journal knows.
-    orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those in the
-    background that nobody reads just now.
+    orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those that
+    need no reader, and have none just now: in the background, or to be asked for again after their client died.
     drain_ns: until when a draining process finishes.
     """
 
@@ -101,10 +101,22 @@ class Books:
     def left(self, request: Request, now_ns: int) -> None:
         """A request that has not ended has lost its reader, who was there until `now_ns` and may come back for a while."""
         self.delivery.detach(request)
-        if request.background:
+        if request.background or request.number in self.unread:
             self.unread[request.number] = None
         else:
             self.orphans.setdefault(request.number, now_ns + request.grace_ns)
+
+    def bereft(self, request: Request, now_ns: int) -> None:
+        """The client of a request that has not ended is gone, last heard at `now_ns`, and could not say what its reader wants.
+
+        One that may be asked for again goes on to its end: its reader may be on the way to another gateway.
+        """
+        if request.keep:
+            self.delivery.detach(request)
+            self.orphans.pop(request.number, None)
+            self.unread[request.number] = None
+        else:
+            self.left(request, now_ns)
 
     def found(self, request: Request) -> None:
         """A request needs no reader any more: it has one, or it has ended."""

@@ -1,7 +1,7 @@
-"""Allocators cut a pool's chunks into the blocks of one attention type; what kind decides how many a sequence needs.
+"""Allocators of block numbers: each cuts the pool's chunks into the blocks of one kind of attention.
 
-A block is one page of each layer of the type. Chunks in part use are filled first, and one of which no block is in use
-goes back to the pool, where another type may take it. Knows lengths and blocks, not requests.
+A block is one page of each layer of that kind. Chunks in part use are filled first, and a chunk of which no block is in use
+goes back to the pool, where another kind may take it. Knows lengths and blocks, not requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ UNLIMITED: Final = 1 << 62
 
 
 class BlockAllocator:
-    """The blocks of one group: block b is part b % per_chunk of chunk b // per_chunk.
+    """The blocks of one group of layers: block b is part b % per_chunk of chunk b // per_chunk.
 
     spare: free blocks of chunks in part use. used: blocks given out.
     """
@@ -52,7 +52,7 @@ class BlockAllocator:
         return taken
 
     def claim(self, block: int) -> bool:
-        """Give out this block, whose content is somebody's already; False when it is not free."""
+        """Give out this block, which holds somebody's content already; False when it is not free."""
         chunk = block // self.per_chunk
         free = self._free.get(chunk)
         if free is None:
@@ -112,7 +112,7 @@ class BlockAllocator:
         return moved
 
     def check(self, used: Sequence[int]) -> set[int]:
-        """No block has two owners and none is lost; returns the chunks that the group has."""
+        """Raises AssertionError when a block has two owners or none; returns the chunks that the group has."""
         chunks = {block // self.per_chunk for block in used} | set(self._free)
         free = [block for each in self._free.values() for block in each]
         assert all(0 < len(each) < self.per_chunk for each in self._free.values()), "a whole chunk is not given back"
@@ -142,7 +142,7 @@ class SlidingAttentionAllocator(BlockAllocator):
     """Blocks of layers that look back a window: a table is a ring, page p of the sequence its entry p % ring_pages.
 
     A ring spans the window and the largest chunk, so that within a step no page is overwritten that the step reads; the
-    executor's lane is in order, so that no earlier step reads it any more.
+    executor computes steps in order, so that no earlier step reads it any more.
     """
 
     def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:

@@ -1,7 +1,7 @@
-"""The paged cache's block numbers: one allocator for each group over one pool, and the pages that streams share.
+"""Allocates the paged cache by number: one block allocator for each group of layers over one pool, and pages that streams share.
 
-Every question and allocation is all or nothing over the groups. Amounts that are compared over groups are in units: a
-chunk is as many units as the least common multiple of the groups' blocks in a chunk, a block the part of it that it is.
+Every question and allocation is all or nothing over the groups. Amounts are compared over groups in units: a chunk is as many
+units as the least common multiple of the groups' blocks in a chunk, a block its part of that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +29,10 @@ from noria.services.scheduler.core.cache.request_blocks import (
 
 
 class CacheAllocator:
-    """All allocators over one pool. `index` is None where pages are not shared.
+    """All block allocators over one pool. `index` is None where pages are not shared.
 
-    pages: how many pages of each group it holds, reserved_pages: how many of them are kept for isolated classes.
-    largest_tokens: the longest request that the rest could hold alone, whole_tokens: all of it.
+    pages: how many pages of each group the cache holds; reserved_pages: how many of them are kept for isolated classes.
+    largest_tokens: the longest request that the rest could hold alone; whole_tokens: that all of it could.
     """
 
     def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
@@ -64,7 +64,7 @@ class CacheAllocator:
 
     @property
     def used(self) -> int:
-        """Blocks in all_held, or in no held any more but touched by a step in flight."""
+        """Blocks that requests hold, or that a step in flight still touches."""
         cached = self.index.cached * len(self.allocators) if self.index else 0
         return sum(each.used for each in self.allocators) - cached
 
@@ -73,7 +73,7 @@ class CacheAllocator:
         return self.index.find(prefix) if self.index else ()
 
     def open(self, prefix: Prefix, pages: Sequence[Page]) -> RequestBlocks:
-        """Begin with these published pages."""
+        """Block tables that begin with these published pages."""
         if self.index is not None:
             self.index.use(pages)
         tables = tuple([page.blocks[group] for page in pages] for group in range(len(self.allocators)))
@@ -81,10 +81,10 @@ class CacheAllocator:
         return RequestBlocks(tables, list(pages), prefix, due)
 
     def adopt(self, prefix: Prefix, blocks: Sequence[Sequence[int]], length: int) -> RequestBlocks | None:
-        """Begin with blocks that hold `length` positions already; what is full of them is published.
+        """Block tables of blocks that hold `length` positions already; what is full of them is published.
 
-        Where another held has published the same content, its blocks take their place. None, changing nothing, when
-        a block is another's, or lacking.
+        Where another request has published the same content, its blocks take their place. None, changing nothing, when a block is
+        another's, or lacking.
         """
         if len(blocks) != len(self.allocators):
             return None
@@ -108,7 +108,7 @@ class CacheAllocator:
         return tuple(max(0, each.pages(length) - count) for each, count in zip(self.allocators, held, strict=True))
 
     def lacks(self, held: RequestBlocks, length: int) -> Needs:
-        """How many blocks each of a holding's tables lacks to hold `length` positions."""
+        """How many blocks each of a request's tables lacks to hold `length` positions."""
         return self.needs([len(table) for table in held.tables], length)
 
     def units(self, blocks: Iterable[int]) -> int:
@@ -116,9 +116,9 @@ class CacheAllocator:
         return sum(count * units for count, units in zip(blocks, self._units, strict=True))
 
     def fits(self, needs: Needs, keep: int = 0, spared: int = 0) -> bool:
-        """Whether all of it can be given out, cached pages given up for it, all but `keep` of them.
+        """Whether so many blocks of each group can be given out; cached pages but for `keep` are given up for them.
 
-        spared: pages of each group that could be given out beyond that.
+        spared: pages of each group that must remain to be given out beyond that.
         """
         cached = (self.index.cached - keep if self.index else 0) - spared
         chunks = sum(each.chunks(max(0, need - cached)) for each, need in zip(self.allocators, needs, strict=True))
@@ -132,7 +132,10 @@ class CacheAllocator:
         self.largest_tokens = self._largest(pages)
 
     def extend(self, held: RequestBlocks, length: int, spared: int = 0) -> tuple[tuple[int, ...], ...] | None:
-        """Append what is missing and return it by group, or None, changing nothing, when the pool lacks it."""
+        """Append the blocks that are missing for `length` positions and return them by group.
+
+        None, changing nothing, when the pool lacks them.
+        """
         needs = self.lacks(held, length)
         if not self.fits(needs, 0, spared):
             return None
@@ -159,14 +162,14 @@ class CacheAllocator:
         return min(length, low * self.page_tokens)
 
     def gain(self, held: RequestBlocks) -> int:
-        """Units that can be given out when a held ends: all that nobody else uses."""
+        """Units that can be given out once a request gives back its blocks: all that nobody else uses."""
         units = self.units(map(len, held.tables))
         if self.index is None:
             return units
         return units - (len(held.pages) - self.index.sole(held.pages)) * self._page_units
 
     def release(self, held: RequestBlocks) -> None:
-        """End a held: published pages stay cached, all other blocks are free."""
+        """Take back a request's blocks: published pages stay cached, all others are free."""
         published = len(held.pages)
         for each, table in zip(self.allocators, held.tables, strict=True):
             for block in table[published:]:
@@ -175,9 +178,9 @@ class CacheAllocator:
             self.index.leave(held.pages)
 
     def publish(self, held: RequestBlocks, end: int) -> PublishResult:
-        """Positions up to `end` are computed: publish every page that is full and of known ids.
+        """Publish every page up to position `end` that is full and of known ids.
 
-        Where another stream has published the same content, its blocks take the place of the holding's own.
+        Where another stream has published the same content, its blocks take the place of the request's own.
         """
         result, index, tables = PublishResult(), self.index, held.tables
         assert index is not None
@@ -202,7 +205,7 @@ class CacheAllocator:
             each.give_back(block)
 
     def gather(self, held: RequestBlocks) -> list[dict[int, int]]:
-        """Of the only held there is, move blocks together so that chunks become free: old to new by group."""
+        """Move the blocks of the only request that has any together, so that chunks become free: old to new by group."""
         moved = []
         for each, table in zip(self.allocators, held.tables, strict=True):
             renamed = each.gather(table) if each.per_chunk > 1 else {}
@@ -227,17 +230,17 @@ class CacheAllocator:
             for each in self.allocators
         ]
 
-    def check(self, all_held: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
-        """Every block is blank, cached, or owned once; users are counted right; every chunk has one group."""
+    def check(self, tables_held: Sequence[RequestBlocks], spare: Sequence[tuple[int, ...]]) -> None:
+        """Raises AssertionError when a block is lost, has two owners, or is miscounted."""
         published: list[Page] = []
         if self.index is not None:
-            published = self.index.check([held.pages for held in all_held])
-        for held in all_held:
+            published = self.index.check([held.pages for held in tables_held])
+        for held in tables_held:
             for group, table in enumerate(held.tables):
                 assert [page.blocks[group] for page in held.pages] == table[: len(held.pages)]
         chunks: list[int] = []
         for group, each in enumerate(self.allocators):
-            own = chain.from_iterable(held.tables[group][len(held.pages) :] for held in all_held)
+            own = chain.from_iterable(held.tables[group][len(held.pages) :] for held in tables_held)
             used = [*own, *(page.blocks[group] for page in published), *(blocks[group] for blocks in spare)]
             chunks += each.check(used)
         self.pool.check(chunks)

@@ -1,4 +1,4 @@
-"""Chunks: the unit in which the cache's memory changes hands between the kinds of attention.
+"""Chunks of cache memory: the unit that changes hands between the kinds of attention.
 
 Knows numbers alone. The device's pool and the host's are two of the same kind.
 """
@@ -30,7 +30,7 @@ class ChunkPool:
         return taken
 
     def claim(self, chunk: int) -> bool:
-        """Take this chunk, whose content is somebody's already; False when it is not blank."""
+        """Take this chunk, which holds somebody's content already; False when it is not blank."""
         if chunk not in self._blank:
             return False
         del self._blank[chunk]
@@ -41,7 +41,7 @@ class ChunkPool:
         self._blank[chunk] = None
 
     def check(self, used: Collection[int]) -> None:
-        """No chunk has two owners, none is lost, none is reserved."""
+        """Raises AssertionError when a chunk has two owners, is lost, or is a reserved one."""
         every = [*self._blank, *used]
         assert len(every) == len(set(every)) == self.size, "a chunk has two owners or none"
         assert all(self._reserved <= chunk < self._total for chunk in every)

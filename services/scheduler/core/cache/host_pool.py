@@ -1,6 +1,6 @@
 """The host pool: blocks of preempted requests whose cache waits on the host, and the copies that the next plan orders.
 
-A plan's swap-outs come first on the executor's lane, so that they read complete content and device blocks may be used
+The executor does a plan's swap-outs first, so that they read complete content and device blocks may be used
 again in the same plan; host blocks that it swaps in are free for the plan after it.
 """
 
@@ -31,7 +31,7 @@ class HostPool:
     def store(self, tables: Tables, length: int, slot: int) -> HostBlocks | None:
         """Take host blocks for all of a request's blocks and order the copies; None when they do not fit.
 
-        slot: where the executor knows it, or -1.
+        slot: the executor's, or -1 where it does not know the request.
         """
         needs = [len(table) for table in tables]
         chunks = sum(each.chunks(need) for each, need in zip(self._blocks, needs, strict=True))
@@ -59,13 +59,13 @@ class HostPool:
     def fetch(self, stored: HostBlocks, tables: Tables, first: int) -> None:
         """Order the copies back, from table entry `first` on; the host blocks are free after the plan.
 
-        What was stored since the last plan goes to the host and comes back in one.
+        What was stored since the last plan goes to the host and comes back in one plan.
         """
         self._in += _copies(stored.tables, tables, first)
         self._emptied.append(stored)
 
     def drop(self, stored: HostBlocks) -> None:
-        """Forget a request's cache; the lane is in order, so that its host blocks may be used again at once."""
+        """Forget a request's cache; its host blocks may be used again at once, for the executor works in order."""
         self._out.pop(stored, None)
         self._slots.pop(stored, None)
         for each, table in zip(self._blocks, stored.tables, strict=True):
@@ -73,7 +73,7 @@ class HostPool:
                 each.give_back(block)
 
     def take_moves(self) -> tuple[tuple[Copy, ...], tuple[Copy, ...], tuple[Stash, ...]]:
-        """The swap-outs and swap-ins of the plan that is being sent, and whose cache goes out; told once."""
+        """The swap-outs and swap-ins for the plan that is being sent, and whose cache goes out; each once."""
         out = tuple(copy for copies in self._out.values() for copy in copies)
         back = tuple(self._in)
         stash = tuple(Stash(slot, stored.length, stored.tables) for stored, slot in self._slots.items())
@@ -86,7 +86,7 @@ class HostPool:
         return out, back, stash
 
     def check(self, stored: list[HostBlocks]) -> None:
-        """Every host block is blank or has one owner."""
+        """Raises AssertionError when a host block has two owners or none."""
         chunks: list[int] = []
         for group, each in enumerate(self._blocks):
             chunks += each.check([block for one in stored for block in one.tables[group]])

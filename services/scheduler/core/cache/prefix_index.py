@@ -1,8 +1,8 @@
-"""The index of published pages: what can be shared, who uses it, and what is given up first.
+"""The index of published pages: which can be shared, who uses them, and which is given up first.
 
-A page is published when the step that computed it is done. Pages without users stay, in order of last use; a holding
-gives its pages back from the last to the first, so that a page never comes before those that follow it, and the least
-recently used is always one that nothing follows. Every operation costs O(1) per page touched.
+A page is published when the step that computed it is done. Pages without users stay, in order of last use; a request gives
+its pages back from the last to the first, so that a page never comes before those that follow it, and the least recently used
+is always one that nothing follows. Every operation costs O(1) per page touched.
 """
 
 from collections import OrderedDict
@@ -54,7 +54,7 @@ class PrefixIndex:
         return found
 
     def use(self, pages: Iterable[Page]) -> None:
-        """A holding has put these pages into its tables."""
+        """Count one more user of these pages: a request has them in its tables."""
         for page in pages:
             if not page.users:
                 del self._unused[page]
@@ -62,7 +62,7 @@ class PrefixIndex:
             self.shared += page.users == 2
 
     def leave(self, pages: Sequence[Page]) -> None:
-        """A holding gives back its pages, from the first to its last; those without another user stay cached."""
+        """Count one user less of a request's pages, from the first to its last; those without another user stay cached."""
         for page in reversed(pages):
             assert page.users > 0
             page.users -= 1
@@ -71,7 +71,7 @@ class PrefixIndex:
                 self._unused[page] = None
 
     def publish(self, prefix: Prefix, number: int, parent: Page | None, blocks: tuple[int, ...]) -> Page | None:
-        """Make a computed page known, its holding the first user, or join the one that another stream published.
+        """Make a computed page known, its request the first user, or join the page that another stream published.
 
         The caller tells the two apart by the page's blocks. None when another content has the key.
         """
@@ -104,11 +104,11 @@ class PrefixIndex:
         return len(pages) - _first(pages, 1)
 
     def sole(self, pages: Sequence[Page]) -> int:
-        """How many of a holding's pages nobody else uses; they are its last ones."""
+        """How many of a request's pages nobody else uses; they are its last ones."""
         return len(pages) - _first(pages, 2)
 
     def check(self, chains: Iterable[Sequence[Page]]) -> list[Page]:
-        """Users are counted right, and cached pages stand in order; returns every page that has blocks."""
+        """Raises AssertionError when users are miscounted or cached pages out of order; returns every page that has blocks."""
         users: dict[Page, int] = dict.fromkeys(self._pages.values(), 0)
         for chain in chains:
             for page, parent in zip(chain, (None, *chain), strict=False):

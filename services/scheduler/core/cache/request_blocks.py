@@ -17,7 +17,7 @@ _KEY_BYTES: Final = 32
 class Page:
     """One published page of a prefix: a block of each group whose content is complete.
 
-    users: how many holdings have it in their tables. At 0 it is cached: kept until its blocks are needed.
+    users: how many requests have it in their tables. At 0 it is cached: kept until its blocks are needed.
     alive: whether the index still has it. children: published pages that follow it.
     """
 
@@ -80,11 +80,10 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)
 class RequestBlocks:
-    """What one request holds of the cache while it has a slot, and after that until no step touches it.
+    """The block tables of one request while it has a slot, and after that until no step touches them.
 
-    tables: one block table for each group. pages: the published pages among their entries, from the first on.
-    due: the position at which the next page is full; never, when pages are not shared. claimed: up to which page
-    others wait for it.
+    tables: one for each group. pages: the published pages among their entries, from the first on. due: the position at which the
+    next page is full; never, when pages are not shared. claimed: up to which page others wait for it.
     """
 
     tables: Tables
@@ -100,7 +99,7 @@ class RequestBlocks:
         return len(tables[0]) if len(tables) == 1 else max(map(len, tables))
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """How many blocks are in its tables."""
         return sum(map(len, self.tables))
 
@@ -118,7 +117,7 @@ class BlockStateCounts:
 
 @dataclass(slots=True, eq=False)
 class PublishResult:
-    """What came of publishing: pages whose own block another stream's replaced, and the blocks that became free."""
+    """What publishing changed: pages whose own block another stream's replaced, and the blocks that became free."""
 
     replaced: list[int] = field(default_factory=list)
     spare: list[tuple[int, ...]] = field(default_factory=list)

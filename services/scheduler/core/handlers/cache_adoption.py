@@ -1,9 +1,9 @@
 """Takes over what an executor still holds of streams, after this scheduler or its predecessor lost sight of it.
 
-An executor that holds something says so in its `Geometry`, and its `Inventory` follows when no step is under way any
-more. Nothing is planned before that is there and admission has named its streams, or time is up. Then each stream that
-waits is compared with what the executor has of it: only a cache of exactly its ids is submitted_now over, whatever was sampled
-and not heard of yet included. All else is blank from the plan on that opens the epoch.
+An executor that holds something says so in its `Geometry`, and its `Inventory` follows when no step is under way any more.
+Nothing is planned before that is there and admission has named its streams, or time is up. Then each stream that waits is
+compared with what the executor has of it: only a cache of exactly its ids is taken over, with what was sampled and never
+reported. All else is blank from the plan on that opens the epoch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycl
 
 
 class CacheAdoption:
-    """Waits for an inventory and applies it. due_ns: until when; None when nothing is waited for."""
+    """Waits for an inventory and applies it. due_ns: until when; None when it waits for nothing."""
 
     def __init__(self, state: SchedulerState, intake: StreamHandler) -> None:
         self._state = state
@@ -26,23 +26,23 @@ class CacheAdoption:
         self.due_ns: int | None = None
 
     def executor_joined(self, now_ns: int, geometry: Geometry) -> None:
-        """An executor is there; what it holds may be told soon."""
+        """Begin to wait for the inventory of an executor that holds something."""
         self._inventory = self.due_ns = None
         if geometry.inventory:
             self.due_ns = now_ns + self._state.settings.adoption_wait_ns
             self._state.slots.clear()  # what is in them it learns from the plan that opens the epoch
 
     def executor_lost(self) -> None:
-        """There is nothing to be had."""
+        """Stop waiting: the executor that would have sent an inventory is gone."""
         self._inventory = self.due_ns = None
 
     def inventory_received(self, inventory: Inventory) -> None:
-        """The executor has listed what it holds; one that comes too late is ignored."""
+        """Keep the executor's list of what it holds; one that comes too late is ignored."""
         if self.due_ns is not None:
             self._inventory = inventory
 
     def settle(self, now_ns: int) -> None:
-        """Take over what can be, once everything is there or time is up."""
+        """Take over what matches, once inventory and streams are known or time is up."""
         if self.due_ns is None:
             return
         if now_ns < self.due_ns and (self._inventory is None or not self._intake.names_complete):
@@ -60,7 +60,7 @@ class CacheAdoption:
     def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
         """Give a waiting request a slot, and blocks in which `length` positions of it are computed already.
 
-        The plan that opens the epoch tells its ids. False, changing nothing, when there is no slot or a block is submitted_now.
+        The plan that opens the epoch names its ids. False, changing nothing, when there is no slot or a block is taken.
         """
         memory = self._state.memory
         if memory is None or not self._state.slots.free or not memory.adopt(request, blocks, length, now_ns):
@@ -101,7 +101,7 @@ class CacheAdoption:
             self.adopt_stored(request, held.blocks, length)
 
     def _learn_output(self, request: Request, held: Held, now_ns: int) -> None:
-        """Take the output that the executor sampled and nobody here has heard of, up to the end if it is there."""
+        """Take the output that the executor sampled and nobody here knows, up to the end if it is there."""
         state, start = self._state, len(request.progress.output)
         end = None
         for position in range(start, len(held.output_ids)):

@@ -1,8 +1,8 @@
 """What admission may count on: credit, the step-time model, and when a new request would start.
 
-A prediction is the work that waits: where slots are what lacks, until so many come free; where the token budget is, at the
-pace at which such work was started lately. It is compared with what comes true, and how far it was off is published with
-it. Everything costs O(classes + running requests) a step, and O(1) a waiting request.
+A start is predicted from the work that waits: where slots are what lacks, as the time until so many come free; where the token
+budget is, at the rate at which such work was started lately. Each prediction is compared with what comes true, and the factor
+by which it was off is published with it. Everything costs O(classes + running requests) a step, O(1) a waiting request.
 """
 
 from typing import Final
@@ -21,13 +21,13 @@ _STEPS_KEPT: Final = 1.0 - 1.0 / 64
 
 
 class CapacityReport:
-    """Counts submissions and predicts starts. `submitted` counts those of admission's present life."""
+    """Counts submissions and predicts starts. submitted: submissions of admission's present life."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self.submitted = 0
         self.times = StepTimePredictor()
-        self._paces: dict[str, StartRate] = {ALL: StartRate()}
+        self._start_rates: dict[str, StartRate] = {ALL: StartRate()}
         self._last_plan_ns = 0
         self._waited: list[str] = []
         self._step_us = 0.0
@@ -36,7 +36,7 @@ class CapacityReport:
         self._computed_ns = 0.0
 
     def done(self, step: InFlightStep, compute_us: int) -> None:
-        """A step took so long."""
+        """Learn from a step that took so long."""
         self.times.observe(step.tokens, step.cache_tokens, len(step.entries), compute_us, step.pairs)
         if self._waited:
             self._computed_ns += compute_us * 1000
@@ -45,30 +45,30 @@ class CapacityReport:
             self._step_us = old * _STEPS_KEPT + compute_us * (1.0 - _STEPS_KEPT) if old else float(compute_us)
 
     def received(self, requests: list[Request]) -> None:
-        """New requests wait: keep what is foretold to each, to learn how far it is off."""
+        """Keep the wait that is predicted to each new request, to learn how far it is off."""
         classes = {each.traffic_class: each for each in self.capacity().classes}
         for request in requests:
             offered = classes.get(request.asked.submission.traffic_class, classes[ALL])
             request.progress.foreseen_ns = int(offered.start_ms * 1e6)
 
     def planned(self, now_ns: int, started: list[Request]) -> None:
-        """A plan was sent that started these requests, the first time for each."""
+        """Learn from a plan that started these requests, each for the first time."""
         spent_ns = now_ns - self._last_plan_ns
         for name in self._waited:
-            self._pace(name).wait(spent_ns, by_slots=self._by_slots(name))
+            self._start_rate(name).wait(spent_ns, by_slots=self._by_slots(name))
         if self._waited:
             self._lasted_ns = self._lasted_ns * _STEPS_KEPT + spent_ns
             self._computed_ns *= _STEPS_KEPT
         for request in started:
             for name in dict.fromkeys((ALL, request.asked.submission.traffic_class)):
                 if name in self._waited:
-                    self._pace(name).start(
+                    self._start_rate(name).start(
                         request.asked.prompt_tokens, now_ns - request.asked.received_ns, request.progress.foreseen_ns
                     )
         self._last_plan_ns, self._waited = now_ns, self._state.waiting.busy()
 
     def capacity(self) -> Capacity:
-        """The present credit and predictions, for all together and for each class that was seen."""
+        """The present credit and predictions, for all classes together ("") and for each class that was seen."""
         state = self._state
         settings, waiting, geometry, memory = state.settings, state.waiting, state.geometry, state.memory
         requests = max(0, settings.queue_requests_max - len(waiting))
@@ -77,11 +77,11 @@ class CapacityReport:
         prefill_tokens = max(1, step.tokens_max - step.decodes if step is not None else settings.max_batch_tokens)
         cache_tokens, running = (step.cache_tokens, step.running) if step is not None else (0, 0)
         prefill_us = self.times.predict_us(prefill_tokens + (step.decodes if step else 0), cache_tokens, running + 1)
-        outlook = self._outlook(cache_tokens)
+        forecast = self._slot_forecast(cache_tokens)
         return Capacity(
             submitted=self.submitted,
             classes=tuple(
-                self._offer(name, requests, tokens, prefill_us / prefill_tokens, outlook) for name in self._paces
+                self._offer(name, requests, tokens, prefill_us / prefill_tokens, forecast) for name in self._start_rates
             ),
             step_time=self.times.all.coefficients(),
             largest_tokens=memory.cache.largest_tokens if memory is not None else 0,
@@ -91,27 +91,32 @@ class CapacityReport:
             prefill_step_ms=round(prefill_us / 1000, 3),
         )
 
-    def _offer(self, name: str, requests: int, tokens: int, token_us: float, outlook: SlotForecast) -> ClassCapacity:
-        """A new request starts after those that wait before it."""
+    def _offer(self, name: str, requests: int, tokens: int, token_us: float, forecast: SlotForecast) -> ClassCapacity:
+        """The credit of one class: its new request starts after those that wait before it."""
         own = name if self._by_class else ALL
-        queue, pace, whole, held = self._state.waiting.queue(own), self._pace(own), self._pace(ALL), self._by_slots(own)
-        by_slots = pace.by_slots if pace.spent_ns else float(held or not self._state.slots.free)
-        token_ns = pace.token_ns if pace.requests else (1.0 - by_slots) * token_us * 1000
+        queue, rate, whole, held = (
+            self._state.waiting.queue(own),
+            self._start_rate(own),
+            self._start_rate(ALL),
+            self._by_slots(own),
+        )
+        by_slots = rate.by_slots if rate.spent_ns else float(held or not self._state.slots.free)
+        token_ns = rate.token_ns if rate.requests else (1.0 - by_slots) * token_us * 1000
         # By its turn others have started, too. A slot that is free while slots are what lacks is kept for somebody else.
         free = 0 if held else self._state.slots.free
-        starts = (queue.requests + 1 - free) * (pace.gap_ns / whole.gap_ns if pace.gap_ns and whole.gap_ns else 1.0)
+        starts = (queue.requests + 1 - free) * (rate.gap_ns / whole.gap_ns if rate.gap_ns and whole.gap_ns else 1.0)
         return ClassCapacity(
             name,
             requests,
             tokens,
-            start_ms=round((by_slots * outlook.wait_ns(starts) + queue.tokens * token_ns) / 1e6, 2),
-            request_ms=round(pace.request_ns / 1e6, 4),
+            start_ms=round((by_slots * forecast.wait_ns(starts) + queue.tokens * token_ns) / 1e6, 2),
+            request_ms=round(rate.request_ns / 1e6, 4),
             token_ms=round(token_ns / 1e6, 6),
-            margin=round(pace.margin, 3),
+            margin=round(rate.margin, 3),
         )
 
-    def _outlook(self, cache_tokens: int) -> SlotForecast:
-        """When slots come free."""
+    def _slot_forecast(self, cache_tokens: int) -> SlotForecast:
+        """The forecast of when slots come free."""
         state = self._state
         waiting, running = state.waiting.queue(ALL), (*state.decoding, *state.prefilling)
         begun = sum([request.work.filled - request.work.length for request in state.prefilling])
@@ -132,11 +137,11 @@ class CapacityReport:
         """Whether classes have queues of their own."""
         return self._state.policy.by_class
 
-    def _pace(self, name: str) -> StartRate:
-        pace = self._paces.get(name)
-        if pace is None:
-            pace = self._paces[name] = StartRate()
-        return pace
+    def _start_rate(self, name: str) -> StartRate:
+        rate = self._start_rates.get(name)
+        if rate is None:
+            rate = self._start_rates[name] = StartRate()
+        return rate
 
     def _by_slots(self, name: str) -> bool:
         return self._state.decisions.reason(name) in (WaitReason.SLOTS, WaitReason.RESERVED)

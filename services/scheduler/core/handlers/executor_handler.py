@@ -1,8 +1,8 @@
-"""What the executor says: steps done and failed, and who it is.
+"""Handles what the executor says: results of steps, failures, and its arrival or loss.
 
-Whoever was in a step that failed, or in flight when the executor died, is suspected (see `suspects`) and computed again in
-a new epoch. A step without enough memory is nobody's fault: it is tried again with half the tokens, and only who does not
-even fit alone with a single one is ended with an error.
+Whoever was in a step that failed, or in flight when the executor died, is suspected (see `suspects`) and computed again in a
+new epoch. A step without enough memory is nobody's fault: it is tried again with half the tokens, and only a request that does
+not fit alone, with a single token, is ended with an error.
 """
 
 from typing import Final, assert_never
@@ -30,7 +30,7 @@ _RECOVER_AFTER_STEPS: Final = 32
 
 
 class ExecutorHandler:
-    """Applies the executor's messages to a state."""
+    """Applies the executor's messages, and facts about it, to the scheduler's state."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ExecutorHandler:
         self._doubted: list[Request] = []
 
     def apply(self, now_ns: int, body: StepDone | StepFailed | Geometry | Inventory) -> None:
-        """Take one message from the executor, or what is known of it."""
+        """Handle one message from the executor. Raises IllegalEventError, changing nothing, for one that cannot be true."""
         match body:
             case StepDone():
                 self.done(now_ns, body)
@@ -65,14 +65,14 @@ class ExecutorHandler:
                 assert_never(body)
 
     def done(self, now_ns: int, body: StepDone) -> None:
-        """A step's tokens; results of an older epoch are ignored."""
+        """Take the tokens of a step; results of an older epoch are ignored."""
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._state.in_flight
-        if not lane.steps or lane.steps[0].number != body.number:
-            raise IllegalEventError(f"step {body.number} is done, but not the oldest of {lane.numbers} in flight")
-        _check_sampled(lane.steps[0], body.sampled)
-        step = lane.finish(now_ns)
+        in_flight = self._state.in_flight
+        if not in_flight.steps or in_flight.steps[0].number != body.number:
+            raise IllegalEventError(f"step {body.number} is done, but not the oldest of {in_flight.numbers} in flight")
+        _check_sampled(in_flight.steps[0], body.sampled)
+        step = in_flight.finish(now_ns)
         counters = self._state.counters
         counters.steps += 1
         counters.tokens += step.tokens
@@ -84,15 +84,15 @@ class ExecutorHandler:
             self._state.reclaims.freed(memory.free(step), now_ns)
 
     def failed(self, now_ns: int, body: StepFailed) -> None:
-        """A step was not computed, nor any later one: everything is planned again in a new epoch.
+        """Plan everything again in a new epoch: a step was not computed, nor any later one.
 
         An executor that refuses a plan says so while an earlier step computes, whose result is void then, too.
         """
         if not self._of_this_epoch(body.epoch):
             return
-        lane = self._state.in_flight
-        if body.number not in lane.numbers:
-            raise IllegalEventError(f"step {body.number} failed, but only {lane.numbers} are in flight")
+        in_flight = self._state.in_flight
+        if body.number not in in_flight.numbers:
+            raise IllegalEventError(f"step {body.number} failed, but only {in_flight.numbers} are in flight")
         step = next(each for each in reopen(self._state, self._lifecycle, now_ns) if each.number == body.number)
         self._measure_all(now_ns)
         self._state.counters.failed_steps += 1
@@ -111,7 +111,7 @@ class ExecutorHandler:
                 assert_never(body.failure)
 
     def executor_joined(self, now_ns: int, geometry: Geometry) -> None:
-        """An executor is ready: open an epoch on its empty cache."""
+        """Open an epoch on the empty cache of an executor that is ready."""
         capacity = (geometry.num_blocks - geometry.reserved_blocks) // max(1, len(geometry.groups))
         limits = [geometry.page_size, geometry.max_slots, geometry.max_batch_tokens, geometry.max_model_tokens]
         limits += [group.blocks_per_chunk for group in geometry.groups]
@@ -121,7 +121,7 @@ class ExecutorHandler:
         self._adoption.executor_joined(now_ns, geometry)
 
     def executor_lost(self, now_ns: int, body: ExecutorLost | ExecutorSilent | ExecutorReturned) -> None:
-        """Nobody computes: whoever was active waits. Those in flight are suspected once it is known that it died."""
+        """Let whoever was active wait: nobody computes. Those in flight are suspected once it is known that the executor died."""
         lost = self._begin(now_ns, None)
         self._doubted = self._doubted or [entry.request for step in lost for entry in step.entries]
         self._adoption.executor_lost()
@@ -144,7 +144,7 @@ class ExecutorHandler:
         return lost
 
     def _blame(self, present: list[Request], now_ns: int, detail: str) -> None:
-        """These were in what failed; those that have ended can't be suspected, but were there."""
+        """Suspect those who were in what failed; those that have ended were there but can't be suspected."""
         there = dict.fromkeys(present)
         accused = [each for each in there if each.state is RequestState.WAITING]
         condemned = self._lifecycle.suspect(accused, alone=len(there) == 1)
@@ -155,7 +155,7 @@ class ExecutorHandler:
             self._streams.measure(request, now_ns)
 
     def _of_this_epoch(self, epoch: int) -> bool:
-        """False for an older epoch; raises IllegalEventError for one that was never opened."""
+        """Whether a message is of the present epoch, not an older one. Raises IllegalEventError for one that was never opened."""
         if epoch > self._state.in_flight.epoch:
             raise IllegalEventError(f"epoch {epoch} was never opened, the present one is {self._state.in_flight.epoch}")
         return epoch == self._state.in_flight.epoch
@@ -173,9 +173,9 @@ class ExecutorHandler:
 
     def _collect(self, step: InFlightStep, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
-        board, lifecycle, counters, memory = self._state, self._lifecycle, self._state.counters, self._state.memory
-        finished, gone, waiting, replies = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING, board.replies
-        results, useful = iter(sampled), 0
+        core, lifecycle, counters, memory = self._state, self._lifecycle, self._state.counters, self._state.memory
+        finished, gone, waiting, replies = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING, core.replies
+        results, useful, suspects = iter(sampled), 0, len(core.suspects)
         for request, output, tokens, end, blocks in step.entries:
             progress, state = request.progress, request.state
             progress.results += 1
@@ -187,37 +187,45 @@ class ExecutorHandler:
                 counters.discarded_slices += 1
                 counters.wasted_tokens += tokens
                 progress.wasted_tokens += tokens
-                board.policy.discarded(request, output, end - tokens, end)
+                core.policy.discarded(request, output, end - tokens, end)
                 if state is gone and not request.in_flight:
-                    board.reclaims.spent(request)
+                    core.reclaims.spent(request)
                 continue
             if got is None:
                 continue
-            progress.output.append(got.ids[0])
-            if got.likelihoods:
-                progress.logprobs += got.likelihoods
+            ids, logprobs, life = got.ids, got.likelihoods, request.life
+            progress.output.append(ids[0])
+            if logprobs:
+                progress.logprobs += logprobs
             useful += 1
             if state is waiting:
-                board.waiting.learned()
-            elif progress.announced_admission != request.life.admissions:
-                progress.announced_admission = request.life.admissions
+                core.waiting.learned()
+            elif progress.announced_admission != life.admissions:
+                progress.announced_admission = life.admissions
                 lifecycle.announce(request, RequestPhase.DECODING, now_ns)
-            if request.suspicion.suspected and len(progress.output) > request.suspicion.suspected_at:
+            if suspects and request.suspicion.suspected and len(progress.output) > request.suspicion.suspected_at:
                 lifecycle.clear(request)
             reason = request.natural_end
             if reason is not None:
                 lifecycle.finish(request, reason, now_ns)
-            cached, queue_us = request.cache.cached_tokens, request.queue_us
             replies.append(
                 TokenRun(
-                    request.stream, request.attempt, output, got.ids, reason or 0, "", cached, queue_us, got.likelihoods
+                    request.stream,
+                    request.attempt,
+                    output,
+                    ids,
+                    reason or 0,
+                    "",
+                    request.cache.cached_tokens,
+                    life.queue_us,
+                    logprobs,
                 )
             )
         counters.output_tokens += useful
 
 
 def _check_sampled(step: InFlightStep, sampled: tuple[Sampled, ...]) -> None:
-    """A result names the sampling slices of its step in their order, one id each."""
+    """Raises IllegalEventError unless a result names the sampling slices of its step in their order, one id each."""
     expected: list[InFlightSlice] = [entry for entry in step.entries if entry.output >= 0]
     if len(expected) != len(sampled):
         raise IllegalEventError(f"step {step.number} samples {len(expected)} streams, its result {len(sampled)}")

@@ -1,4 +1,4 @@
-"""What admission and the detokenizer say about streams: new ones, ended ones, how far they are, what they lack."""
+"""Handles what admission and the detokenizer say about streams: new ones, ended ones, how far they are, what they lack."""
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Progress, Resend, TokenRun
@@ -10,7 +10,7 @@ from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycl
 
 
 class StreamHandler:
-    """Applies messages about streams to a state.
+    """Applies messages about streams to the scheduler's state.
 
     submitted_now: the requests that the last `Submit` brought. names_complete: admission has named all its streams since it joined.
     """
@@ -24,7 +24,7 @@ class StreamHandler:
         self._unnamed: dict[Stream, None] = {}
 
     def admission_joined(self) -> None:
-        """Admission names all its streams anew; until that is complete, those it has not named may have ended."""
+        """Expect admission to name all its streams anew; until that is complete, those it has not named may have ended."""
         self._unnamed = dict.fromkeys(self._state.requests)
         self.names_complete = False
 
@@ -51,31 +51,31 @@ class StreamHandler:
             self.names_complete = True
 
     def withdraw(self, now_ns: int, body: Withdraw) -> None:
-        """Drop these streams and tell when their blocks are back; unknown ones have crossed their end on the way."""
+        """Drop these streams and report when their blocks are back; unknown ones have crossed their end on the way."""
         for request in self._known(body.streams):
             self._lifecycle.forget(request, now_ns, body.end.label, reclaim=True)
 
     def ended(self, now_ns: int, body: Ended) -> None:
-        """Drop these streams; of those that still ran, tell when their blocks are back."""
+        """Drop these streams; of those that still ran, report when their blocks are back."""
         for request in self._known(body.streams):
             self._lifecycle.forget(request, now_ns, "ended", reclaim=request.state is not RequestState.FINISHED)
 
     def progress(self, body: Progress) -> None:
-        """The detokenizer has looked at so many output ids."""
+        """Note how many output ids of each stream the detokenizer has looked at."""
         for each in body.seen:
             request = self._state.requests.get(each.stream)
             if request is not None and each.start > request.progress.seen:
                 request.progress.seen = each.start
 
     def resend(self, body: Resend) -> None:
-        """Tell the ids from `start` again, with the end if there is one; a run without either says where it stands."""
+        """Send the ids from `start` again, with the end if there is one; a run without either says where the stream stands."""
         for gap in body.gaps:
             request = self._state.requests.get(gap.stream)
             if request is not None and gap.start <= len(request.progress.output):
                 self._state.replies.append(token_run(request, gap.start, tuple(request.progress.output[gap.start :])))
 
     def expire(self, now_ns: int) -> None:
-        """End who is out of time: waiting ones at once, running ones at the boundary between two steps."""
+        """End every request that is out of time: waiting ones at once, running ones at the boundary between two steps."""
         for request in self._state.deadlines.expired(now_ns):
             whole = request.asked.deadline_ns is not None and request.asked.deadline_ns <= now_ns
             detail = "not finished within ttl_ms" if whole else "no token within ttl_first_ms"
@@ -149,7 +149,7 @@ class StreamHandler:
 def token_run(request: Request, start: int, ids: tuple[int, ...]) -> TokenRun:
     """A run of a request's output, with its end if it has one."""
     end, cached = request.life.end or 0, request.cache.cached_tokens
-    told = request.logprobs_from(start) if ids else ()
+    logprobs = request.logprobs_from(start) if ids else ()
     return TokenRun(
-        request.stream, request.attempt, start, ids, end, request.life.detail, cached, request.queue_us, told
+        request.stream, request.attempt, start, ids, end, request.life.detail, cached, request.life.queue_us, logprobs
     )

@@ -1,4 +1,4 @@
-"""What happens to the scheduler core, and what it answers.
+"""What happens to the scheduler's core, and what it answers.
 
 An event is a message of the protocol, or one of the facts about peers and time below, with the time at which it was
 received. A list of events and planning times replays a run exactly.
@@ -15,7 +15,7 @@ from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 
 class IllegalEventError(Exception):
-    """An event that cannot have happened if everybody kept to the protocol; the core has not changed."""
+    """An event that cannot have happened if every peer kept to the protocol; the core has not changed."""
 
 
 class AdmissionJoined(NamedTuple):
@@ -23,7 +23,7 @@ class AdmissionJoined(NamedTuple):
 
 
 class TimePassed(NamedTuple):
-    """Nothing but time: whoever is out of it ends."""
+    """Time has passed and nothing else: requests out of time end."""
 
 
 class PolicyChanged(NamedTuple):
@@ -38,11 +38,11 @@ class ExecutorLost(NamedTuple):
 
 
 class ExecutorSilent(NamedTuple):
-    """Nothing is heard of the executor, dead or alive: nothing is computed until its `Geometry` comes."""
+    """Nothing is heard of the executor, which may live: nothing is computed until its `Geometry` comes."""
 
 
 class ExecutorReturned(NamedTuple):
-    """The executor lives, but what was on its way to or from it was lost: as before, until its `Geometry` comes."""
+    """The executor lives, but messages to or from it were lost: nothing is computed until its `Geometry` comes."""
 
 
 EventBody = (
@@ -65,14 +65,14 @@ EventBody = (
 
 
 class SchedulerEvent(NamedTuple):
-    """Something happened at `now_ns`, on a clock that never runs backwards."""
+    """Something that happened at `now_ns`, on a clock that never runs backwards."""
 
     now_ns: int
     body: EventBody
 
 
 class RequestPhase(IntEnum):
-    """What a stream is doing, as its trace shows it."""
+    """What a stream is doing, as traces and the live view show it."""
 
     QUEUED = 1
     PREFILLING = 2
@@ -81,10 +81,10 @@ class RequestPhase(IntEnum):
 
 
 class PhaseChanged(NamedTuple):
-    """A stream entered another stage at `at_ns`. `decision` says why, when it was the scheduler's choice."""
+    """A stream entered another phase at `at_ns`. decision: why, when it was the scheduler's choice; else empty."""
 
     stream: Stream
-    stage: RequestPhase
+    phase: RequestPhase
     at_ns: int
     traceparent: str
     output_tokens: int = 0

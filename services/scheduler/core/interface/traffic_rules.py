@@ -1,4 +1,4 @@
-"""What the scheduler is told of classes and tenants: how the slots, the cache and the tokens are to be shared."""
+"""Classes and tenants: the rules by which slots, cache and tokens are shared."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -12,32 +12,34 @@ _WHOLE_PART_MAX: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class TrafficClass:
-    """One class. rank: it may push aside classes of lower rank, unless they are not preemptible. weight: its share.
-
-    reserved_slots, reserved_cache: what it gets back within one preemption; the second is a share of the cache.
-    isolated: what it reserves is nobody else's, even unused, and it has no other slots. request_tokens: the most that one
-    request may have, prompt and output together; None without a limit.
-    quantum_tokens: output after which a request lets others go first that wait for a slot. itl_target_ms: time between
-    tokens that steps are sized to keep. head_start: service that a class with such a target may have had more than its
-    share, and still go first. queue_requests_max, queue_tokens_max: bounds of its part of the queue.
-    """
+    """One class of requests, as configured; the names stand in event logs."""
 
     name: str
+    # It may push aside classes of lower rank, unless they are not preemptible.
     rank: int = 1
+    # Its share of service.
     weight: float = 1.0
+    # What it gets back within one preemption: slots, and a share of the cache.
     reserved_slots: int = 0
     reserved_cache: float = 0.0
+    # Whether higher ranks may push its requests aside.
     preemptible: bool = True
+    # Whether what it reserves is nobody else's, even unused, and it has no other slots.
     isolated: bool = False
+    # The most that one request may have, prompt and output together; None without a limit.
     request_tokens: int | None = None
+    # Output after which a request lets others go first that wait for a slot; None for never.
     quantum_tokens: int | None = None
+    # Time between tokens that steps are sized to keep; None for no such time.
     itl_target_ms: float | None = None
+    # Service that a class with such a target may have had more than its share, and still go first.
     head_start: float = HEAD_START
+    # Bounds of its part of the queue; None for those of the whole.
     queue_requests_max: int | None = None
     queue_tokens_max: int | None = None
 
     def reserved_pages(self, pages: int, page_tokens: int) -> int:
-        """What it reserves of a cache of so many pages; an isolated class at least one request, if that is a small part."""
+        """How many pages of a cache of so many the class reserves; if isolated at least one request's, where that is a small part."""
         share = int(self.reserved_cache * pages)
         if not self.isolated or self.request_tokens is None:
             return share
@@ -45,7 +47,7 @@ class TrafficClass:
         return max(share, whole) if whole <= _WHOLE_PART_MAX * pages else share
 
     def cramped(self, pages: int, page_tokens: int) -> bool:
-        """Whether it is isolated, and its largest request may not find room in what it reserves."""
+        """Whether the class is isolated, and its largest request may not find room in what it reserves."""
         reserved = self.reserved_pages(pages, page_tokens) * page_tokens
         return self.isolated and (self.request_tokens is None or reserved < self.request_tokens)
 

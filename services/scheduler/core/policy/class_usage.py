@@ -1,8 +1,8 @@
 """What each class holds at one moment, and what it may take. Costs as much as there are running requests.
 
-Slots reserved for a class stand free or hold requests that can be pushed aside, so that one preemption brings each back:
-what can't be pushed aside, because its class says so or because it has to make progress first, is firm, and firm requests
-stay out of what others have reserved.
+Slots reserved for a class stand free or hold requests that can be pushed aside, so that one preemption brings each back.
+Requests that can't be pushed aside, because their class says so or because they have to make progress first, are firm, and stay
+out of what others have reserved.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,10 @@ from noria.services.scheduler.core.state.request import Request
 
 @dataclass(slots=True)
 class ClassUsage:
-    """One class. reserved, reserved_pages: as far as there is that much. firm: of its slots, those it can't be made to give."""
+    """Slots and pages of one class.
+
+    reserved, reserved_pages: as far as there are that many. firm: those of its slots that it can't be made to give.
+    """
 
     reserved: int = 0
     reserved_pages: int = 0
@@ -28,7 +31,7 @@ class ClassUsage:
 
 @dataclass(slots=True, eq=False)
 class SlotUsage:
-    """All classes. shared: slots that are in no isolated pool."""
+    """Slots and pages of all classes. shared: slots that are in no isolated pool; shared_used: how many of them are taken."""
 
     uses: dict[ClassShare, ClassUsage] = field(default_factory=dict)
     shared: int = 0
@@ -70,7 +73,7 @@ class SlotUsage:
         return sum(use.pages for share, use in self.uses.items() if share.terms.isolated)
 
     def add(self, request: Request, *, firm: bool) -> None:
-        """A request was given a slot."""
+        """Count a request that was given a slot."""
         assert request.cache.blocks is not None
         share = share_of(request)
         use = self.uses[share]
@@ -80,19 +83,20 @@ class SlotUsage:
         self.shared_used += not share.terms.isolated
 
     def count(self, requests: Collection[Request], fair: FairShares) -> None:
-        """These requests hold slots. As `add`, for all of them in every step."""
+        """Count requests that hold slots. As `add`, for all of them in every step."""
         uses, progress = self.uses, fair.rules.progress_tokens
         for request in requests:
             billing, blocks, at = request.billing, request.cache.blocks, request.work.preempted_at
-            assert isinstance(billing, FairBilling) and blocks is not None
+            assert type(billing) is FairBilling and blocks is not None
             use = uses[billing.account.share]
             use.slots += 1
-            use.pages += blocks.page_count
+            tables = blocks.tables
+            use.pages += len(tables[0]) if len(tables) == 1 else blocks.page_count
             if at >= 0 and len(request.progress.output) < at + progress:
                 use.firm += 1
 
     def remove(self, request: Request, pages: int) -> None:
-        """A request that could be pushed aside was."""
+        """Count a request out that was pushed aside."""
         share = share_of(request)
         use = self.uses[share]
         use.slots -= 1
@@ -100,7 +104,10 @@ class SlotUsage:
         self.shared_used -= not share.terms.isolated
 
     def check(self) -> None:
-        """Nobody is in another's pool, and what is reserved can be had back; holds as long as the rules don't change."""
+        """Raises AssertionError when a class is in another's pool, or a reservation can't be had back.
+
+        Holds as long as the rules don't change.
+        """
         assert self.shared_used <= self.shared, "an isolated pool is used by others"
         total = 0
         for share, use in self.uses.items():
@@ -138,7 +145,7 @@ _LEFT_OVER: Final = 1
 
 
 def _reserve(usage: SlotUsage, fair: FairShares, cache: CacheAllocator | None, slots: int) -> None:
-    """What is reserved, higher ranks first; isolated pools and reservations each leave a slot to others."""
+    """Set what is reserved, higher ranks first; isolated pools and reservations each leave a slot to others."""
     shares = sorted(fair.accounts.shares, key=lambda share: (-share.terms.rank, share.terms.name))
     left = slots
     for isolated in (True, False):

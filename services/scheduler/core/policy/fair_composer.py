@@ -1,9 +1,9 @@
-"""Composes a step by shares: whoever has been served least by weight goes next, class first, then tenant.
+"""Composes steps of the policy `fair`: whoever has been served least by weight goes next, class first, then tenant.
 
-Isolated pools go before everybody. Then each sequence that continues gets its token; then those who have a right to
-reserved slots; then prompts under way and waiting requests contend for what is left, none with more than half of it
-while others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these
-contend, too. What nobody else can use goes to whoever can, so that no token is left while there is work for it.
+Isolated pools go before everybody. Then each sequence that continues gets its token; then classes fill the slots that are
+reserved for them; then prompts under way and waiting requests contend for what is left, none with more than half of it while
+others of its rank or a higher one want some. Only when tokens do not even suffice for all sequences do these contend, too. What
+nobody else can use goes to whoever can, so that no token is left while there is work for it.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _REMEMBERED_NS: Final = 60_000_000_000
 
 
 class FairComposer:
-    """Composes steps for `fair`. times: of steps. margin: what arrivals leave free."""
+    """Composes steps for `fair`. margin: share of the cache that arrivals leave free. times: what steps take."""
 
     def __init__(self, state: SchedulerState, fair: FairShares, margin: float, times: StepTimePredictor) -> None:
         self._state = state
@@ -46,7 +46,7 @@ class FairComposer:
 
     @property
     def patient(self) -> bool:
-        """While a class asks for short steps, it is also served by what is decided late."""
+        """Whether a class asks for short steps: it is then also served by what is decided late."""
         return self._prefill_budget is not None
 
     def prepare(self, now_ns: int) -> None:
@@ -55,7 +55,7 @@ class FairComposer:
         self._fresh = True
 
     def tokens(self, most: int, now_ns: int) -> int:
-        """As many as keep the time between tokens that running requests ask for."""
+        """As many query tokens as keep the time between tokens that running requests ask for."""
         if not self._fresh:  # somebody gave way to running requests since
             self._usage = self._reservations.count()
         self._fresh = False
@@ -83,7 +83,7 @@ class FairComposer:
         return min(targets, default=None)
 
     def compose(self, builder: StepBuilder) -> None:
-        """Spend the builder's budgets."""
+        """Spend the step's budgets on whoever was served least; suspects are left out."""
         state, usage = self._state, self._usage
         isolated = self._isolated(builder)
         builder.set_prefill_budget(self._prefill_budget)
@@ -91,43 +91,43 @@ class FairComposer:
         decoding = state.continuing
         if isolated:
             decoding = [request for request in decoding if request not in isolated]
-        short = len(decoding) >= builder.tokens_left and bool(state.prefilling or len(state.waiting))
+        short = len(decoding) >= builder.budget.tokens_left and bool(state.prefilling or len(state.waiting))
         if not short:
             self._decode(builder, decoding)
             builder.withhold(state.prompt_tokens(len(builder.slices)))
-        contest = ServiceOrder(self._fair.accounts)
-        contest.enter([each for each in state.prefilling if each not in isolated and not each.suspicion.suspected])
+        order = ServiceOrder(self._fair.accounts)
+        order.enter([each for each in state.prefilling if each not in isolated and not each.suspicion.suspected])
         if short:
-            contest.enter(decoding)
-        half = max(1, -(-builder.tokens_left // 2))
-        self._entitled(builder, contest, half)
-        self._contend(builder, contest, half)
-        contest.close()
+            order.enter(decoding)
+        half = max(1, -(-builder.budget.tokens_left // 2))
+        self._entitled(builder, order, half)
+        self._contend(builder, order, half)
+        order.close()
         self._explain(builder)
         self._count_prompts(builder)
 
     def compose_only(self, builder: StepBuilder, requests: list[Request]) -> None:
-        """Spend them on these requests alone."""
+        """Spend the step's budgets on these requests alone, who are suspected."""
         builder.left_pages = max(0, builder.cache.reserved_pages - self._usage.isolated_pages)
         for request in requests:
             if request.state is RequestState.PREFILLING:
                 self._chunk(builder, request, None)
             elif request.state is RequestState.DECODING:
                 self._decode(builder, (request,))
-            elif request.state is RequestState.WAITING and builder.tokens_left:
+            elif request.state is RequestState.WAITING and builder.budget.tokens_left:
                 reason = self._admit(builder, request, None)
                 if reason is not None:
                     builder.block(request, reason, share_of(request).terms.name)
         self._count_prompts(builder)
 
     def _isolated(self, builder: StepBuilder) -> dict[Request, None]:
-        """Isolated pools first, each request with a small part of the step; returns who is running in one."""
+        """Serve isolated pools first, each request with a small part of the step; returns who is running in one."""
         state, usage = self._state, self._usage
         running: dict[Request, None] = {}
         pools = [share for share, use in usage.uses.items() if share.terms.isolated and (use.slots or share.waiting)]
         if not pools:
             return running
-        most = max(1, builder.tokens_left // _ISOLATED_PART)
+        most = max(1, builder.budget.tokens_left // _ISOLATED_PART)
         for request in (*state.decoding, *state.prefilling):
             if share_of(request).terms.isolated and not request.suspicion.suspected:
                 running[request] = None
@@ -136,7 +136,7 @@ class FairComposer:
             if request.state is RequestState.PREFILLING:
                 self._chunk(builder, request, most)
         for share in pools:
-            while builder.tokens_left and state.slots.free and usage.has_slot(share):
+            while builder.budget.tokens_left and state.slots.free and usage.has_slot(share):
                 account = share.first()
                 if account is None:
                     break
@@ -151,13 +151,13 @@ class FairComposer:
         return running
 
     def _decode(self, builder: StepBuilder, decoding: Iterable[Request]) -> None:
-        """One token for each sequence that continues, charged."""
+        """Plan and charge one token for each sequence that continues."""
         first = len(builder.entries)
         plan_decodes(builder, decoding, self._lookahead)
         self._fair.decoded(builder.entries[first:])
 
-    def _entitled(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
-        """Those who have a right to a slot that is reserved for their class, or was taken for it."""
+    def _entitled(self, builder: StepBuilder, order: ServiceOrder, half: int) -> None:
+        """Admit those who have a right to a slot that is reserved for their class, or was taken for it."""
         usage, owed = self._usage, self._reservations.owed
         shares = [share for share in usage.uses if share.waiting and not share.terms.isolated]
         for share in sorted(shares, key=lambda each: (-each.terms.rank, each.terms.name)):
@@ -166,38 +166,38 @@ class FairComposer:
                 account = share.first()
                 if account is None:
                     break
-                if not self._arrive(builder, contest, account, half):
+                if not self._arrive(builder, order, account, half):
                     break
 
-    def _contend(self, builder: StepBuilder, contest: ServiceOrder, half: int) -> None:
-        """Prompts under way and waiting requests, the least served first; then what is left to those who were capped."""
+    def _contend(self, builder: StepBuilder, order: ServiceOrder, half: int) -> None:
+        """Serve prompts under way and waiting requests, the least served first; then those who were capped get what is left."""
         while builder.has_room:
-            account = contest.next(arrivals=bool(self._state.slots.free))
+            account = order.next(arrivals=bool(self._state.slots.free))
             if account is None:
                 break
-            request = contest.take(account)
+            request = order.take(account)
             if request is None:
-                self._arrive(builder, contest, account, half)
+                self._arrive(builder, order, account, half)
             elif request.state is RequestState.DECODING:
                 self._decode(builder, (request,))
             else:
-                self._chunk(builder, request, self._most(builder, contest, request, half))
+                self._chunk(builder, request, self._most(builder, order, request, half))
         if builder.has_room:
             unfinished = [each for each in builder.chunk_index if each.work.length < each.work.filled]
-            for request in sorted(unfinished, key=contest.turn):
+            for request in sorted(unfinished, key=order.turn):
                 self._chunk(builder, request, None)
 
-    def _most(self, builder: StepBuilder, contest: ServiceOrder, request: Request, half: int) -> int | None:
+    def _most(self, builder: StepBuilder, order: ServiceOrder, request: Request, half: int) -> int | None:
         """How much of a prompt the step may hold. One that it ends is not cut: in two halves it would only end later."""
         rest = (request.known if request.state is RequestState.WAITING else request.work.filled) - request.work.length
         whole = rest <= builder.prompt_tokens(request.work.length)
-        return half if not whole and contest.others(request.billing.rank) else None
+        return half if not whole and order.others(request.billing.rank) else None
 
-    def _arrive(self, builder: StepBuilder, contest: ServiceOrder, account: ServiceAccount, half: int) -> bool:
+    def _arrive(self, builder: StepBuilder, order: ServiceOrder, account: ServiceAccount, half: int) -> bool:
         """Offer the first waiting request of an account a place; note who may not go either when it gets none."""
         request = self._fair.order.first_of(account)
         assert request is not None
-        reason = self._admit(builder, request, self._most(builder, contest, request, half))
+        reason = self._admit(builder, request, self._most(builder, order, request, half))
         if reason is None or reason is WaitReason.PREFIX:
             return True
         share = account.share
@@ -207,13 +207,13 @@ class FairComposer:
                 builder.block(request, reason, share.terms.name)
                 if reason is not WaitReason.READS:
                     self._reservations.blocked[share] = request
-                contest.bar(share, self._reservations.slack(share))
+                order.bar(share, self._reservations.slack(share))
             case WaitReason.SLOTS | WaitReason.RUNNING_FIRST:
                 builder.block(request, reason, share.terms.name)
-                contest.shut(share)
+                order.shut(share)
             case _:
                 builder.pass_over(request, reason)
-                contest.set_aside(account)
+                order.set_aside(account)
         return False
 
     def _admit(self, builder: StepBuilder, request: Request, most: int | None) -> WaitReason | None:
@@ -248,7 +248,7 @@ class FairComposer:
         return None
 
     def _chunk(self, builder: StepBuilder, request: Request, most: int | None) -> None:
-        """A part of a prompt, charged."""
+        """Plan and charge a part of a prompt."""
         start, planned = request.work.length, request.work.outputs
         builder.chunk(request, ahead=self._state.ahead(request), most=most)
         if request.work.length > start:
@@ -257,19 +257,23 @@ class FairComposer:
     def _explain(self, builder: StepBuilder) -> None:
         """Say of each class that still waits, and was not looked at, why."""
         for share in self._usage.uses:
-            if not share.waiting or share.terms.name in builder.blocked_classes:
+            if not share.waiting or share.terms.name in builder.record.blocked_classes:
                 continue
             account = share.first()
             request = self._fair.order.first_of(account) if account is not None else None
             if request is not None:
                 slots = self._state.slots.free and self._usage.has_slot(share)
                 reason = (
-                    WaitReason.SLOTS if not slots else WaitReason.TURN if builder.tokens_left else WaitReason.TOKENS
+                    WaitReason.SLOTS
+                    if not slots
+                    else WaitReason.TURN
+                    if builder.budget.tokens_left
+                    else WaitReason.TOKENS
                 )
                 builder.block(request, reason, share.terms.name)
 
     def _count_prompts(self, builder: StepBuilder) -> None:
-        """Who contends for prompt tokens until the next step."""
+        """Set which accounts contend for prompt tokens until the next step."""
         counts: dict[ClassShare, dict[ServiceAccount, int]] = {}
         for request in self._state.prefilling:
             if request.work.length < request.work.filled:

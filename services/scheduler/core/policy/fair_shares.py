@@ -115,11 +115,11 @@ class FairShares:
     def decoded(self, slices: Iterable[InFlightSlice]) -> None:
         """Charge the output tokens of sequences that continue. As `computed`, for all of them in every step."""
         price = self.rules.prices.output
-        for request, output, _, _, _ in slices:
-            billing = request.billing
+        for each in slices:
+            billing, output = each[0].billing, each[1]
             if output >= billing.paid_output:
                 billing.paid_output = output + 1
-                assert isinstance(billing, FairBilling)
+                assert type(billing) is FairBilling
                 billing.account.charge(price)
 
     def discarded(self, request: Request, output: int, start: int, end: int) -> None:
@@ -163,7 +163,7 @@ class FairOrder:
         self._lines: dict[ServiceAccount, TenantQueue] = {}
 
     def join(self, request: Request) -> None:
-        """A request waits."""
+        """A request begins to wait; an account that was idle is lifted."""
         if not isinstance(request.billing, FairBilling):
             self.open(request)
         self._accounts.lift(account_of(request))
@@ -176,30 +176,30 @@ class FairOrder:
         self._lines.setdefault(account, TenantQueue()).add(request)
 
     def leave(self, request: Request) -> None:
-        """It does not any more."""
+        """A request gives up its place in the order."""
         account = account_of(request)
         self._lines[account].remove(request)
         self._accounts.left(account)
 
     def first(self) -> Request | None:
-        """Whose turn is next, were all capacity free."""
+        """The request whose turn were next, were all capacity free; None without any."""
         shares = [share for share in self._accounts.shares if share.waiting]
-        for share in sorted(shares, key=turn):
+        for share in sorted(shares, key=class_turn):
             account = share.first()
             if account is not None:
                 return self.first_of(account)
         return None
 
     def first_of(self, account: ServiceAccount) -> Request | None:
-        """Whose turn is next of one tenant in one class."""
+        """The request whose turn is next of one tenant in one class."""
         return self._lines[account].first()
 
     def placed(self, request: Request) -> None:
-        """A request is about to be given a slot."""
+        """Note that a request is about to be given a slot."""
         self._lines.setdefault(account_of(request), TenantQueue()).placed(request)
 
     def check(self, requests: set[Request]) -> None:
-        """It holds exactly these requests, and counts them right."""
+        """Raises AssertionError when it does not hold exactly these requests, or counts them wrong."""
         by_account: dict[ServiceAccount, set[Request]] = {}
         for request in requests:
             by_account.setdefault(account_of(request), set()).add(request)
@@ -231,8 +231,8 @@ class FairOrder:
         )
 
 
-def turn(share: ClassShare) -> tuple[float, int, str]:
-    """The order of classes: the one that was served least by weight, of equal ones that of higher rank.
+def class_turn(share: ClassShare) -> tuple[float, int, str]:
+    """Orders classes: the one that was served least by weight goes first, of equal ones that of higher rank.
 
     A class that asks for short steps is given its head start: it falls behind whole steps, not single tokens, and what it
     is ahead for a moment would keep a prompt waiting for one.
@@ -243,7 +243,7 @@ def turn(share: ClassShare) -> tuple[float, int, str]:
 def account_of(request: Request) -> ServiceAccount:
     """The account that pays for a request."""
     billing = request.billing
-    assert isinstance(billing, FairBilling)
+    assert type(billing) is FairBilling
     return billing.account
 
 

@@ -1,4 +1,4 @@
-"""The policies `fifo` and `prefill_first`: by age, the same for all, and nothing is charged."""
+"""The policies `fifo` and `prefill_first`: requests by age, all alike, and nothing is charged."""
 
 from enum import IntEnum
 from typing import ClassVar, Final
@@ -14,7 +14,7 @@ from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 
 class StepPart(IntEnum):
-    """A part of a step: sequences that continue, prompts under way, and waiting requests."""
+    """A part of a step: sequences that continue, prompts under way, or waiting requests."""
 
     DECODES = 1
     PREFILLS = 2
@@ -26,7 +26,10 @@ PREFILLS_FIRST: Final = (StepPart.PREFILLS, StepPart.DECODES, StepPart.ARRIVALS)
 
 
 class FifoComposer:
-    """Composes steps in an order of turns that is the same for all. margin: what arrivals leave of the cache."""
+    """Composes steps of parts in an order that is the same for all. margin: share of the cache that arrivals leave free.
+
+    Arrivals come last, for they may not take what running requests lack.
+    """
 
     def __init__(self, state: SchedulerState, turns: tuple[StepPart, ...], margin: float) -> None:
         self._state = state
@@ -36,19 +39,19 @@ class FifoComposer:
 
     @property
     def patient(self) -> bool:
-        """The next step is composed as soon as it may be."""
+        """Never: the next step is composed as soon as it may be."""
         return False
 
     def prepare(self, now_ns: int) -> None:
-        """Nobody gives way before a step is composed."""
+        """Does nothing: nobody gives way before a step is composed."""
 
     def tokens(self, most: int, now_ns: int) -> int:
-        """All that a step may have."""
+        """All query tokens that the step may have."""
         del now_ns
         return most
 
     def compose(self, builder: StepBuilder) -> None:
-        """Spend the builder's budgets."""
+        """Spend the step's budgets part by part; suspects are left out."""
         for turn in self._turns:
             match turn:
                 case StepPart.DECODES:
@@ -63,7 +66,7 @@ class FifoComposer:
                     self._admission.admit(builder)
 
     def compose_only(self, builder: StepBuilder, requests: list[Request]) -> None:
-        """Spend them on these requests alone."""
+        """Spend the step's budgets on these requests alone, who are suspected."""
         for request in requests:
             if request.state is RequestState.WAITING:
                 self._admission.admit_only(builder, request)
@@ -105,12 +108,12 @@ class FifoPolicy:
         return victim.immune and not top
 
     def kept(self, pages: int, page_tokens: int) -> int:
-        """No page is kept for anybody."""
+        """None: no page is kept for anybody."""
         del pages, page_tokens
         return 0
 
     def cramped(self, pages: int, page_tokens: int) -> list[tuple[str, int | None]]:
-        """No class reserves anything."""
+        """None: no class reserves anything."""
         del pages, page_tokens
         return []
 
@@ -126,19 +129,19 @@ class FifoPolicy:
         )
 
     def carried(self, request: Request) -> None:
-        """Nothing is charged."""
+        """Charges nothing."""
 
     def taken_over(self, request: Request) -> None:
-        """Nothing is charged."""
+        """Charges nothing."""
 
     def ended(self, request: Request) -> None:
-        """Nothing is charged."""
+        """Pays nothing back."""
 
     def discarded(self, request: Request, output: int, start: int, end: int) -> None:
-        """Nothing is paid back."""
+        """Pays nothing back."""
 
     def standings(self) -> list[AccountStanding]:
-        """Nobody's service is counted."""
+        """None: nobody's service is counted."""
         return []
 
     def check(self, request: Request) -> None:

@@ -1,16 +1,16 @@
-"""Who gives way before a step is composed, for waiting requests that have a right to their slot or blocks.
+"""Preempts, before a step is composed, for waiting requests that have a right to a slot or to blocks.
 
-Three rights: to what is reserved for a class, from whoever uses it beyond its own; to slots and blocks of classes of lower
-rank, for a class that has not been served more; and to the slot of a request that used up its quantum. Classes are
-compared by rank, never by age, so that nobody takes back what was taken from it. Nobody is pushed aside again before it
-has made its progress.
+There are three rights: to what is reserved for a class, from whoever uses it beyond its own; to slots and blocks of classes of
+lower rank, for a class that has not been served more; and to the slot of a request that used up its quantum. Classes are
+compared by rank, never by age, so that nobody takes back what was taken from it. Nobody is pushed aside again before it has
+made its progress.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
 from noria.services.scheduler.core.policy.class_usage import SlotUsage, count_usage
-from noria.services.scheduler.core.policy.fair_shares import FairShares, account_of, share_of, turn
+from noria.services.scheduler.core.policy.fair_shares import FairShares, account_of, class_turn, share_of
 from noria.services.scheduler.core.policy.service_accounts import ClassShare
 from noria.services.scheduler.core.state.request import Request
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
@@ -21,9 +21,10 @@ _TAKEN_MAX: Final = 4
 
 
 class ReservationPreemption:
-    """Preempts for waiting requests. owed: slots that were taken for a class and not given to it yet.
+    """Preempts for waiting requests of `fair`.
 
-    blocked: the first of a class, where it lacked blocks in the last step that was composed.
+    owed: slots that were taken for a class and not given to it yet. blocked: the first of a class, where it lacked blocks in the
+    last step that was composed.
     """
 
     def __init__(self, state: SchedulerState, fair: FairShares, margin: float) -> None:
@@ -102,7 +103,7 @@ class ReservationPreemption:
                 self._preempt(usage, victim, now_ns)
 
     def _victims(self, usage: SlotUsage, share: ClassShare, *, within: bool, blocks: bool) -> Iterator[Request]:
-        """Whom a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
+        """The requests that a class may push aside, lowest rank and newest first. within: for what is reserved for it."""
         givers: dict[ClassShare, bool] = {}
         for other, use in usage.uses.items():
             beyond = use.pages > use.reserved_pages if blocks else use.slots > use.reserved
@@ -143,7 +144,7 @@ class ReservationPreemption:
         mine, other = account_of(request), account_of(head)
         if head.billing.rank < request.billing.rank:
             return False
-        return other is mine or (turn(other.share), other.virtual) <= (turn(mine.share), mine.virtual)
+        return other is mine or (class_turn(other.share), other.virtual) <= (class_turn(mine.share), mine.virtual)
 
     def _preempt(self, usage: SlotUsage, victim: Request, now_ns: int) -> None:
         assert victim.cache.blocks is not None

@@ -14,10 +14,11 @@ from noria.services.scheduler.core.interface.traffic_rules import AccountStandin
 
 
 class ServiceAccount:
-    """One tenant in one class. virtual: service by weight, with lifts. charged: service so far, without.
+    """The service of one tenant in one class.
 
-    waiting: requests in the order of waiting ones. prompts: of those that hold a slot, how many have prompt left after
-    the last step that was composed; an account contends while it has either.
+    virtual: service by price and weight, with lifts; charged: service by price so far. waiting: how many of its requests have a
+    place in the order. prompts: how many of those that hold a slot have prompt left after the last step. An account contends while
+    it has either.
     """
 
     __slots__ = ("charged", "prompts", "share", "stamp", "tenant", "virtual", "waiting", "weight")
@@ -34,11 +35,11 @@ class ServiceAccount:
 
     @property
     def contends(self) -> bool:
-        """Whether it wants more than it has."""
+        """Whether the tenant wants more than it has."""
         return self.waiting > 0 or self.prompts > 0
 
     def charge(self, amount: float) -> None:
-        """So much was planned for it, or taken back if below zero."""
+        """Add the price of what was planned for the tenant; below zero, of what is paid back."""
         share = self.share
         self.charged += amount
         self.virtual += amount / self.weight
@@ -71,7 +72,7 @@ class ClassShare:
 
     @property
     def contends(self) -> bool:
-        """Whether one of its tenants does."""
+        """Whether one of the class's tenants wants more than it has."""
         return self.waiting > 0 or bool(self.busy)
 
     def first(self) -> ServiceAccount | None:
@@ -94,14 +95,14 @@ class ClassShare:
             account.virtual = max(account.virtual, self._floor())
 
     def joined(self, account: ServiceAccount) -> None:
-        """One more request of a tenant waits."""
+        """Count one more waiting request of a tenant."""
         account.waiting += 1
         self.waiting += 1
         if account.waiting == 1:
             self._preempt(account)
 
     def left(self, account: ServiceAccount) -> None:
-        """One request less of a tenant waits."""
+        """Count one waiting request less of a tenant."""
         account.waiting -= 1
         self.waiting -= 1
         self._last = account
@@ -111,12 +112,12 @@ class ClassShare:
         account.stamp += 1
 
     def reconsider(self, account: ServiceAccount) -> None:
-        """Its counter fell, or it may be chosen again."""
+        """Let a tenant be chosen again whose counter fell, or who was set aside."""
         if account.waiting:
             self._preempt(account)
 
     def count_prompts(self, prompts: dict[ServiceAccount, int]) -> None:
-        """How many prompts its tenants have under way."""
+        """Set how many prompts each tenant has under way."""
         for account in self.busy:
             account.prompts = 0
             self._last = account
@@ -142,7 +143,7 @@ class ClassShare:
 
 
 class ServiceAccounts:
-    """All classes' shares."""
+    """The accounts of all tenants, class by class."""
 
     def __init__(self, rules: FairRules) -> None:
         self.rules = rules
@@ -178,7 +179,7 @@ class ServiceAccounts:
         return account
 
     def lift(self, account: ServiceAccount) -> None:
-        """A request of an account begins to wait: who was idle till now, class or tenant, is lifted."""
+        """Lift class and tenant of a request that begins to wait, each if it was idle till now."""
         share = account.share
         if not share.contends and not share.terms.isolated:
             contending = [each.virtual for each in self._shares.values() if each.contends and not each.terms.isolated]
@@ -189,7 +190,7 @@ class ServiceAccounts:
         share.lift(account)
 
     def left(self, account: ServiceAccount) -> None:
-        """One request less of an account waits."""
+        """Count one waiting request less of an account."""
         account.share.left(account)
         if not account.share.terms.isolated:
             self._last = account.share
@@ -203,7 +204,7 @@ class ServiceAccounts:
         ]
 
     def check(self) -> None:
-        """Sums agree."""
+        """Raises AssertionError when sums disagree, or a waiting tenant is lost."""
         for share in self._shares.values():
             accounts = share.accounts.values()
             assert share.waiting == sum(each.waiting for each in accounts)

@@ -1,10 +1,10 @@
-"""Whose turn it is while one step is composed: accounts by service, of those that have something to compute."""
+"""The order in which accounts are served while one step is composed: the least served first, of those with something to compute."""
 
 import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from noria.services.scheduler.core.policy.fair_shares import account_of, turn
+from noria.services.scheduler.core.policy.fair_shares import account_of, class_turn
 from noria.services.scheduler.core.policy.service_accounts import ClassShare, ServiceAccount, ServiceAccounts
 from noria.services.scheduler.core.state.request import Request
 
@@ -25,7 +25,7 @@ class ServiceOrder:
         self._ranks: dict[int, int] = {}
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """These running requests contend, in this order within their tenants."""
+        """Let running requests contend, in this order within their tenants."""
         for request in requests:
             account = account_of(request)
             queue = self._running.get(account)
@@ -50,7 +50,7 @@ class ServiceOrder:
             may_arrive = arrivals and share.waiting > 0 and self._may_arrive(share)
             if not may_arrive and not self._heaps.get(share):
                 continue
-            its_turn = turn(share)
+            its_turn = class_turn(share)
             if best_turn is not None and its_turn >= best_turn:
                 continue
             account = self._least(share, arrivals=may_arrive)
@@ -69,26 +69,26 @@ class ServiceOrder:
         return request
 
     def bar(self, share: ClassShare, slack: float) -> None:
-        """The first of a class waits for blocks: no other goes before it, but higher ranks by a bounded amount."""
+        """Let nobody go before the first of a class, which waits for blocks, but higher ranks by a bounded amount."""
         self._bars.append((share.terms.rank, share.virtual + slack))
         self._shut.add(share)
 
     def shut(self, share: ClassShare) -> None:
-        """No more of a class are placed in this step."""
+        """Place no more waiting requests of a class in this step."""
         self._shut.add(share)
 
     def set_aside(self, account: ServiceAccount) -> None:
-        """The first of an account can't be placed in this step: others of its class go on."""
+        """Let others of the class go on: the account's first can't be placed in this step."""
         account.share.set_aside(account)
         self._aside.append(account)
 
     def turn(self, request: Request) -> tuple[tuple[float, int, str], float, tuple[int, int]]:
-        """The order of running requests by service."""
+        """Orders running requests by service, for `sorted`."""
         account = account_of(request)
-        return turn(account.share), account.virtual, request.asked.seniority
+        return class_turn(account.share), account.virtual, request.asked.seniority
 
     def close(self) -> None:
-        """The step is composed: who was set aside may be chosen again."""
+        """End the step: accounts that were set aside may be chosen again."""
         for account in self._aside:
             account.share.reconsider(account)
 

@@ -1,8 +1,8 @@
 """The waiting requests of one tenant in one class: by age, those with a common beginning together.
 
-After a request was placed, the oldest that begins like it goes next, so that they share its pages while these are hot;
-after so many in a row the oldest of all goes, whatever it begins with, so that nobody waits for ever. Tenants are charged
-alike whichever of their requests goes, so that this changes nothing between tenants.
+After a request was placed, the oldest that begins like it goes next, so that they share its pages while these are hot. After
+ROW_MAX in a row the oldest of all goes, whatever it begins with, so that nobody waits for ever. Tenants are charged alike
+whichever of their requests goes, so that this changes nothing between tenants.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ class TenantQueue:
         return len(self._line)
 
     def add(self, request: Request) -> None:
-        """Let a request join. Who was rotated joins behind those that waited then, whatever its age."""
+        """Let a request join by age; one that was rotated joins behind those that waited then."""
         begun_ns, number = request.asked.seniority
         back = request.cache.host is not None and not request.billing.rotated_ns
         rank = (not back, max(begun_ns, request.billing.rotated_ns), number)
@@ -50,7 +50,7 @@ class TenantQueue:
             del self._alike[beginning]
 
     def first(self) -> Request | None:
-        """Whose turn is next."""
+        """The request whose turn is next; None without any."""
         if self._placed is not None and self._row < ROW_MAX:
             line = self._alike.get(self._placed)
             if line is not None:
@@ -58,13 +58,13 @@ class TenantQueue:
         return self._line.first()
 
     def placed(self, request: Request) -> None:
-        """A request was given a slot."""
+        """Note that a request was given a slot."""
         beginning = _beginning(request)
         self._row = self._row + 1 if beginning == self._placed else 1
         self._placed = beginning
 
     def check(self, requests: set[Request]) -> None:
-        """It holds exactly these requests, each in both orders."""
+        """Raises AssertionError when it does not hold exactly these requests, each in both orders."""
         self._line.check(requests)
         young = {each for each in requests if not each.billing.rotated_ns}
         assert sum(map(len, self._alike.values())) == len(young)

@@ -1,7 +1,7 @@
-"""How much the next step may hold, so that running requests keep their inter-token latency.
+"""How much of prompts the next step may hold, so that running requests keep their inter-token latency.
 
-With steps one after another on the lane, a running request's next token is as far away as its step is long. So the step
-is filled with prefill tokens only up to the target time, as the step-time model predicts it. Knows numbers only.
+With steps one after another on the executor, a running request's next token is as far away as its step is long. So the step is
+filled with prefill tokens only up to the target time, as the step-time model predicts it. Knows numbers only.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class PrefillBudget:
         return max(count, self.least)
 
     def spend(self, start: int, tokens: int, *, new: bool) -> None:
-        """So many tokens of a prompt were planned."""
+        """Take the time of so many planned tokens of a prompt from the budget."""
         fit = self.fit
         read_us = fit.pair_us * tokens * (start + tokens / 2)
         self.left_us -= tokens * (fit.query_token_us + fit.cache_token_us) + read_us
@@ -51,12 +51,12 @@ class PrefillBudget:
 def prefill_budget(
     fit: StepTime, target_ms: float | None, *, decodes: int, cache_tokens: int, stretch: float = 1.0
 ) -> PrefillBudget | None:
-    """How long the chunks of a step may take; None where nothing bounds them.
+    """The time that the chunks of a step may take; None where nothing bounds it.
 
     fit: the step-time model; without a cost per query token there is nothing to adapt.
     target_ms: the least inter-token latency asked for by a request that it can matter to, None for none.
     decodes, cache_tokens: the running sequences that continue in the step, and the cached tokens that they read.
-    stretch: how many times their prediction nearly all steps take at most: these are to keep the target.
+    stretch: how many times its prediction nearly every step takes at most: these are to keep the target.
     """
     if target_ms is None or fit.query_token_us <= 0:
         return None

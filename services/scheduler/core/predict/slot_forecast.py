@@ -1,8 +1,8 @@
-"""When slots come free: foretold from how much those who run may still generate. Knows numbers only.
+"""Predicts when slots come free, from how much the running requests may still generate. Knows numbers only.
 
-A sequence ends after what is left of its length, or by itself before that, at a rate that is learned. Whoever takes its
-slot is not known yet, and ends at the rate at which sequences ended lately. That is far closer than the pace of
-the last seconds, for how many run that will soon be through differs from one moment to the next.
+A sequence ends after what is left of its length, or by itself before that, at a rate that is learned. Whoever takes its slot is
+not known yet, and ends at the rate at which sequences ended lately. That is far closer than the rate of the last seconds, for
+how many run that will soon be through differs from one moment to the next.
 """
 
 import math
@@ -17,10 +17,10 @@ _PARTS: Final = 128
 
 @dataclass(slots=True)
 class EndRates:
-    """How sequences left their slots for good lately; the older the fainter.
+    """How sequences ended lately, by decaying sums.
 
-    tokens: output that they planned in these slots. ends: how many. early: of these, how many before their length.
-    Before anybody has ended, a hundredth of an answer of a usual length is taken to have: the first real one counts for all.
+    tokens: output that they planned in their slots. ends: how many. early: of these, how many before their length.
+    Before anybody has ended, a hundredth of an answer of a usual length is assumed: the first real one counts for all.
     """
 
     tokens: float = 2.56
@@ -28,7 +28,7 @@ class EndRates:
     early: float = 0.01
 
     def ended(self, tokens: int, *, early: bool) -> None:
-        """One ended after so many output tokens, by its length or early."""
+        """Count a sequence that ended after so many output tokens, by its length or early."""
         self.tokens = self.tokens * _KEPT + max(tokens, 1)
         self.ends = self.ends * _KEPT + 1.0
         self.early = self.early * _KEPT + early
@@ -40,7 +40,7 @@ class EndRates:
 
     @property
     def early_rate(self) -> float:
-        """The same of early ends alone."""
+        """Early ends for each output token."""
         return self.early / self.tokens
 
 

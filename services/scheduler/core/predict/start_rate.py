@@ -1,8 +1,8 @@
-"""How fast waiting requests were started lately: what the prediction of a start rests on.
+"""How fast waiting requests were started lately: the base of the prediction of a start.
 
-Counted only while some wait, and forgotten by starts, not by time, so that a pause changes nothing and a standstill
-shows. Where slots hold requests up they start one by one as others end, whatever their length; where the token budget
-does, by their prompt tokens; the share of each is learned from what the steps were held up by.
+Counted only while some wait, and decayed by starts, not by time, so that a pause changes nothing and a standstill shows. Where
+slots hold requests up they start one by one as others end, whatever their length; where the token budget does, by their prompt
+tokens; the share of each is learned from what the steps were held up by.
 """
 
 import math

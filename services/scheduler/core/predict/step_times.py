@@ -11,7 +11,7 @@ from typing import Final
 from noria.proto.scheduling import StepTime
 from noria.services.scheduler.core.predict.step_time_model import StepTimeModel
 
-# Fewer steps with prompts tell less of them than all steps do.
+# Fewer steps with prompts say less of them than all steps do.
 _TRUSTED_AFTER: Final = 32
 # One step in ten may take longer, compared with its prediction, than `stretch` says.
 _EXCEED: Final = 0.1

@@ -1,6 +1,6 @@
 """What requests hold of the cache, on the device and on the host, from their admission until no step touches it.
 
-The moves that keep blocks, steps in flight, published pages and those who wait for them consistent. Decides nothing.
+Keeps blocks, steps in flight, published pages and those who wait for pages consistent. Decides nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from noria.services.scheduler.core.state.request import Request
 
 
 class CacheMoves(NamedTuple):
-    """What a plan moves: its fields of these names."""
+    """What a plan moves in the cache: its fields of these names."""
 
     swap_out: tuple[Copy, ...]
     copies: tuple[Copy, ...]
@@ -27,7 +27,10 @@ class CacheMoves(NamedTuple):
 
 
 class CacheMemory:
-    """One executor's cache and host pool. Made anew, empty, for each executor."""
+    """One executor's cache and host pool. Made anew, empty, for each executor.
+
+    wake: called with each request whose page has come, or will not.
+    """
 
     def __init__(
         self, geometry: Geometry, in_flight: InFlightSteps, wake: Callable[[Request], None], *, sharing: bool
@@ -102,7 +105,7 @@ class CacheMemory:
     def _settle(self, request: Request, blocks: RequestBlocks, now_ns: int) -> None:
         cache, use = self.cache, request.cache
         use.blocks, use.room = blocks, cache.room(blocks)
-        use.since_ns, use.since_blocks = now_ns, blocks.blocks
+        use.since_ns, use.since_blocks = now_ns, blocks.block_count
         use.promised = cache.units(cache.lacks(blocks, request.known))
         cache.promised += use.promised
         if cache.index is not None:
@@ -125,7 +128,7 @@ class CacheMemory:
         return needed - (cache.available - cache.promised) - self._in_flight.freeing_units
 
     def change_policy(self) -> None:
-        """Who waits for a twin's page looks again whether it may."""
+        """Let everybody who waits for another's page look again whether it may."""
         self._wake(self.waiters.release_all())
 
     def leave(self, request: Request, now_ns: int) -> None:
@@ -135,7 +138,7 @@ class CacheMemory:
         assert blocks is not None
         # What a request holds grows about evenly, so that its mean is that of its beginning and its end.
         held_us = (now_ns - use.since_ns) // 1000
-        use.block_us += (use.since_blocks + blocks.blocks) * held_us // 2
+        use.block_us += (use.since_blocks + blocks.block_count) * held_us // 2
         self.cache.promised -= use.promised
         use.promised = use.room = 0
         use.blocks = None
@@ -164,7 +167,7 @@ class CacheMemory:
             request.cache.host = None
 
     def publish(self, blocks: RequestBlocks, request: Request, end: int) -> int:
-        """A step has computed positions up to `end` of a blocks: what is full can be shared from now on.
+        """Share what is full of a request's blocks: a step has computed its positions up to `end`.
 
         Returns how many pages had been published by another, whose blocks are used from now on.
         """
@@ -213,7 +216,7 @@ class CacheMemory:
         return any(moved)
 
     def take_moves(self) -> CacheMoves:
-        """What the plan that is being sent moves; told once."""
+        """All that the plan that is being sent moves; each once."""
         replaced = tuple(
             Replace(request.slot, group, index, table[index])
             for blocks, (request, indices) in self._replaced.items()
@@ -229,7 +232,7 @@ class CacheMemory:
         return CacheMoves(out, copies, back, replaced, stash)
 
     def reopen(self) -> None:
-        """A new epoch: no copy that was ordered will be heard of, so the host pool begins empty."""
+        """Begin a new epoch: no copy that was ordered will be done, so the host pool begins empty."""
         self.host = HostPool(self._geometry)
         self._replaced.clear()
         self._copies.clear()

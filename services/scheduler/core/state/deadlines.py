@@ -1,8 +1,8 @@
-"""Who is out of time. Deadlines count from receipt, and only one that has passed ends a request.
+"""The deadlines of requests. They count from receipt, and only one that has passed ends a request.
 
-What cannot make it was refused by admission's prediction; what was accepted is not given up on a prediction, for that
-may be wrong and a passed deadline is not. Expired requests leave before requests are ordered, so that they are never
-prefilled and never the most urgent.
+A request that cannot make it was refused by admission's prediction. What was accepted is not given up on a prediction, for that
+may be wrong and a passed deadline is not. Expired requests leave before requests are ordered, so that they are never prefilled
+and never the most urgent.
 """
 
 import heapq
@@ -26,18 +26,18 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """When somebody may be out of time next."""
+        """When the next deadline is due (nanoseconds); None without one."""
         return self._due[0][0] if self._due else None
 
     def watch(self, request: Request) -> None:
-        """Keep a request's deadlines."""
+        """Keep the deadlines of a new request."""
         for due_ns in (request.asked.deadline_first_ns, request.asked.deadline_ns):
             if due_ns is not None:
                 self._entries += 1
                 heapq.heappush(self._due, (due_ns, self._entries, request))
 
     def expired(self, now_ns: int) -> list[Request]:
-        """Requests whose time to the first token, or to the end, is over; each once."""
+        """The requests whose time to the first token, or to the end, is over; each once."""
         self._passed_ns = now_ns
         due = self._due
         over: dict[Request, None] = {}
@@ -48,13 +48,13 @@ class Deadlines:
         return list(over)
 
     def tidy(self, requests: int) -> None:
-        """Drop the deadlines of requests that ended, when they are most of what is kept; `requests` live."""
+        """Drop the deadlines of ended requests once they are most of what is kept. requests: how many live."""
         if len(self._due) > 4 * requests + _KEPT:
             self._due = [each for each in self._due if each[2].state not in (RequestState.FINISHED, RequestState.GONE)]
             heapq.heapify(self._due)
 
     def check(self, requests: list[Request]) -> None:
-        """Every deadline that had not passed when last asked is watched."""
+        """Raises AssertionError unless every deadline that had not passed when last asked is watched."""
         watched = {(due_ns, request) for due_ns, _, request in self._due}
         for request in requests:
             if request.state is RequestState.FINISHED:

@@ -1,4 +1,4 @@
-"""The executor's slots: which are free, and which it must be told to empty."""
+"""The executor's slots: which are free, and which of them the next plan must release."""
 
 import heapq
 
@@ -36,11 +36,11 @@ class FreeSlots:
         self._pending.append(slot)
 
     def put_back(self, slot: int) -> None:
-        """Free a slot at once that the executor has not been told to fill."""
+        """Free a slot at once that the executor has not been asked to fill."""
         heapq.heappush(self._free, slot)
 
     def begin_plan(self) -> bool:
-        """A plan begins: what was given back is free. True when the executor has something to be told."""
+        """Free what was given back since the last plan. True when the executor has releases to be sent."""
         for slot in self._pending:
             heapq.heappush(self._free, slot)
         self._unsent_releases += self._pending
@@ -48,11 +48,11 @@ class FreeSlots:
         return self._reset or bool(self._unsent_releases)
 
     def take_releases(self) -> tuple[int, ...]:
-        """The releases for the plan that is being sent; told once."""
+        """The releases for the plan that is being sent; each once."""
         self._reset = False
-        told = tuple(self._unsent_releases)
+        releases = tuple(self._unsent_releases)
         self._unsent_releases.clear()
-        return told
+        return releases
 
     def clear(self) -> None:
         """All slots are free; the executor learns it from the plan that opens the epoch."""
@@ -62,6 +62,6 @@ class FreeSlots:
         self._reset = True
 
     def check(self, held: list[int]) -> None:
-        """Every slot is held once, free or given back."""
+        """Raises AssertionError unless every slot is held once, free, or given back."""
         every = sorted([*held, *self._free, *self._pending])
         assert every == list(range(self.count)), "a slot has two holders or none"

@@ -1,4 +1,4 @@
-"""Steps in flight, in order, and the blocks that wait for one of them to end."""
+"""Steps that were sent to the executor and are not done, and the blocks that wait for one of them to end."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from noria.services.scheduler.core.state.request import Request
 
 
 class InFlightSlice(NamedTuple):
-    """A slice in flight: `tokens` query tokens of a request up to position `end`, whose cache is in `holding`.
+    """One request's part of a step: `tokens` query tokens up to position `end`, whose cache is in `blocks`.
 
     output: the output position that it samples, or -1.
     """
@@ -22,7 +22,7 @@ class InFlightSlice(NamedTuple):
 
 
 class RetiredBlocks(NamedTuple):
-    """What a request no longer holds but a step in flight still touches."""
+    """Block tables that a request no longer holds but a step in flight still touches."""
 
     request: Request
     blocks: RequestBlocks
@@ -33,8 +33,7 @@ class InFlightStep:
     """One step in flight. cache_tokens: positions read, its own included. pairs: of tokens of chunks and positions they read.
 
     predicted_us: how long it was believed to take when it was planned, 0 where nobody knows.
-
-    retired, spare: holdings, and pages that published ones replaced, to free when it is done. gain: units that this
+    retired, spare: block tables, and pages that published ones replaced, to free when it is done. gain: units that this
     will make available.
     """
 
@@ -50,9 +49,10 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """The executor's in-order lane as the scheduler believes it to be: epoch, last number and steps in flight.
+    """The executor's queue as the scheduler believes it to be: epoch, last number and steps in flight, oldest first.
 
-    busy_ns: since when it computes the oldest of them.
+    busy_ns: since when it computes the oldest of them. done: how many steps were done since the start. freeing_units: what the
+    ends of the steps in flight will make available.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class InFlightSteps:
         return self.busy_ns + int(1000 * sum(step.predicted_us for step in self.steps))
 
     def send(self, step: InFlightStep, now_ns: int) -> None:
-        """A plan with the next number was sent."""
+        """Note that the plan with the next number was sent."""
         assert step.number == self.number + 1
         if not self.steps:
             self.busy_ns = now_ns
@@ -104,7 +104,7 @@ class InFlightSteps:
         self.freeing_units += len(pages) * page_units
 
     def finish(self, now_ns: int) -> InFlightStep:
-        """The oldest step in flight is done; what it retired is the caller's to free."""
+        """Take out the oldest step, which is done; what it retired is the caller's to free."""
         self.busy_ns = now_ns
         step = self.steps.popleft()
         self.done += 1
@@ -112,7 +112,7 @@ class InFlightSteps:
         return step
 
     def reopen(self) -> list[InFlightStep]:
-        """Begin a new epoch; returns the steps of the old one, none of which will be heard of again."""
+        """Begin a new epoch; returns the steps of the old one, none of which will have a result."""
         lost = list(self.steps)
         self.steps.clear()
         self.freeing_units = 0
@@ -121,7 +121,7 @@ class InFlightSteps:
         return lost
 
     def skip(self, epoch: int) -> None:
-        """The executor has been in this epoch, of an earlier scheduler: the present one, still unused, comes after it."""
+        """Begin after an epoch that the executor has been in under an earlier scheduler; the present one is still unused."""
         assert not self.steps and not self.number
         self.epoch = max(self.epoch, epoch + 1)
 

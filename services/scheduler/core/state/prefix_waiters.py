@@ -1,7 +1,7 @@
-"""Requests that wait for a page which another is about to compute: a twin of theirs, as far as their prefixes go.
+"""Requests that wait for a page of their prefix which another request is about to compute.
 
-They hold no blocks. Each waits for one page: the last in an unbroken row that one twin has claimed. It is woken when
-that page is published, and when the twin gives the claim up, whatever the reason.
+They hold no blocks. Each waits for one page: the last in an unbroken row that one other request has claimed. It is woken when
+that page is published, and when the other gives the claim up, whatever the reason.
 """
 
 from typing import NamedTuple
@@ -11,21 +11,21 @@ from noria.services.scheduler.core.state.request import Request
 
 
 class PrefixClaim(NamedTuple):
-    """Who computes a page, and what it holds. One for all pages that it claims at once."""
+    """The request that computes a page, and its blocks. One claim stands for all pages that it claims at once."""
 
     request: Request
     blocks: RequestBlocks
 
 
 class PrefixWaiters:
-    """Claims on pages by key, and who waits for which."""
+    """Claims on pages by key, and the requests that wait for each."""
 
     def __init__(self) -> None:
         self._claims: dict[bytes, PrefixClaim] = {}
         self._waiting: dict[bytes, list[Request]] = {}
 
     def claim(self, request: Request, blocks: RequestBlocks) -> None:
-        """A request begins to compute its prefix: others may wait for its full pages."""
+        """Let others wait for the full pages of a request that begins to compute its prefix."""
         prefix, claims = blocks.prefix, self._claims
         blocks.claimed = max(len(blocks.pages), prefix.known // prefix.page_tokens)
         claim = PrefixClaim(request, blocks)
@@ -42,17 +42,17 @@ class PrefixWaiters:
         limit, claims = prefix.shareable, self._claims
         if found >= limit:
             return False
-        twin = claims.get(prefix.key(found))
-        if twin is None or not request.billing.may_wait_for(twin.request.billing):
+        claim = claims.get(prefix.key(found))
+        if claim is None or not request.billing.may_wait_for(claim.request.billing):
             return False
         last = found
-        while last + 1 < limit and claims.get(prefix.key(last + 1)) is twin:
+        while last + 1 < limit and claims.get(prefix.key(last + 1)) is claim:
             last += 1
         self._waiting.setdefault(prefix.key(last), []).append(request)
         return True
 
     def resolve(self, blocks: RequestBlocks, first: int, end: int) -> list[Request]:
-        """The blocks's pages from `first` to before `end` are published or given up; returns who waited for them."""
+        """Drop the claims on pages `first` to before `end`, published or given up; returns who waited for them."""
         prefix = blocks.prefix
         woken: list[Request] = []
         for number in range(first, min(end, blocks.claimed)):
@@ -64,19 +64,19 @@ class PrefixWaiters:
         return woken
 
     def give_up(self, blocks: RequestBlocks, page: int) -> list[Request]:
-        """The blocks will compute no page from `page` on; returns who waited for them."""
+        """Drop the claims on pages from `page` on, which will not be computed; returns who waited for them."""
         woken = self.resolve(blocks, page, blocks.claimed)
         blocks.claimed = min(blocks.claimed, page)
         return woken
 
     def release_all(self) -> list[Request]:
-        """Nobody waits any more: the policy has changed, and with it perhaps who may wait for whom. Returns who waited."""
+        """Let nobody wait any more: under another policy other requests may wait. Returns who waited."""
         woken = [request for requests in self._waiting.values() for request in requests]
         self._waiting.clear()
         return woken
 
     def check(self, held: list[RequestBlocks]) -> None:
-        """Only what is being computed is claimed, and nobody waits for what is not."""
+        """Raises AssertionError when a claim outlives its request, or somebody waits for an unclaimed page."""
         for key, (_, blocks) in self._claims.items():
             assert blocks in held, "a claim outlives its blocks"
             assert any(blocks.prefix.key(page) == key for page in range(len(blocks.pages), blocks.claimed))

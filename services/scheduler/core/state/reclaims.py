@@ -1,6 +1,6 @@
-"""What streams give back: the blocks of those that were forgotten while steps touched them, and what each cost in all.
+"""Reports of what streams give back: the blocks of those forgotten while steps touched them, and what each stream cost.
 
-Told when no step touches a stream any more, which may be long after it was forgotten.
+A report is made when no step touches a stream any more, which may be long after it was forgotten.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,19 +13,19 @@ from noria.services.scheduler.core.state.request import Request
 
 
 class ReclaimReports:
-    """Tells of blocks and costs by `tell`."""
+    """Makes reports about blocks and costs. reply: takes each of them."""
 
     def __init__(
-        self, in_flight: InFlightSteps, counters: SchedulerCounters, tell: Callable[[SchedulerReply], None]
+        self, in_flight: InFlightSteps, counters: SchedulerCounters, reply: Callable[[SchedulerReply], None]
     ) -> None:
         self._in_flight = in_flight
         self._counters = counters
-        self._tell = tell
+        self._reply = reply
 
     def spent(self, request: Request) -> None:
-        """No step touches a forgotten request any more: tell what it cost."""
+        """Report what a forgotten request cost: no step touches it any more."""
         whose = request.asked.submission
-        self._tell(
+        self._reply(
             Spent(
                 request.stream,
                 request.progress.computed_tokens,
@@ -37,16 +37,16 @@ class ReclaimReports:
         )
 
     def freed(self, ended: Iterable[RetiredBlocks], now_ns: int) -> None:
-        """No step touches these blocks any more: tell of those whose request was withdrawn."""
+        """Report the blocks of withdrawn requests that no step touches any more."""
         for request, blocks in ended:
             if request.life.withdrawn_ns is not None:
                 steps = self._in_flight.done - request.life.withdrawn_step
                 delay_us = (now_ns - request.life.withdrawn_ns) // 1000
-                self.reclaimed(request, blocks.blocks, steps, delay_us)
+                self.reclaimed(request, blocks.block_count, steps, delay_us)
 
     def reclaimed(self, request: Request, blocks: int, steps: int, delay_us: int) -> None:
-        """A withdrawn or ended stream has given back its last block."""
-        self._tell(Reclaimed(request.stream, blocks, steps, delay_us))
+        """Report that a withdrawn or ended stream has given back its last block."""
+        self._reply(Reclaimed(request.stream, blocks, steps, delay_us))
         counters = self._counters
         counters.reclaims += 1
         counters.reclaim_us_total += delay_us

@@ -168,6 +168,8 @@ class RequestLife:
 
     # When its first step was planned (nanoseconds); None before.
     started_ns: int | None = None
+    # Microseconds from receipt to then; 0 before.
+    queue_us: int = 0
     # How often it was given a slot.
     admissions: int = 0
     # Its end as proposed, and what it says about it; None while it goes on.
@@ -215,12 +217,6 @@ class Request:
     def immune(self) -> bool:
         """Whether it has been preempted and not made a token since."""
         return self.work.preempted_at >= 0 and len(self.progress.output) <= self.work.preempted_at
-
-    @property
-    def queue_us(self) -> int:
-        """Microseconds from receipt to its first step; 0 before."""
-        started_ns = self.life.started_ns
-        return 0 if started_ns is None else (started_ns - self.asked.received_ns) // 1000
 
     @property
     def natural_end(self) -> End | None:

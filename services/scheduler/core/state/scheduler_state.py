@@ -55,7 +55,7 @@ class SchedulerState:
         self.decisions = DecisionLog()
         # How sequences left their slots lately.
         self.end_rates = EndRates()
-        # What is to be told with the event at hand.
+        # What is to be replied with the event at hand.
         self.replies: list[SchedulerReply] = []
         self.reclaims = ReclaimReports(self.in_flight, self.counters, self.reply)
 
@@ -66,7 +66,7 @@ class SchedulerState:
 
     @property
     def continuing(self) -> Collection[Request]:
-        """Who continues token by token beside all others; suspects do in steps of their own."""
+        """The requests that continue token by token beside all others; suspects do in steps of their own."""
         if not len(self.suspects):
             return self.decoding
         return [request for request in self.decoding if not request.suspicion.suspected]
@@ -93,16 +93,16 @@ class SchedulerState:
         return request.asked.has_stop_strings and far
 
     def unready(self, request: Request) -> WaitReason | None:
-        """What a waiting request waits for, whatever is free; None when nothing keeps it."""
+        """The reason why a waiting request can't be admitted, whatever is free; None when it is ready."""
         if request.in_flight:
             return WaitReason.RESULT
         return WaitReason.DETOKENIZER if self.ahead(request) else None
 
     def reply(self, reply: SchedulerReply) -> None:
-        """Have something told with the event at hand."""
+        """Add a reply to the event at hand."""
         self.replies.append(reply)
 
     def take_replies(self) -> list[SchedulerReply]:
-        """What is to be told, each once."""
+        """The replies since last asked; each once."""
         replies, self.replies = self.replies, []
         return replies

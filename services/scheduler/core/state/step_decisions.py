@@ -1,9 +1,8 @@
-"""What was decided in each step, and why others did not go: the record from which waiting is explained.
+"""The record of what was decided in each step, and why others did not go: waiting is explained from it.
 
-The planner notes who was passed over for what (`Draft.passed`) and hands in each finished draft. Two bounded records
-follow from it: the last steps, and since when arrivals of which class were held up by what. Whoever waits behind the
-first of its class waits for the same thing, so that the second record explains every waiting request at no cost per
-request. Decides nothing itself.
+The planner notes who was passed over for what (`StepBuilder.passed`) and hands in each step. Two bounded records follow from it:
+the last steps, and since when arrivals of which class were held up by what. Whoever waits behind the first of its class waits
+for the same thing, so that the second record explains every waiting request at no cost per request. Decides nothing itself.
 """
 
 from collections import deque
@@ -36,7 +35,7 @@ class WaitReason(IntEnum):
 
     @property
     def text(self) -> str:
-        """What a request that is passed over waits for."""
+        """What a request that is passed over waits for, in words."""
         return _TEXTS[self]
 
 
@@ -69,7 +68,7 @@ class StepDecision:
     """One step: its budget, what was spent, on whom, and who was passed over.
 
     decodes: sequences that continue by one token. chunks: tokens of prompts, by stream. admitted: streams that were
-    given a slot. Who gave way is told by its own moves.
+    given a slot. Preemptions are reported as phases of their requests.
     """
 
     epoch: int
@@ -104,11 +103,11 @@ class DecisionLog:
         self._shut: dict[str, WaitReason] = {}
 
     def add(self, decision: StepDecision) -> None:
-        """A step was sent."""
+        """Add a step that was sent."""
         self.steps.append(decision)
 
     def set_blocked(self, now_ns: int, gates: dict[str, WaitReason]) -> None:
-        """What holds up arrivals from now on, by class; "" stands for all classes. Only changes are kept."""
+        """Set what holds up arrivals from now on, by class; "" stands for all classes. Only changes are kept."""
         if gates == self._shut:
             return
         for name in self._shut:
@@ -120,7 +119,7 @@ class DecisionLog:
         self._shut = dict(gates)
 
     def reason(self, traffic_class: str) -> WaitReason | None:
-        """What holds up arrivals of a class now."""
+        """What holds up arrivals of a class now; None for nothing."""
         return self._shut.get("", self._shut.get(traffic_class))
 
     def waits(self, traffic_class: str, begin_ns: int, end_ns: int) -> dict[WaitReason | None, int]:

@@ -1,9 +1,9 @@
-"""Who may have killed the executor: requests that were in a step in flight when it died, or in a step that failed.
+"""Requests that may have killed the executor: they were in a step in flight when it died, or in a step that failed.
 
-Suspects run again apart from everybody else, in halves; a half that fails again is halved again, behind the others, so
-that innocents make tokens in between. Any new token clears a request. Only who fails alone is condemned, and not at the
-first time: an executor may be killed by somebody else just then. Whom it suspects, a scheduler tells, so that its successor
-goes on where it was: nobody becomes innocent by its death.
+Suspects run again apart from everybody else, in halves; a half that fails again is halved again, behind the others, so that
+innocents make tokens in between. Any new token clears a request. Only who fails alone is condemned, and not at the first time:
+an executor may be killed by somebody else just then. A scheduler reports whom it suspects, so that its successor goes on where
+it was: nobody becomes innocent by its death.
 """
 
 from collections.abc import Iterable
@@ -30,12 +30,12 @@ class Suspects:
 
     @property
     def group(self) -> list[Request]:
-        """Who runs next, apart from all others; nobody when nobody is suspected."""
+        """The suspects that run next, apart from all others; empty when nobody is suspected."""
         return list(self._groups[min(self._groups)]) if self._groups else []
 
     @property
     def suspected_now(self) -> Suspected:
-        """Everybody who is suspected, to be told."""
+        """Everybody who is suspected, as a message."""
         if self._standing is None:
             self._standing = Suspected(
                 tuple(
@@ -47,7 +47,7 @@ class Suspects:
         return self._standing
 
     def resume(self, request: Request, doubt: Doubt) -> None:
-        """An earlier scheduler suspected this one, which has made no token since."""
+        """Suspect a request that an earlier scheduler suspected and that has made no token since."""
         assert not request.suspicion.suspected
         request.suspicion.suspected = True
         request.suspicion.failures_alone, request.suspicion.suspected_at = doubt.failures_alone, doubt.output_tokens
@@ -56,9 +56,9 @@ class Suspects:
         self._standing = None
 
     def blame(self, accused: list[Request], *, alone: bool) -> list[Request]:
-        """These were in what failed; returns those that are condemned by it.
+        """Suspect requests that were in what failed; returns those that are condemned by it.
 
-        alone: nobody else was. Who did so as a suspect has failed on its own.
+        alone: nobody else was in it. A suspect that was alone has failed on its own.
         """
         if alone and len(accused) == 1 and accused[0].suspicion.suspected:
             accused[0].suspicion.failures_alone += 1
@@ -77,7 +77,7 @@ class Suspects:
         return []
 
     def drop(self, request: Request) -> None:
-        """It has made a token, or has ended: nobody suspects it."""
+        """Suspect a request no longer: it has made a token, or has ended."""
         if request.suspicion.suspected:
             request.suspicion.suspected = False
             for group in self._groups.values():
@@ -86,12 +86,12 @@ class Suspects:
             self._standing = None
 
     def clear(self, request: Request) -> None:
-        """It has made a token beyond those that it had: what it failed in before is forgiven."""
+        """Forgive a request what it failed in: it has made a token beyond those that it had."""
         self.drop(request)
         request.suspicion.failures_alone = 0
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Every suspect is in one group, and nobody else."""
+        """Raises AssertionError unless every suspect is in one group, and nobody else is."""
         suspected = [request for group in self._groups.values() for request in group]
         assert len(suspected) == len(set(suspected)), "a suspect is in two groups"
         assert set(suspected) == {request for request in requests if request.suspicion.suspected}

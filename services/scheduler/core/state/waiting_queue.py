@@ -1,4 +1,4 @@
-"""The one waiting queue: who waits, in numbers, and in an order that is the policy's. Joining and leaving are O(log n)."""
+"""The waiting queue: how many wait, and in which order, which is the policy's. Joining and leaving are O(log n)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,13 +63,13 @@ class WaitingQueue:
             self._passed[request] = None
 
     def wake(self, request: Request) -> None:
-        """Its turn again, if it is still here and passed over, and nobody suspects it: a suspect's turn is not in the order."""
+        """Give a request its place again, if it is here, was passed over, and nobody suspects it."""
         if request in self._passed and not request.suspicion.suspected:
             del self._passed[request]
             self._order.rejoin(request)
 
     def queue(self, traffic_class: str) -> QueuedWork:
-        """Who waits of a class; "" for all together."""
+        """How much waits of a class; "" for all together."""
         return self._queues.get(traffic_class) or QueuedWork()
 
     def busy(self) -> list[str]:
@@ -77,7 +77,7 @@ class WaitingQueue:
         return [name for name, queue in self._queues.items() if queue.requests]
 
     def learned(self) -> None:
-        """A waiting request's known tokens grew by one: a step begun before its reset has ended."""
+        """Count one more known token of a waiting request: a step begun before its reset has ended."""
         self.tokens += 1
 
     def reorder(self, policy: RequestPolicy) -> None:
@@ -93,7 +93,7 @@ class WaitingQueue:
             self._order.rejoin(request)
 
     def check(self) -> None:
-        """Counts and states agree."""
+        """Raises AssertionError when counts, states and order disagree."""
         assert self.tokens == sum(request.known for request in self._requests)
         assert self._queues[""].requests == len(self._requests)
         assert sum(queue.tokens for name, queue in self._queues.items() if name) <= self._queues[""].tokens

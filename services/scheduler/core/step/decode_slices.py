@@ -15,7 +15,7 @@ def plan_decodes(builder: StepBuilder, requests: Iterable[Request], lookahead: i
     lookahead: output tokens that a stream with stop strings may be ahead of the detokenizer.
     """
     slices, entries, number = builder.slices, builder.entries, builder.number
-    tokens_left, cache_left = builder.tokens_left, builder.cache_left
+    tokens_left, cache_left, new = builder.budget.tokens_left, builder.budget.cache_left, tuple.__new__
     for request in requests:
         if not tokens_left:
             builder.pass_over(request, WaitReason.TOKENS)
@@ -33,9 +33,8 @@ def plan_decodes(builder: StepBuilder, requests: Iterable[Request], lookahead: i
             builder.pass_over(request, WaitReason.BLOCKS)
             continue
         slices.append(Slice(request.slot, length - 1, 1, True, True))
-        blocks = use.blocks
-        assert blocks is not None
-        entries.append(InFlightSlice(request, output, 1, length, blocks))
+        # Without the named tuple's own constructor, which is a function call for each token.
+        entries.append(new(InFlightSlice, (request, output, 1, length, use.blocks)))
         work.length = length
         work.outputs = planned = output + 1
         work.slices += 1
@@ -44,5 +43,5 @@ def plan_decodes(builder: StepBuilder, requests: Iterable[Request], lookahead: i
             builder.drained.append(request)
         tokens_left -= 1
         cache_left -= length
-    builder.decodes += builder.tokens_left - tokens_left
-    builder.tokens_left, builder.cache_left = tokens_left, cache_left
+    builder.record.decodes += builder.budget.tokens_left - tokens_left
+    builder.budget.tokens_left, builder.budget.cache_left = tokens_left, cache_left

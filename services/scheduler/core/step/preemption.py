@@ -1,4 +1,4 @@
-"""Who gives way when running requests lack blocks: the fewest, the newest, and never the last one."""
+"""Preempts running requests when others of them lack blocks: the fewest, the newest, and never the last one."""
 
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
@@ -6,7 +6,7 @@ from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 
 class Preemption:
-    """Preempts for the demand of stalled requests."""
+    """Preempts for the blocks that stalled requests lack."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -46,10 +46,10 @@ class Preemption:
         return preempted
 
     def gather(self, builder: StepBuilder) -> bool:
-        """Nobody can give way: where one request alone holds parts of many chunks, move them together.
+        """Move the blocks of the only request that holds any together, where nobody can give way.
 
-        True when that made a chunk free. Other holders there are none: no step is in flight, and kinds of attention that
-        differ share no pages.
+        True when that made a chunk free. There are no other holders: no step is in flight, and kinds of attention that differ share no
+        pages.
         """
         state = self._state
         running = [*state.prefilling, *state.decoding]

@@ -1,7 +1,7 @@
 """Admits waiting requests into a step: new ones, those to be computed again, and those that come back from the host.
 
-In the policy's order and all or nothing: nobody overtakes who must wait for blocks. Only who waits for the pages that a
-twin is computing is passed over, for as long as the twin computes them.
+In the policy's order and all or nothing: nobody overtakes a request that must wait for blocks. Only a request that waits for
+pages which another is computing is passed over, for as long as the other computes them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from noria.services.scheduler.core.step.step_builder import StepBuilder
 
 
 class RequestAdmission:
-    """Decides who is admitted. margin: share of the cache that arrivals leave to running requests."""
+    """Decides which waiting requests are admitted. margin: share of the cache that arrivals leave to running requests."""
 
     def __init__(self, state: SchedulerState, margin: float) -> None:
         self._state = state
@@ -35,10 +35,10 @@ class RequestAdmission:
     def offer(
         self, builder: StepBuilder, request: Request, *, most: int | None = None, spared: int = 0, within: bool = False
     ) -> WaitReason | None:
-        """Admit a request that is ready into a free slot, with a chunk of at most `most` tokens, or say what it lacks.
+        """Admit a request that is ready into a free slot, with a chunk of at most `most` tokens; or return what it lacks.
 
-        Who waits for a twin is passed over. spared: pages of each group that it must leave to others. within: it stays
-        within what is reserved for its class, so that the margin does not concern it.
+        A request that waits for another's prefix is passed over. spared: pages of each group that it must leave to others. within: it
+        stays within what is reserved for its class, so that the margin does not concern it.
         """
         state, memory = self._state, self._state.memory
         assert memory is not None
@@ -52,9 +52,9 @@ class RequestAdmission:
             state.waiting.pass_over(request)
             builder.pass_over(request, WaitReason.PREFIX)
             return WaitReason.PREFIX
-        if builder.slices and builder.cache_left <= memory.start(request, len(found)):
+        if builder.slices and builder.budget.cache_left <= memory.start(request, len(found)):
             return WaitReason.READS
-        if builder.prefill_budget is not None and not builder.prefill_budget.tokens(
+        if builder.budget.prefill_budget is not None and not builder.budget.prefill_budget.tokens(
             memory.start(request, len(found)), new=True
         ):
             return WaitReason.TOKENS
@@ -64,7 +64,7 @@ class RequestAdmission:
         grown = len(builder.grows)
         self._lifecycle.admit(request, len(found), builder.now_ns)
         builder.chunk(request, ahead=False, most=most)
-        del builder.grows[grown:]  # its tables are told whole
+        del builder.grows[grown:]  # its tables are sent whole
         assert builder.entries[-1].request is request, "an admitted request has its blocks"
         builder.fill(request)
         return None
@@ -76,8 +76,8 @@ class RequestAdmission:
             builder.block(request, reason)
 
     def _hindrance(self, builder: StepBuilder) -> WaitReason | None:
-        """What keeps everybody out."""
-        if not builder.tokens_left:
+        """The reason why nobody can be admitted; None without one."""
+        if not builder.budget.tokens_left:
             return WaitReason.TOKENS
         if not self._state.slots.free:
             return WaitReason.SLOTS
@@ -86,7 +86,7 @@ class RequestAdmission:
     def _lack(
         self, memory: CacheMemory, request: Request, found: Sequence[Page], spared: int, *, within: bool
     ) -> WaitReason | None:
-        """None if the blocks of all its known tokens are there, beyond those promised, and the margin is kept."""
+        """None if the blocks of all known tokens are there, beyond those promised, and the margin is kept; else what lacks."""
         state, cache = self._state, memory.cache
         needs = cache.needs([len(found)] * len(cache.allocators), request.known)
         # Cached pages that it takes itself cannot be given up for it.

@@ -20,7 +20,7 @@ class RequestLifecycle:
         self._state = state
 
     def announce(self, request: Request, phase: RequestPhase, now_ns: int, decision: str = "") -> None:
-        """Tell that a request entered a phase."""
+        """Reply that a request entered a phase."""
         traceparent, outputs = request.asked.submission.traceparent, len(request.progress.output)
         self._state.replies.append(PhaseChanged(request.stream, phase, now_ns, traceparent, outputs, decision))
 
@@ -42,17 +42,17 @@ class RequestLifecycle:
         self._count_hits(request, pages * state.memory.cache.page_tokens, swapped=swapped, first=first)
         self._occupy(request)
         if first:
-            request.life.started_ns = now_ns
+            self._start(request, now_ns)
         self.announce(request, RequestPhase.PREFILLING, now_ns)
 
     def adopt(self, request: Request, length: int, now_ns: int) -> None:
-        """Give a waiting request a slot whose cache holds `length` positions of it; the plan that opens the epoch tells its ids."""
+        """Give a waiting request a slot whose cache holds `length` positions of it; the plan that opens the epoch names its ids."""
         state = self._state
         state.waiting.remove(request)
         request.work.length = length
         self._occupy(request)
         if request.life.started_ns is None:
-            request.life.started_ns = request.asked.received_ns
+            self._start(request, request.asked.received_ns)
         state.adopted[request] = None
         state.policy.taken_over(request)
         state.counters.adopted += 1
@@ -104,7 +104,7 @@ class RequestLifecycle:
         swapped = state.memory.store(request, -1 if request in state.adopted else request.slot)
         if swapped:
             counters.swaps_out += 1
-            counters.swapped_blocks += request.cache.blocks.blocks
+            counters.swapped_blocks += request.cache.blocks.block_count
         else:
             counters.resets += 1
             counters.reset_tokens += work.length
@@ -142,7 +142,7 @@ class RequestLifecycle:
         self.announce(request, RequestPhase.ENDED, now_ns, end.label)
 
     def forget(self, request: Request, now_ns: int, decision: str, *, reclaim: bool) -> None:
-        """Drop a request, whatever its state. reclaim: tell when its last block is back."""
+        """Drop a request, whatever its state. reclaim: report when its last block is back."""
         state = self._state
         if request.state is RequestState.FINISHED:
             state.finished -= 1
@@ -179,6 +179,11 @@ class RequestLifecycle:
             # What was accepted before so much was kept goes on.
             longest = request.asked.prompt_tokens + request.progress.limit
             mark_oversized(request, oversized=memory is not None and longest > memory.cache.largest_tokens)
+
+    def _start(self, request: Request, started_ns: int) -> None:
+        """Note when a request's first step was planned."""
+        request.life.started_ns = started_ns
+        request.life.queue_us = (started_ns - request.asked.received_ns) // 1000
 
     def _occupy(self, request: Request) -> None:
         """Take a slot for a request whose known ids are to be planned."""

@@ -1,4 +1,4 @@
-"""A step's plan in the making, with what is left of its budgets."""
+"""A step's plan while it is put together, with what is left of its budgets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,42 +15,65 @@ from noria.services.scheduler.core.state.step_decisions import PassedOver, WaitR
 
 
 @dataclass(slots=True, eq=False)
-class StepBuilder:
-    """What the step will hold so far. stalled: who lacks how many blocks of each group.
+class StepBudget:
+    """What is left of the budgets of one step."""
 
-    left_pages: pages of each group that only exempt requests may take. chunk_index: where the chunks of prompts are among the
-    slices. pairs: of tokens of chunks and the positions that they read. prefill_budget: the time that chunks may take, where
-    it is bounded. decodes, passed, blocked_classes: for the record of decisions; a gate holds up a class, or all ("").
-    withheld: query tokens of the budget that are left over on purpose.
-    """
-
-    number: int
-    now_ns: int
-    memory: CacheMemory
+    # Query tokens, and cached tokens read, that the step may still have.
     tokens_left: int
     cache_left: int
+    # Query tokens that it had at first, and how many of them are left over on purpose.
+    tokens_max: int
+    withheld: int = 0
+    # The time that chunks of prompts may take; None where it is not bounded.
+    prefill_budget: PrefillBudget | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """What is written down of one step."""
+
+    # Sequences that continue by one token.
+    decodes: int = 0
+    # Positions that are computed again.
+    recomputed: int = 0
+    # Of tokens of chunks and the positions that they read.
+    pairs: int = 0
+    # Who got nothing, and why.
+    passed: list[PassedOver] = field(default_factory=list)
+    # What holds up the arrivals of a class; "" for all classes.
+    blocked_classes: dict[str, WaitReason] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class StepBuilder:
+    """A step's plan in the making."""
+
+    # The step's number in its epoch, and when it is planned (nanoseconds).
+    number: int
+    now_ns: int
+    # The cache that it may allocate from.
+    memory: CacheMemory
+    budget: StepBudget
+    # The plan: slices with what the scheduler remembers of each, slots to fill, blocks to append to tables.
     slices: list[Slice] = field(default_factory=list)
     entries: list[InFlightSlice] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
+    # Requests whose last known id it computes, and those whose last token it generates.
     prefilled: list[Request] = field(default_factory=list)
     drained: list[Request] = field(default_factory=list)
+    # Running requests that lack blocks, and how many of each group.
     stalled: dict[Request, Needs] = field(default_factory=dict)
-    recomputed: int = 0
-    tokens_max: int = 0
+    # Pages of each group that only exempt requests may take.
     left_pages: int = 0
-    decodes: int = 0
-    pairs: int = 0
-    prefill_budget: PrefillBudget | None = None
+    # Where the chunk of each prompt is among the slices.
     chunk_index: dict[Request, int] = field(default_factory=dict)
-    passed: list[PassedOver] = field(default_factory=list)
-    blocked_classes: dict[str, WaitReason] = field(default_factory=dict)
-    withheld: int = 0
+    record: StepRecord = field(default_factory=StepRecord)
 
     def withhold(self, keep: int) -> None:
         """Leave at most `keep` query tokens of the budget to those who come after."""
-        self.withheld = max(0, self.tokens_left - keep)
-        self.tokens_left -= self.withheld
+        self.budget.withheld = max(0, self.budget.tokens_left - keep)
+        self.budget.tokens_left -= self.budget.withheld
 
     @property
     def has_room(self) -> bool:
@@ -59,13 +82,13 @@ class StepBuilder:
 
     def prompt_tokens(self, start: int) -> int:
         """How many tokens of a prompt, from position `start` on, the step may hold now."""
-        if self.prefill_budget is None or not self.tokens_left:
-            return self.tokens_left
-        return min(self.tokens_left, self.prefill_budget.tokens(start, new=True))
+        if self.budget.prefill_budget is None or not self.budget.tokens_left:
+            return self.budget.tokens_left
+        return min(self.budget.tokens_left, self.budget.prefill_budget.tokens(start, new=True))
 
     def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
-        """Bound the time of chunks from now on; those that are there count."""
-        self.prefill_budget = prefill_budget
+        """Bound the time of chunks from now on; those that the step has already count."""
+        self.budget.prefill_budget = prefill_budget
         if prefill_budget is not None:
             for index in self.chunk_index.values():
                 part = self.slices[index]
@@ -87,24 +110,24 @@ class StepBuilder:
         return True
 
     def chunk(self, request: Request, *, ahead: bool, most: int | None = None) -> None:
-        """As much of a prompt, or of tokens to be recomputed, as budgets and blocks allow; `most` tokens at most.
+        """Plan as much of a prompt, or of tokens to be recomputed, as budgets and blocks allow; `most` tokens at most.
 
         A chunk that the step holds already is made longer. ahead: its next token must wait, so that its last known id is
         not computed yet.
         """
         start = request.work.length
-        take = min(request.work.filled - start, self.tokens_left)
+        take = min(request.work.filled - start, self.budget.tokens_left)
         if most is not None:
             take = min(take, most)
         chunk_index = self.chunk_index.get(request)
         if chunk_index is not None:
-            take = min(take, self.cache_left)
+            take = min(take, self.budget.cache_left)
         elif self.slices:
-            take = min(take, self.cache_left - start)
+            take = min(take, self.budget.cache_left - start)
         if ahead and start + take == request.work.filled:
             take -= 1
-        if take > 0 and self.prefill_budget is not None:
-            take = min(take, self.prefill_budget.tokens(start, new=chunk_index is None))
+        if take > 0 and self.budget.prefill_budget is not None:
+            take = min(take, self.budget.prefill_budget.tokens(start, new=chunk_index is None))
         if take <= 0:
             return
         if start + take > request.cache.room and not self.make_room(request, start + take):
@@ -125,19 +148,19 @@ class StepBuilder:
 
     def pass_over(self, request: Request, reason: WaitReason) -> None:
         """Note that a request gets nothing in this step."""
-        self.passed.append(PassedOver(request.stream, reason))
+        self.record.passed.append(PassedOver(request.stream, reason))
 
     def block(self, request: Request, reason: WaitReason, traffic_class: str = "") -> None:
         """Note that a waiting request, and with it all of its class or of all, is not admitted into this step."""
         self.pass_over(request, reason)
-        self.blocked_classes.setdefault(traffic_class, reason)
+        self.record.blocked_classes.setdefault(traffic_class, reason)
 
     def fill(self, request: Request) -> None:
         """Put a request that was just admitted into its slot, with all that it knows and holds."""
         self.fills.append(self._fill_of(request))
 
     def adopt(self, requests: Iterable[Request]) -> None:
-        """Put requests whose cache was taken over into their slots; their tables are told whole."""
+        """Put requests whose cache was taken over into their slots, with their whole block tables."""
         fills = [self._fill_of(request) for request in requests]
         slots = {fill.slot for fill in fills}
         self.grows = [grow for grow in self.grows if grow.slot not in slots]
@@ -165,22 +188,22 @@ class StepBuilder:
         sample = end == request.work.filled
         chunk_index = self.chunk_index.get(request)
         if chunk_index is None:
-            self.cache_left -= end
+            self.budget.cache_left -= end
             request.work.slices += 1
             self._put(request, start, end, request.work.outputs if sample else -1)
             self.chunk_index[request] = len(self.slices) - 1
         else:
-            self.cache_left -= take
+            self.budget.cache_left -= take
             first = self.slices[chunk_index].start
             self._put(request, first, end, request.work.outputs if sample else -1)
             self.slices[chunk_index], self.entries[chunk_index] = self.slices.pop(), self.entries.pop()
-        self.pairs += take * (start + end) // 2
-        if self.prefill_budget is not None:
-            self.prefill_budget.spend(start, take, new=chunk_index is None)
-        self.recomputed += max(0, min(end, request.work.computed) - start)
+        self.record.pairs += take * (start + end) // 2
+        if self.budget.prefill_budget is not None:
+            self.budget.prefill_budget.spend(start, take, new=chunk_index is None)
+        self.record.recomputed += max(0, min(end, request.work.computed) - start)
         request.work.length = end
         request.work.last_step = self.number
-        self.tokens_left -= take
+        self.budget.tokens_left -= take
         if sample:
             request.work.outputs += 1
             self.prefilled.append(request)

@@ -1,6 +1,6 @@
-"""Builds the next step: who computes how many tokens, who is admitted, and who gives way when blocks run out.
+"""Plans the next step: who computes how many tokens, who is admitted, and who gives way when blocks run out.
 
-Two budgets are spent while it is built, query tokens and cached tokens read; slots bound the requests. Whoever lacks
+Two budgets are spent while it is built, query tokens and cached tokens read; slots bound the requests. A request that lacks
 blocks stalls, nobody is admitted past a stalled request, and once the plan is made the newest give way to it.
 """
 
@@ -14,7 +14,7 @@ from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.state.step_decisions import StepDecision, WaitReason
 from noria.services.scheduler.core.step.preemption import Preemption
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
-from noria.services.scheduler.core.step.step_builder import StepBuilder
+from noria.services.scheduler.core.step.step_builder import StepBudget, StepBuilder
 from noria.services.scheduler.core.step.step_composer import StepComposer
 
 _UNLIMITED = 1 << 62
@@ -25,7 +25,7 @@ _LEAD_PART: Final = 0.15
 
 
 class StepPlanner:
-    """Plans over a state. `token_limit` is set below the configured budget after a step ran out of memory.
+    """Plans the steps of one scheduler. token_limit: set below the configured budget after a step ran out of memory.
 
     due_ns: when the next step is to be planned, if nothing happens before; None when only an event makes one possible.
     """
@@ -72,14 +72,14 @@ class StepPlanner:
             state.suspects.trial = not state.suspects.trial
             builder, more = self._composed(now_ns, memory)
             unsent = unsent or more
-        state.decisions.set_blocked(now_ns, builder.blocked_classes)
+        state.decisions.set_blocked(now_ns, builder.record.blocked_classes)
         # An executor without work must still learn which slots are empty.
         if not builder.slices and (state.in_flight.steps or not unsent):
             return None
         return self._send(builder, memory)
 
     def _composed(self, now_ns: int, memory: CacheMemory) -> tuple[StepBuilder, bool]:
-        """The next step's builder, after others gave way where nobody could go on, and whether slots are to be told of."""
+        """The next step, after others gave way where nobody could go on, and whether slots are to be released."""
         state = self._state
         unsent = state.slots.begin_plan()
         builder = self._compose(now_ns, memory)
@@ -92,19 +92,18 @@ class StepPlanner:
         return builder, unsent
 
     def _early(self, now_ns: int) -> int | None:
-        """When to plan the next step, if it is too early for that."""
-        lane = self._state.in_flight
-        free_ns = lane.free_ns if lane.steps and self._composer.patient else 0
-        due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - lane.busy_ns)))
+        """When to plan the next step (nanoseconds), if it is too early for that now; else None."""
+        in_flight = self._state.in_flight
+        free_ns = in_flight.free_ns if in_flight.steps and self._composer.patient else 0
+        due_ns = free_ns - max(_LEAD_NS, int(_LEAD_PART * (free_ns - in_flight.busy_ns)))
         return due_ns if due_ns > now_ns else None
 
     def _compose(self, now_ns: int, memory: CacheMemory) -> StepBuilder:
         state = self._state
         cache_left = state.settings.max_cache_tokens or _UNLIMITED
         tokens_left = self._composer.tokens(min(self.tokens_max, self.token_limit), now_ns)
-        builder = StepBuilder(
-            state.in_flight.number + 1, now_ns, memory, tokens_left, cache_left, tokens_max=tokens_left
-        )
+        budget = StepBudget(tokens_left, cache_left, tokens_max=tokens_left)
+        builder = StepBuilder(state.in_flight.number + 1, now_ns, memory, budget)
         if state.suspects.trial:
             self._composer.compose_only(builder, state.suspects.group)
         else:
@@ -113,16 +112,16 @@ class StepPlanner:
 
     def _send(self, builder: StepBuilder, memory: CacheMemory) -> StepPlan:
         state = self._state
-        tokens = builder.tokens_max - builder.tokens_left - builder.withheld
-        cache_tokens = (state.settings.max_cache_tokens or _UNLIMITED) - builder.cache_left
+        tokens = builder.budget.tokens_max - builder.budget.tokens_left - builder.budget.withheld
+        cache_tokens = (state.settings.max_cache_tokens or _UNLIMITED) - builder.budget.cache_left
         self._record(builder, tokens, cache_tokens)
-        predicted_us = self._times.predict_us(tokens, cache_tokens, len(builder.entries), builder.pairs)
-        step = InFlightStep(builder.number, builder.entries, tokens, cache_tokens, builder.pairs, predicted_us)
+        predicted_us = self._times.predict_us(tokens, cache_tokens, len(builder.entries), builder.record.pairs)
+        step = InFlightStep(builder.number, builder.entries, tokens, cache_tokens, builder.record.pairs, predicted_us)
         state.in_flight.send(step, builder.now_ns)
         if state.adopted:
             builder.adopt(state.adopted)
             state.adopted.clear()
-        orders = memory.take_moves()
+        moves = memory.take_moves()
         plan = StepPlan(
             epoch=state.in_flight.epoch,
             number=builder.number,
@@ -130,14 +129,14 @@ class StepPlanner:
             fill=tuple(builder.fills),
             grow=tuple(builder.grows),
             release=state.slots.take_releases(),
-            swap_out=orders.swap_out,
-            copies=orders.copies,
-            swap_in=orders.swap_in,
-            replace=orders.replace,
-            stash=orders.stash,
+            swap_out=moves.swap_out,
+            copies=moves.copies,
+            swap_in=moves.swap_in,
+            replace=moves.replace,
+            stash=moves.stash,
             predicted_us=predicted_us,
         )
-        state.counters.recomputed_tokens += builder.recomputed
+        state.counters.recomputed_tokens += builder.record.recomputed
         state.counters.evictions += memory.cache.evictions()
         for request in builder.prefilled:
             self._lifecycle.decode(request)
@@ -155,13 +154,13 @@ class StepPlanner:
                 epoch=state.in_flight.epoch,
                 number=builder.number,
                 at_ns=builder.now_ns,
-                tokens_max=builder.tokens_max - builder.withheld,
+                tokens_max=builder.budget.tokens_max - builder.budget.withheld,
                 tokens=tokens,
                 cache_tokens=cache_tokens,
-                decodes=builder.decodes,
+                decodes=builder.record.decodes,
                 chunks=builder.chunks,
                 admitted=tuple(each.stream for each in builder.fills),
-                passed=tuple(builder.passed),
+                passed=tuple(builder.record.passed),
                 running=state.running,
                 waiting=len(state.waiting),
             )
