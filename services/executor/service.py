@@ -12,13 +12,10 @@ from typing import Any, Final, NamedTuple, Protocol, assert_never
 import msgspec
 
 from noria.proto.base import Header, Service
-from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
+from noria.proto.execution import StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.metrics import DeviceMetrics
-from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.inventory import inventory
-from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
+from noria.services.executor.plan.plan_queue import PlanQueue
 from noria.services.executor.plan.step_deadline import Vigil
 from noria.services.executor.runner.loaded_model import Loaded, report
 from noria.services.executor.runner.model_runner import (
@@ -38,15 +35,16 @@ from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime
 from noria.shared.telemetry.telemetry import Telemetry
 
-QUEUED_PLANS_MAX: Final = 8
 HANG_S: Final = 15.0
 """How long a step may take whatever was predicted, unless it is said otherwise."""
 
 
 class _Posted(NamedTuple):
-    """A batch on the lane: the trace it is shown in, and with what it is linked there; links: None when it is not shown."""
+    """What is noted of a batch on the lane.
 
-    batch: Batch
+    traceparent: the trace it is shown in; links: with what it is linked there, None when it is not shown.
+    """
+
     traceparent: str
     began_ns: int
     prepare_us: int
@@ -81,13 +79,9 @@ class ExecutorShell:
         self.metrics = DeviceMetrics()
         telemetry.add(self.metrics)
         self._loaded: Loaded | None = None
-        self._slots: Slots | None = None
-        self._plans: deque[tuple[StepPlan, str]] = deque()
-        self._prepared: deque[_Posted] = deque()
+        self._queue: PlanQueue[_Posted] = PlanQueue()
         self._steps = 0
         self.step_times: deque[StepTime] = deque(maxlen=STEPS_KEPT)
-        # An inventory was announced to the scheduler and is not sent yet.
-        self._owed = False
         self._vigil = Vigil(int(hang_s * 1e9))
         self._log = logger(Service.EXECUTOR.value)
         self._lane = make_lane()
@@ -96,38 +90,26 @@ class ExecutorShell:
         """Queue a plan."""
         del sender
         assert isinstance(body, StepPlan)
-        if self._slots is None:
-            return  # planned for a predecessor: this life has told no geometry yet
-        if body.number == 1:
-            # Whatever is under way was given up; who waits no longer for an inventory gets none.
-            self._owed = False
-            self._plans.clear()
-            self._prepared.clear()
-        if len(self._plans) < QUEUED_PLANS_MAX:
-            self._plans.append((body, header.traceparent))
-        else:
-            self._fail(body.epoch, body.number, Failure.INVALID, f"more than {QUEUED_PLANS_MAX} plans are waiting")
+        failed = self._queue.add(body, header.traceparent)
+        if failed is not None:
+            self._post.send(self, Service.SCHEDULER, failed)
 
     def joined(self, peer: Service) -> None:
         """A new scheduler, or one that lost sight of us: say what this executor is, and that it holds something."""
         if peer is Service.SCHEDULER:
-            self._plans.clear()
-            self._owed = self._holds()
-            if not self._owed:
-                self._forget()
+            self._queue.scheduler_joined()
             self._tell_geometry()
 
     def lost(self, peer: Service) -> None:
         """Without a scheduler there is nobody to compute for; what is there is kept for the next one."""
         if peer is Service.SCHEDULER:
-            self._plans.clear()
-            self._owed = False
+            self._queue.scheduler_lost()
 
     def congested(self, peer: Service) -> None:
         """Results are as many as plans, which are bounded: a full outbox means the scheduler does not read."""
         self._log.warning("outbox full", peer=peer.value)
         if peer is Service.SCHEDULER:
-            self._forget()
+            self._queue.forget()
 
     def advance(self, now_ns: int) -> int | None:
         """Collect what the lane finished, then keep it fed; leave when a step does not end."""
@@ -156,10 +138,10 @@ class ExecutorShell:
                     self._log.warning("no graph", shape=outcome.shape, reason=outcome.reason)
                 case _:
                     assert_never(outcome)
-        if self._owed and not self._lane.held:
-            self._tell_inventory()
-        while self._plans and self._lane.held < LANE_BATCHES:
-            self._compute(*self._plans.popleft(), now_ns)
+        if not self._lane.held and (inventory := self._queue.take_inventory()) is not None:
+            self._post.send(self, Service.SCHEDULER, inventory)
+        while self._lane.held < LANE_BATCHES and (queued := self._queue.next()) is not None:
+            self._compute(*queued, now_ns)
         if self._vigil.over(now_ns):
             self._log.error("a step does not end", expected_ms=self._vigil.expected_us / 1000)
             self.hung = True
@@ -181,8 +163,8 @@ class ExecutorShell:
     def snapshot(self) -> dict[str, Any]:
         """Slots filled and plans not yet answered, and what the executor is."""
         return {
-            "slots": self._slots.used() if self._slots else 0,
-            "queued_plans": len(self._plans) + self._lane.held,
+            "slots": self._queue.slots_used,
+            "queued_plans": len(self._queue) + self._lane.held,
             "steps": self._steps,
             "threads": self._loaded.threads if self._loaded else 0,
             "kernels": self._loaded.kernels if self._loaded else "",
@@ -206,88 +188,52 @@ class ExecutorShell:
     def _begin(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self.metrics.loaded(loaded)
-        self._slots = Slots(loaded.shape)
+        self._queue.open(loaded.shape)
         report(loaded, self._log)
         freeze()  # the model lives as long as the process, too
         self._tell_geometry()
 
     def _tell_geometry(self) -> None:
         if self._loaded is not None:
-            geometry = msgspec.structs.replace(self._loaded.geometry, inventory=self._owed)
+            geometry = msgspec.structs.replace(self._loaded.geometry, inventory=self._queue.inventory_due)
             self._post.send(self, Service.SCHEDULER, geometry)
 
-    def _holds(self) -> bool:
-        slots = self._slots
-        return slots is not None and bool(slots.used() or len(slots.stashes) or len(slots.departures))
-
-    def _tell_inventory(self) -> None:
-        assert self._slots is not None
-        self._owed = False
-        self._slots.rest()
-        self._post.send(self, Service.SCHEDULER, inventory(self._slots))
-
-    def _forget(self) -> None:
-        self._plans.clear()
-        self._prepared.clear()
-        if self._slots is not None:
-            self._slots.clear()
-            self._slots.stashes.clear()
-
     def _compute(self, plan: StepPlan, traceparent: str, now_ns: int) -> None:
-        assert self._slots is not None
-        if not self._slots.belongs(plan):
-            return
         began_ns = time.monotonic_ns()
-        try:
-            batch = prepare(self._slots, plan)
-        except IllegalPlanError as error:
-            self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=str(error))
-            self._fail(plan.epoch, plan.number, Failure.INVALID, str(error))
+        batch = self._queue.prepare(plan)
+        if isinstance(batch, StepFailed):
+            self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=batch.detail)
+            self._post.send(self, Service.SCHEDULER, batch)
             return
         self._spans.follow(plan)
         prepare_us = (time.monotonic_ns() - began_ns) // 1000
-        self._prepared.append(_Posted(batch, traceparent, began_ns, prepare_us, self._spans.links(plan, traceparent)))
+        self._queue.post(batch, _Posted(traceparent, began_ns, prepare_us, self._spans.links(plan, traceparent)))
         self._vigil.posted(plan.predicted_us, now_ns)
         self._lane.post(batch)
 
     def _done(self, computed: Computed) -> None:
         self._steps += 1
         batch = computed.batch
-        posted = self._of(batch)
-        if posted is None or self._slots is None or not self._current(batch):
+        finished = self._queue.finish(batch, computed.drawn)
+        if finished is None:
             return
+        posted, tokens = finished.note, len(batch.token_ids)
         self.step_times.append(computed.times.step_time(batch, posted.began_ns))
-        sampled = results(self._slots, batch, computed.drawn)
-        tokens = len(batch.token_ids)
         self.metrics.step(tokens, computed, posted.prepare_us)
-        if self._owed:
-            return  # of a scheduler that is gone: the next one is told by the inventory
-        done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, posted.prepare_us, computed.idle_us)
+        if not finished.wanted:
+            return
+        done = StepDone(
+            batch.epoch, batch.number, finished.sampled, computed.compute_us, posted.prepare_us, computed.idle_us
+        )
         self._post.send(self, Service.SCHEDULER, done, posted.traceparent)
         if posted.links is not None:
             self._spans.done(batch.number, tokens, computed.compute_us, posted.traceparent, posted.links)
 
     def _broken(self, broken: Broken) -> None:
         batch = broken.batch
-        if self._of(batch) is not None and self._current(batch):
+        if self._queue.failed(batch):
             self._log.error("step failed", epoch=batch.epoch, number=batch.number, reason=broken.detail)
-            if self._owed:
-                self._forget()  # what the step left behind is unknown, and nobody waits for its result
-            else:
-                self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
-
-    def _of(self, batch: Batch) -> _Posted | None:
-        """What was noted when a batch was posted; None when everything has been forgotten since."""
-        if self._prepared and self._prepared[0].batch is batch:
-            return self._prepared.popleft()
-        return None
-
-    def _current(self, batch: Batch) -> bool:
-        return self._slots is not None and self._slots.alive and batch.epoch == self._slots.epoch
-
-    def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
-        """Tell it once; what is left of the epoch is discarded unanswered. The next epoch's plans may wait already."""
-        following = [each for each in self._plans if each[0].epoch != epoch]
-        self._forget()
-        self._plans.extend(following)
-        self._post.send(self, Service.SCHEDULER, StepFailed(epoch, number, failure, detail))
+            unwanted = self._queue.inventory_due
+            failed = self._queue.fail(batch.epoch, batch.number, broken.failure, broken.detail)
+            if not unwanted:
+                self._post.send(self, Service.SCHEDULER, failed)
