@@ -11,9 +11,9 @@ from noria.proto.execution import Failure, Inventory, Sampled, StepFailed, StepP
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.inventory import inventory
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.sampling_metadata import Drawn
-from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
+from noria.services.executor.plan.slot_table import IllegalPlanError, SlotTable
 
 WAITING_PLANS_MAX: Final = 8
 """How many plans may wait to be computed; one more is a scheduler that does not count its steps in flight."""
@@ -48,7 +48,7 @@ class PlanQueue(Generic[Note]):
 
     def __init__(self) -> None:
         self.inventory_due = False
-        self._slots: Slots | None = None
+        self._slots: SlotTable | None = None
         self._waiting: deque[QueuedPlan] = deque()
         self._posted: deque[tuple[Batch, Note]] = deque()
 
@@ -60,9 +60,9 @@ class PlanQueue(Generic[Note]):
         """How many slots hold a stream; 0 before the model is loaded."""
         return self._slots.used() if self._slots else 0
 
-    def open(self, shape: Shape) -> None:
+    def open(self, shape: ExecutorLimits) -> None:
         """Accept plans from now on: the model is loaded."""
-        self._slots = Slots(shape)
+        self._slots = SlotTable(shape)
 
     def add(self, plan: StepPlan, traceparent: str) -> StepFailed | None:
         """Queue a plan that arrived. Returns the failure to be sent when too many wait."""
@@ -82,7 +82,9 @@ class PlanQueue(Generic[Note]):
         """Drop the former scheduler's plans. An inventory is due if any stream is still known, else all is forgotten."""
         self._waiting.clear()
         slots = self._slots
-        self.inventory_due = slots is not None and bool(slots.used() or len(slots.stashes) or len(slots.departures))
+        self.inventory_due = slots is not None and bool(
+            slots.used() or len(slots.swapped_out) or len(slots.released_slots)
+        )
         if not self.inventory_due:
             self.forget()
 
@@ -97,7 +99,7 @@ class PlanQueue(Generic[Note]):
         self._posted.clear()
         if self._slots is not None:
             self._slots.clear()
-            self._slots.stashes.clear()
+            self._slots.swapped_out.clear()
 
     def take_inventory(self) -> Inventory | None:
         """The inventory that is due, once; ends the epoch. To be called while no batch is being computed."""
@@ -129,7 +131,7 @@ class PlanQueue(Generic[Note]):
         """Remember a batch that is about to be computed. Batches finish in the order in which they were posted."""
         self._posted.append((batch, note))
 
-    def finish(self, batch: Batch, drawn: Drawn | None) -> FinishedStep[Note] | None:
+    def finish(self, batch: Batch, drawn: SamplerOutput | None) -> FinishedStep[Note] | None:
         """Take a computed batch's tokens into the slots; None when its epoch is over."""
         note = self._take(batch)
         if note is None:

@@ -10,11 +10,17 @@ from noria.proto.base import Stream
 from noria.proto.execution import Copy, Failure, Fill, Slice, Stash, StepFailed, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 from noria.services.executor.plan.plan_queue import WAITING_PLANS_MAX, PlanQueue
 
-SHAPE = Shape(
-    max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=40, vocabulary=50, host_slots=4
+SHAPE = ExecutorLimits(
+    max_slots=4,
+    max_batch_tokens=64,
+    max_model_tokens=200,
+    page_size=16,
+    num_chunks=40,
+    vocabulary=50,
+    num_host_chunks=4,
 )
 
 
@@ -55,7 +61,7 @@ class Executor:
     def finish(self) -> None:
         """Compute the first batch."""
         batch = self.computing.pop(0)
-        finished = self.queue.finish(batch, drawn((9,) * len(batch.products)))
+        finished = self.queue.finish(batch, drawn((9,) * len(batch.sampled_rows)))
         self.said.append(finished and (finished.note, [each.ids for each in finished.sampled], finished.wanted))
 
     def break_(self) -> None:
