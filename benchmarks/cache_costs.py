@@ -21,13 +21,13 @@ from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.backend import choose
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.backend import choose_backend
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cpu.loading import load
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
 from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.limits import RESERVED_CHUNKS
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.shared.config.config import ModelSettings
 
 BATCH, SLOTS, SHORT, DECODES = 512, 64, 8, 40
@@ -40,9 +40,9 @@ def settings(model: str, cache_dtype: str, blocks: int | None, context: int | No
     return ExecutorConfig(named, SLOTS, BATCH, PAGE, blocks, 0.6, None, cache_dtype)
 
 
-def largest_steps(engine: Engine) -> None:
+def largest_steps(engine: CpuEngine) -> None:
     """One request of the whole context, in slices as large as a step; then a step in which all slots sample."""
-    shape, slots, number = engine.shape, Slots(engine.shape), 0
+    shape, slots, number = engine.shape, SlotTable(engine.shape), 0
     length, pages = shape.max_model_tokens - 2, -(-shape.max_model_tokens // PAGE)
     tiles = [group.blocks_per_chunk for group in shape.groups]
 
@@ -123,8 +123,8 @@ def decode_times(model: str) -> None:
     """Print the medians of a step of RUNS decodes with either cache, in turns, and their ratio."""
     decoder = load(settings(model, "auto", None, SEQUENCE))[0].decoder
     times: dict[str, list[float]] = {"bfloat16": [], "int8": []}
-    engines = {name: Engine(decoder, shape_of(decoder, RUNS), CACHE_DTYPES[name]) for name in times}
-    slots = {name: Slots(engine.shape) for name, engine in engines.items()}
+    engines = {name: CpuEngine(decoder, shape_of(decoder, RUNS), CACHE_DTYPES[name]) for name in times}
+    slots = {name: SlotTable(engine.shape) for name, engine in engines.items()}
     start = SEQUENCE - PROMPT
     for name, engine in engines.items():
         for slot in range(RUNS):
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> None:
         decode_times(arguments[1])
     else:
         model = arguments[0] if arguments else "smollm2"
-        print(f"kernels: {choose('auto', 'none').name}", flush=True)
+        print(f"kernels: {choose_backend('auto', 'none').name}", flush=True)
         for measure in (["--bytes", "bfloat16"], ["--bytes", "int8"], ["--decodes"]):
             subprocess.run([sys.executable, __file__, *measure, model], check=True)
 

@@ -17,15 +17,15 @@ from tokenizers import Tokenizer
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.kv_cache.layer_groups import cache_groups
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
 
@@ -61,7 +61,7 @@ def sequences_of(ids: list[int]) -> list[list[int]]:
     return [ids[i * SEQUENCE : (i + 1) * SEQUENCE] for i in range(count)]
 
 
-def compare(exact: Engine, coarse: Engine, sequences: list[list[int]]) -> Apart:
+def compare(exact: CpuEngine, coarse: CpuEngine, sequences: list[list[int]]) -> Apart:
     """Read the same text with both (teacher forced)."""
     same, squares, largest = 0, 0.0, 0.0
     for sequence in sequences:
@@ -74,15 +74,15 @@ def compare(exact: Engine, coarse: Engine, sequences: list[list[int]]) -> Apart:
     return Apart(tokens, same / tokens, math.sqrt(squares), largest)
 
 
-def shape_of(decoder: Decoder, slots: int) -> Shape:
+def shape_of(decoder: Decoder, slots: int) -> ExecutorLimits:
     """A pool that holds SEQUENCE tokens for each slot."""
     facts = decoder.architecture
     groups = cache_groups(facts.windows, SEQUENCE + 1, STEP, PAGE)
     chunks = RESERVED_CHUNKS + len(groups) * slots * (SEQUENCE // PAGE + 1)
-    return Shape(slots, STEP, SEQUENCE + 1, PAGE, chunks, facts.vocabulary, groups)
+    return ExecutorLimits(slots, STEP, SEQUENCE + 1, PAGE, chunks, facts.vocabulary, groups)
 
 
-def fill(shape: Shape, slot: int, ids: list[int]) -> Fill:
+def fill(shape: ExecutorLimits, slot: int, ids: list[int]) -> Fill:
     """A slot with all the blocks that SEQUENCE tokens need, from chunks of its own."""
     pages = SEQUENCE // PAGE + 1
     tables = []
@@ -93,9 +93,9 @@ def fill(shape: Shape, slot: int, ids: list[int]) -> Fill:
     return Fill(slot, Stream(slot, 0), 0, tuple(ids), (), GREEDY, (), tuple(tables))
 
 
-def forced(engine: Engine, sequence: list[int]) -> torch.Tensor:
+def forced(engine: CpuEngine, sequence: list[int]) -> torch.Tensor:
     """Logits [tokens, vocabulary] of every position of a text."""
-    slots, found = Slots(engine.shape), []
+    slots, found = SlotTable(engine.shape), []
     for number, start in enumerate(range(0, SEQUENCE, STEP), 1):
         first = (fill(engine.shape, 0, sequence),) if number == 1 else ()
         batch = prepare(slots, StepPlan(1, number, (Slice(0, start, STEP, False, False),), fill=first))
@@ -105,9 +105,9 @@ def forced(engine: Engine, sequence: list[int]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def free(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+def free(engine: CpuEngine, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy continuations of FREE tokens, all together."""
-    slots, number = Slots(engine.shape), 0
+    slots, number = SlotTable(engine.shape), 0
     found: list[list[int]] = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):
         number += 1
@@ -120,7 +120,7 @@ def free(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
-def _take(engine: Engine, slots: Slots, plan: StepPlan, found: list[list[int]]) -> None:
+def _take(engine: CpuEngine, slots: SlotTable, plan: StepPlan, found: list[list[int]]) -> None:
     batch = prepare(slots, plan)
     for sampled in results(slots, batch, engine.run(batch)):
         found[sampled.stream.request].extend(sampled.ids)
@@ -138,14 +138,14 @@ def main(arguments: list[str]) -> None:
     facts = architecture(folder)
     decoder = Decoder(facts, Checkpoint(folder), torch.float32, STEP, STEP)
     bf16 = page_bytes(facts, PAGE, torch.bfloat16)
-    exact = Engine(decoder, shape_of(decoder, RUNS))
+    exact = CpuEngine(decoder, shape_of(decoder, RUNS))
     exact_runs = free(exact, prompts)
     print(f"{len(sequences) * SEQUENCE} tokens read, {RUNS} free runs of {FREE} tokens", flush=True)
     for name, dtype in CACHE_DTYPES.items():
         if name == "float32" or (only and name != only):
             continue
         # One decoder serves all: only the cache differs.
-        coarse = Engine(decoder, shape_of(decoder, RUNS), dtype)
+        coarse = CpuEngine(decoder, shape_of(decoder, RUNS), dtype)
         apart = compare(exact, coarse, sequences)
         parted = [_first_difference(*each) for each in zip(exact_runs, free(coarse, prompts), strict=True)]
         print(

@@ -20,14 +20,14 @@ import torch
 from cache_dtypes import SEQUENCE, STEP, forced, shape_of
 from tokenizers import Tokenizer
 
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cpu.native.library import Kernels, open_kernels
-from noria.services.executor.cpu.native.linear import NativeProducts
+from noria.services.executor.cpu.native.linear import NativeLinearFactory
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.model.packed_weights import PackedWeights
-from noria.services.executor.model.reference_linear import ReferenceProducts
+from noria.services.executor.model.reference_linear import ReferenceLinearFactory
 from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
@@ -59,7 +59,7 @@ def prose() -> str:
     return "\n\n".join(found)
 
 
-def scores(engine: Engine, windows: list[list[int]]) -> Scores:
+def scores(engine: CpuEngine, windows: list[list[int]]) -> Scores:
     """Read every window from its beginning."""
     likeliest, likelihood = [], []
     for window in windows:
@@ -70,12 +70,14 @@ def scores(engine: Engine, windows: list[list[int]]) -> Scores:
     return Scores(torch.cat(likeliest), torch.cat(likelihood))
 
 
-def engine_of(folder: Path, dtype: torch.dtype, kernels: Kernels | None, quantization: str, threads: int) -> Engine:
+def engine_of(folder: Path, dtype: torch.dtype, kernels: Kernels | None, quantization: str, threads: int) -> CpuEngine:
     """A model that computes as said; plain PyTorch where `kernels` is None."""
     packed = PackedWeights()
-    products = NativeProducts(kernels, dtype, quantization, packed, threads) if kernels else ReferenceProducts(dtype)
-    decoder = Decoder(architecture(folder), Checkpoint(folder), dtype, STEP, STEP, products, packed)
-    return Engine(decoder, shape_of(decoder, 1))
+    linear_factory = (
+        NativeLinearFactory(kernels, dtype, quantization, packed, threads) if kernels else ReferenceLinearFactory(dtype)
+    )
+    decoder = Decoder(architecture(folder), Checkpoint(folder), dtype, STEP, STEP, linear_factory, packed)
+    return CpuEngine(decoder, shape_of(decoder, 1))
 
 
 def main(arguments: list[str]) -> None:

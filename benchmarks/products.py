@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from noria.services.executor.cpu.native.library import open_kernels
-from noria.services.executor.cpu.native.linear import NativeProducts
+from noria.services.executor.cpu.native.linear import NativeLinearFactory
 from noria.services.executor.model.architecture import Architecture, architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.linear_layers import Linear, Matrix
+from noria.services.executor.model.linear_layers import Linear, WeightMatrix
 from noria.services.executor.model.packed_weights import PackedWeights
 from noria.services.executor.model.reference_linear import ReferenceLinear
 from noria.services.executor.runner.machine import cores
@@ -36,29 +36,29 @@ clock = time.perf_counter
 """With one thread replaced by the time that this thread computed, which other processes do not lengthen."""
 
 
-def matrices(facts: Architecture, checkpoint: Checkpoint) -> dict[str, list[Matrix]]:
+def matrices(facts: Architecture, checkpoint: Checkpoint) -> dict[str, list[WeightMatrix]]:
     """The products of a step by shape, each layer's its own; logits of every row."""
     query, key, hidden, inner = facts.heads * facts.head_dim, facts.key_width, facts.hidden, facts.intermediate
-    found: dict[str, list[Matrix]] = {"qkv": [], "out": [], "gate, up": [], "down": []}
+    found: dict[str, list[WeightMatrix]] = {"qkv": [], "out": [], "gate, up": [], "down": []}
     for layer in range(facts.layers):
         attention, mlp = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."
         qkv = tuple((f"{attention}{name}_proj", size) for name, size in (("q", query), ("k", key), ("v", key)))
-        found["qkv"].append(Matrix(checkpoint, qkv, hidden))
-        found["out"].append(Matrix(checkpoint, ((attention + "o_proj", hidden),), query))
+        found["qkv"].append(WeightMatrix(checkpoint, qkv, hidden))
+        found["out"].append(WeightMatrix(checkpoint, ((attention + "o_proj", hidden),), query))
         gate_up = tuple((f"{mlp}{name}_proj", inner) for name in ("gate", "up"))
-        found["gate, up"].append(Matrix(checkpoint, gate_up, hidden))
-        found["down"].append(Matrix(checkpoint, ((mlp + "down_proj", hidden),), inner))
+        found["gate, up"].append(WeightMatrix(checkpoint, gate_up, hidden))
+        found["down"].append(WeightMatrix(checkpoint, ((mlp + "down_proj", hidden),), inner))
     head = "lm_head" if "lm_head.weight" in checkpoint else "model.embed_tokens"
-    found["head"] = [Matrix(checkpoint, ((head, facts.vocabulary),), hidden)]
+    found["head"] = [WeightMatrix(checkpoint, ((head, facts.vocabulary),), hidden)]
     return found
 
 
-def makers(threads: int, level: str) -> dict[str, Callable[[Matrix], Linear]]:
+def makers(threads: int, level: str) -> dict[str, Callable[[WeightMatrix], Linear]]:
     """How each kind makes a product."""
     kernels = open_kernels(level)
 
-    def native(quantization: str, dtype: torch.dtype) -> Callable[[Matrix], Linear]:
-        products = NativeProducts(kernels, dtype, quantization, PackedWeights(), threads)
+    def native(quantization: str, dtype: torch.dtype) -> Callable[[WeightMatrix], Linear]:
+        products = NativeLinearFactory(kernels, dtype, quantization, PackedWeights(), threads)
         return lambda matrix: products.linear(matrix, max(ROWS))
 
     return {
@@ -96,9 +96,9 @@ class Square:
     blocks = block_kind
 
 
-def peak(make: dict[str, Callable[[Matrix], Linear]], dtypes: dict[str, torch.dtype]) -> dict[str, float]:
+def peak(make: dict[str, Callable[[WeightMatrix], Linear]], dtypes: dict[str, torch.dtype]) -> dict[str, float]:
     """Operations a second of each kind on a large product, in units of 1e9."""
-    matrix = Matrix(Square(), (("square", PEAK_SIZE),), PEAK_SIZE)  # type: ignore[arg-type]  # all that it needs
+    matrix = WeightMatrix(Square(), (("square", PEAK_SIZE),), PEAK_SIZE)  # type: ignore[arg-type]  # all that it needs
     found = {}
     for kind, maker in make.items():
         product, x = maker(matrix), torch.randn(PEAK_ROWS, PEAK_SIZE).to(dtypes[kind])
@@ -114,7 +114,7 @@ def bandwidth(threads: int, level: str = "auto") -> float:
     """
     array = torch.ones(64 << 20, dtype=torch.float32)
     summed = array.nbytes / min(_seconds(array.sum) for _ in range(REPEATS))
-    matrix = Matrix(Square(), (("square", READ_OUTPUTS),), READ_INPUTS)  # type: ignore[arg-type]  # all that it needs
+    matrix = WeightMatrix(Square(), (("square", READ_OUTPUTS),), READ_INPUTS)  # type: ignore[arg-type]  # all that it needs
     product, x = makers(threads, level)["bfloat16"](matrix), torch.randn(1, READ_INPUTS).to(torch.bfloat16)
     read = 2 * READ_INPUTS * READ_OUTPUTS / min(_seconds(lambda: product(x)) for _ in range(REPEATS))
     return max(summed, read) / 1e9

@@ -17,13 +17,13 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
 from noria.services.executor.plan.batch_builder import prepare
 from noria.services.executor.plan.limits import RESERVED_CHUNKS
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.machine import cores
 
 STEPS = 6  # of a turn, of which the first is not counted
 
 
-def turn(bench: Bench, slots: Slots, epoch: int, sampling: Sampling, sequences: int, context: int) -> list[float]:
+def turn(bench: Bench, slots: SlotTable, epoch: int, sampling: Sampling, sequences: int, context: int) -> list[float]:
     """Milliseconds of steps that all sample alike."""
     pages = (context + STEPS) // bench.shape.page_size + 1
     fills = tuple(
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--cache-gib", type=float, default=1.0)
     options = parser.parse_args()
     bench, epoch = Bench(options, "auto"), 0
-    slots = Slots(bench.shape)
+    slots = SlotTable(bench.shape)
     for sequences in options.sequences:
         for context in options.contexts:
             times: dict[str, list[float]] = {name: [] for name in KINDS}

@@ -18,7 +18,7 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.cpu.native.library import levels, open_kernels
 from noria.services.executor.cpu.native.sampling import NativeSampling
 from noria.services.executor.cpu.reference_sampling import sample
-from noria.services.executor.plan.sampling_metadata import PARAMETERS, Drawn, Sampler, record
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, SamplerOutput, SamplingMetadata, record
 from noria.services.executor.runner.machine import cores
 
 KINDS: Final = {
@@ -32,7 +32,7 @@ KINDS: Final = {
     "logprobs 5": Sampling(logprobs=5),
     "greedy, logprobs 5": Sampling(temperature=0.0, logprobs=5),
 }
-Sample = Callable[[torch.Tensor, Sampler], Drawn]
+Sample = Callable[[torch.Tensor, SamplingMetadata], SamplerOutput]
 
 
 def peaked(rows: int, vocabulary: int) -> NDArray[np.float32]:
@@ -42,13 +42,13 @@ def peaked(rows: int, vocabulary: int) -> NDArray[np.float32]:
     return (body + random.exponential(1.2, (rows, vocabulary))).astype(np.float32)
 
 
-def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> Sampler:
+def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> SamplingMetadata:
     """Rows that all sample alike, each with so many tokens behind it."""
     penalised = sampling.repetition_penalty != 1
     counted = history if penalised else 0
     nothing = np.zeros(0, np.int64)
     ids = np.random.default_rng(2).integers(0, vocabulary, rows * counted).astype(np.int32)
-    return Sampler(
+    return SamplingMetadata(
         rows=np.arange(rows),
         slots=np.arange(rows),
         positions=np.arange(rows) + 1000,
@@ -65,7 +65,7 @@ def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> Sam
     )
 
 
-def measured(function: Sample, logits: NDArray[np.float32], rows: Sampler, least_s: float) -> float:
+def measured(function: Sample, logits: NDArray[np.float32], rows: SamplingMetadata, least_s: float) -> float:
     """Median milliseconds of one call; the logits are fresh each time."""
     times = []
     began = time.monotonic()

@@ -20,8 +20,8 @@ from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import executor_config
-from noria.services.executor.cpu.backend import choose
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.backend import choose_backend
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cpu.loading import pick_dtype
 from noria.services.executor.kv_cache.layer_groups import cache_groups
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
@@ -29,8 +29,8 @@ from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
 from noria.shared.model.model_folder import resolve
@@ -81,18 +81,20 @@ class Bench:
         dtype = pick_dtype(options.dtype)
         self.cache_dtype = CACHE_DTYPES[options.cache] if options.cache else dtype
         self.quantization = "none" if kernels == "reference" else options.quantization
-        computing = choose(kernels, self.quantization)
+        computing = choose_backend(kernels, self.quantization)
         config = msgspec.structs.replace(executor_config(load(None)), quantization=self.quantization, keep_packed=False)
-        products, packed = computing.products(config, folder, dtype, options.threads)
+        linear_factory, packed = computing.linear_factory(config, folder, dtype, options.threads)
         most = max(options.sequences)
-        self.decoder = Decoder(family, Checkpoint(folder), dtype, max(PREFILL_MAX, most), most, products, packed)
+        self.decoder = Decoder(family, Checkpoint(folder), dtype, max(PREFILL_MAX, most), most, linear_factory, packed)
         self.context_max = max(*options.contexts, PREFILL_MAX) + 64
         groups = cache_groups(family.windows, self.context_max, max(PREFILL_MAX, most), options.page_size)
-        shape = Shape(most, max(PREFILL_MAX, most), self.context_max, options.page_size, 0, family.vocabulary, groups)
+        shape = ExecutorLimits(
+            most, max(PREFILL_MAX, most), self.context_max, options.page_size, 0, family.vocabulary, groups
+        )
         chunk = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, self.cache_dtype)
         chunks = int(options.cache_gib * 2**30) // chunk
-        self.shape = msgspec.structs.replace(shape, num_blocks=chunks)
-        self.engine = Engine(self.decoder, self.shape, self.cache_dtype)
+        self.shape = msgspec.structs.replace(shape, num_chunks=chunks)
+        self.engine = CpuEngine(self.decoder, self.shape, self.cache_dtype)
         for layer in range(family.layers):  # a page that was never written costs nothing to read
             for address in self.engine.cache.addresses(layer):
                 ctypes.memset(address, 1, chunks * self.engine.cache.page_bytes)
@@ -103,7 +105,7 @@ class Bench:
         fills = self._fills(sequences, context)
         if fills is None:
             return None
-        slots, times, prepared = Slots(self.shape), [], []
+        slots, times, prepared = SlotTable(self.shape), [], []
         for number in range(1, repeats + 2):
             # The same token again and again: its place is written anew, and nothing has to be known.
             slices = tuple(Slice(slot, context - 1, 1, False, False) for slot in range(sequences))
@@ -121,7 +123,7 @@ class Bench:
         fills = self._fills(1, tokens)
         if fills is None:
             return None
-        slots, times, prepared = Slots(self.shape), [], []
+        slots, times, prepared = SlotTable(self.shape), [], []
         for number in range(1, repeats + 2):
             began = time.perf_counter()
             plan = StepPlan(1, number, (Slice(0, 0, tokens, False, False),), fill=fills if number == 1 else ())
@@ -155,7 +157,7 @@ class Bench:
             count = min(pages, group.ring_pages) if group.ring_pages else pages
             tables.append((taken * group.blocks_per_chunk, count))
             taken += -(-count * sequences // group.blocks_per_chunk)
-        if taken > self.shape.num_blocks:
+        if taken > self.shape.num_chunks:
             return None
         ids = tuple(i % self.shape.vocabulary for i in range(context))
         return tuple(

@@ -2,17 +2,17 @@
 
 from fakes.shell_drive import ShellDrive
 
-from noria.services.executor.cuda.cuda_runner import CudaLane
+from noria.services.executor.cuda.cuda_runner import CudaModelRunner
 from noria.services.executor.cuda.pipeline import Pipeline
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
-def driven(pipeline: Pipeline, loaded: Loaded, in_flight: int = 2) -> ShellDrive:
+def driven(pipeline: Pipeline, loaded: LoadedModel, in_flight: int = 2) -> ShellDrive:
     """The product's scheduler and shell over a lane of this pipeline."""
     shape = loaded.shape
     return ShellDrive(
-        lambda wake: CudaLane(lambda tell: (pipeline, loaded), wake),
+        lambda wake: CudaModelRunner(lambda tell: (pipeline, loaded), wake),
         CoreSettings(
             max_batch_tokens=shape.max_batch_tokens, max_requests_per_batch=shape.max_slots, steps_in_flight=in_flight
         ),

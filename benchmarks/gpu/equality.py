@@ -15,9 +15,9 @@ from gpu.models import SMALL
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cuda.device.step_inputs import host_buffer, inputs
-from noria.services.executor.cuda.layout.step_layout import Layout
+from noria.services.executor.cuda.layout.step_layout import StepLayout
 from noria.services.executor.cuda.layout.step_sizes import needed
 from noria.services.executor.cuda.loading import load
 from noria.services.executor.cuda.pipeline import Pipeline
@@ -26,9 +26,9 @@ from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import resolve
@@ -46,7 +46,7 @@ def asked(count: int, vocabulary: int, seed: int = 0) -> list[tuple[tuple[int, .
     ]
 
 
-def tokens(pipeline: Pipeline, loaded: Loaded, requests: Sequence[Any], in_flight: int = 2) -> list[list[int]]:
+def tokens(pipeline: Pipeline, loaded: LoadedModel, requests: Sequence[Any], in_flight: int = 2) -> list[list[int]]:
     """What a lane answers."""
     drive = driven(pipeline, loaded, in_flight)
     found = drive.run(drive.load(), list(requests))
@@ -54,7 +54,7 @@ def tokens(pipeline: Pipeline, loaded: Loaded, requests: Sequence[Any], in_fligh
     return found
 
 
-def prompts_batch(shape: Shape, lengths: Sequence[int]) -> Batch:
+def prompts_batch(shape: ExecutorLimits, lengths: Sequence[int]) -> Batch:
     """One step of whole prompts, each sampled."""
     chance = np.random.default_rng(3)
     pages = -(-max(lengths) // shape.page_size)
@@ -70,13 +70,13 @@ def prompts_batch(shape: Shape, lengths: Sequence[int]) -> Batch:
         ids = tuple(chance.integers(3, shape.vocabulary, length).tolist())
         fills.append(Fill(slot, Stream(slot, 0), 0, ids, (), Sampling(temperature=0.0), (), blocks))
         slices.append(Slice(slot, 0, length, False, True))
-    return prepare(Slots(shape), StepPlan(1, 1, tuple(slices), fill=tuple(fills)))
+    return prepare(SlotTable(shape), StepPlan(1, 1, tuple(slices), fill=tuple(fills)))
 
 
 def device_logits(pipeline: Pipeline, batch: Batch) -> torch.Tensor:
     """The logits of a step's sampled rows, computed plainly."""
     engine = pipeline.engine
-    layout = Layout(engine.shape, needed(batch, engine.operations.tile_tokens), engine.operations.tile_tokens)
+    layout = StepLayout(engine.shape, needed(batch, engine.operations.tile_tokens), engine.operations.tile_tokens)
     host = host_buffer(layout)
     layout.fill(host.numpy(), batch)
     step = inputs(layout, host.to(engine.pool.data.device))
@@ -97,7 +97,7 @@ def numerics(bench: Bench, name: str, folder: Path) -> None:
             batch = prompts_batch(loaded.shape, (1, 2, 17, 40, 60))
             facts, shape = architecture(folder), loaded.shape
             plain = Decoder(facts, Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)
-            want = Engine(plain, shape).logits(batch)
+            want = CpuEngine(plain, shape).logits(batch)
             assert want is not None
             error = (device_logits(pipeline, batch) - want).square().mean().sqrt() / want.std()
             found |= {"error": float(error), "kernels": loaded.kernels, "passed": bool(error <= allowed)}
@@ -111,8 +111,8 @@ def equalities(bench: Bench, folder: Path) -> None:
         eager = load(bench.config(str(folder), graphs_max=0), bench.device(), bench.operations)
         one, other = tokens(*recorded, requests), tokens(*eager, requests)
         again = tokens(*recorded, requests)  # by now every shape has its graph
-        found["graphs"] = len(recorded[0].recorded.book)
-        found["passed"] = one == other == again and len(recorded[0].recorded.book) > 0
+        found["graphs"] = len(recorded[0].graph_runner.dispatcher)
+        found["passed"] = one == other == again and len(recorded[0].graph_runner.dispatcher) > 0
     with bench.looking("two steps in flight equal one", "the same tokens") as found:
         pipeline = load(bench.config(str(folder)), bench.device(), bench.operations)
         alone = tokens(*pipeline, requests, in_flight=1)
@@ -125,7 +125,7 @@ def swaps(bench: Bench, folder: Path) -> None:
         settings = bench.config(str(folder), host_gib=0.25)
         pipeline, loaded = load(settings, bench.device(), bench.operations)
         shape, pool = loaded.shape, pipeline.engine.pool
-        count = min(40, (shape.num_blocks - 4) // 2)
+        count = min(40, (shape.num_chunks - 4) // 2)
         kinds = [(group, each.blocks_per_chunk) for group, each in enumerate(shape.groups)]
         blocks = [(group, 2 * tiles + number) for group, tiles in kinds for number in range(count)]
         targets = [(group, block + count) for group, block in blocks]
@@ -135,7 +135,7 @@ def swaps(bench: Bench, folder: Path) -> None:
         if not bench.dry:
             torch.cuda.synchronize()
         host = [Copy(group, block, number) for number, (group, block) in enumerate(blocks)]
-        slots = Slots(shape)
+        slots = SlotTable(shape)
         out = prepare(slots, StepPlan(1, 1, (), swap_out=tuple(host)))
         back = [Copy(each.group, each.target, target) for each, (_, target) in zip(host, targets, strict=True)]
         into = prepare(slots, StepPlan(1, 2, (), swap_in=tuple(back)))
@@ -160,7 +160,7 @@ def real_model(bench: Bench) -> None:
         batch = prompts_batch(loaded.shape, (5, 33, 80))
         facts, shape = architecture(folder), loaded.shape
         plain = Decoder(facts, Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)
-        want = Engine(plain, shape).logits(batch)
+        want = CpuEngine(plain, shape).logits(batch)
         assert want is not None
         found["error"] = float((device_logits(pipeline, batch) - want).square().mean().sqrt() / want.std())
         found["passed"] = bool(found["error"] <= 1e-3)

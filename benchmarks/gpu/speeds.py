@@ -14,8 +14,8 @@ from gpu.peer import OUTPUT_TOKENS, PROMPT_TOKENS, peer_speeds
 
 from noria.proto.execution import Geometry
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.engine import Made
-from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.engine import ModelOnDevice
+from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.cuda.loading import set_up
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.decoder import Decoder
@@ -75,20 +75,20 @@ def speeds(bench: Bench, name: str, sizes: dict[str, Any]) -> None:
         num_blocks=None if not bench.dry else 200,
         kv_padding_interval_size=4096,
     )
-    products = DeviceProducts(dtype, where)
+    linear_factory = DeviceLinearFactory(dtype, where)
     decoder = Decoder(
         architecture(folder),
         StateWeights(network),  # type: ignore[arg-type]
         dtype,
         settings.max_batch_tokens,
         settings.max_slots,
-        products,
+        linear_factory,
         device=where,
     )
     del network
     gc.collect()
     device.trim()
-    made = Made(decoder, architecture(folder), dtype, dtype)
+    made = ModelOnDevice(decoder, architecture(folder), dtype, dtype)
     pipeline, loaded = set_up(settings, device, bench.operations, made, context, free)
     own: dict[int, float] = {}
     drive = driven(pipeline, loaded)

@@ -88,13 +88,13 @@ class _Machine:
     """An executor's shell with nobody around it. Raises UserError when the model cannot be loaded."""
 
     def __init__(self, settings: ExecutorConfig) -> None:
-        from noria.services.executor.make_runner import make_lane
+        from noria.services.executor.make_runner import make_runner
         from noria.services.executor.service import ExecutorShell
 
         self.post = _Post()
         self._woken = threading.Event()
         telemetry = Telemetry(Service.EXECUTOR, 0, TelemetrySettings())
-        self._shell = ExecutorShell(self.post, telemetry, lambda: make_lane(settings, self._woken.set))
+        self._shell = ExecutorShell(self.post, telemetry, lambda: make_runner(settings, self._woken.set))
         while not self.post.bodies:
             self.wait(None)
             self._shell.advance(time.monotonic_ns())

@@ -19,14 +19,14 @@ def start(config: Config) -> int:
     # Read by OpenMP and MKL when torch is first imported. Default wait policy and no pinning were the fastest.
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or cores()))
     os.environ.setdefault("MKL_NUM_THREADS", str(settings.threads or cores()))
-    from noria.services.executor.make_runner import make_lane
+    from noria.services.executor.make_runner import make_runner
     from noria.services.executor.service import ExecutorShell
 
     shells: list[ExecutorShell] = []
 
     def build(actor: Actor, telemetry: Telemetry) -> ExecutorShell:
         hang_s = config.runtime.hang_timeout_s
-        shells.append(ExecutorShell(actor, telemetry, lambda: make_lane(settings, actor.wake), hang_s))
+        shells.append(ExecutorShell(actor, telemetry, lambda: make_runner(settings, actor.wake), hang_s))
         actor.expect(shells[0].expected_us)
         actor.on_topic("steps", shells[0].answer_steps)
         return shells[0]

@@ -1,10 +1,10 @@
-"""How much the device computed, how long it was busy, and what its memory is used for."""
+"""Metrics of the device: steps and tokens computed, busy and idle time, and what its memory is used for."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from noria.services.executor.runner.loaded_model import Loaded
-from noria.services.executor.runner.model_runner import Computed
+from noria.services.executor.runner.loaded_model import LoadedModel
+from noria.services.executor.runner.model_runner import StepComputed
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.metrics import Value
 from noria.shared.telemetry.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY
@@ -12,10 +12,10 @@ from noria.shared.telemetry.telemetry import Publication
 
 
 class DeviceMetrics(Publication):
-    """Counts steps. Nothing is told before the model is loaded."""
+    """Counts what the device computed; has no values before the model is loaded."""
 
     def __init__(self) -> None:
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._tokens = 0
         self._busy_us = 0
         self._idle_us = 0
@@ -24,16 +24,16 @@ class DeviceMetrics(Publication):
         self._unrecorded = 0
         self._experts = 0
 
-    def loaded(self, loaded: Loaded) -> None:
-        """The model is there."""
+    def loaded(self, loaded: LoadedModel) -> None:
+        """Take what the loaded model says of its device and memory."""
         self._loaded = loaded
 
     def not_recorded(self) -> None:
-        """A step could not be recorded as a graph, for the first time."""
+        """Count a step that could not be recorded as a graph."""
         self._unrecorded += 1
 
-    def step(self, tokens: int, computed: Computed, prepare_us: int) -> None:
-        """A step was computed."""
+    def step(self, tokens: int, computed: StepComputed, prepare_us: int) -> None:
+        """Count a computed step. prepare_us: microseconds that the shell took to lay it out."""
         self._ways[computed.times.way] += 1
         self._tokens += tokens
         self._busy_us += computed.compute_us
@@ -42,7 +42,7 @@ class DeviceMetrics(Publication):
         self._prepare_us += prepare_us
 
     def values(self) -> Iterator[Value]:
-        """What they stand at."""
+        """The current value of every metric."""
         if self._loaded is None:
             return
         device = ((ATTRIBUTE_DEVICE, self._loaded.geometry.device),)

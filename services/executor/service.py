@@ -1,6 +1,6 @@
-"""The executor's shell: plans in, results out, one lane in between.
+"""The executor process: receives plans, has the model runner compute them, and sends the results.
 
-It loads the model on the lane while it already answers greetings and inspection, and prepares plans while the lane
+It loads the model on the model runner while it already answers greetings and inspection, and prepares plans while the model runner
 computes. What it holds outlives the scheduler: to the next one it tells that, as soon as no step is under way.
 """
 
@@ -12,24 +12,21 @@ from typing import Any, Final, NamedTuple, Protocol, assert_never
 import msgspec
 
 from noria.proto.base import Header, Service
-from noria.proto.execution import Failure, StepDone, StepFailed, StepPlan
+from noria.proto.execution import StepDone, StepFailed, StepPlan
 from noria.proto.lifecycle import State
 from noria.services.executor.metrics import DeviceMetrics
-from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.inventory import inventory
-from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
-from noria.services.executor.plan.step_deadline import Vigil
-from noria.services.executor.runner.loaded_model import Loaded, report
+from noria.services.executor.plan.plan_queue import PlanQueue
+from noria.services.executor.plan.step_deadline import StepDeadline
+from noria.services.executor.runner.loaded_model import LoadedModel, log_loaded_model
 from noria.services.executor.runner.model_runner import (
-    LANE_BATCHES,
-    Broken,
-    Computed,
-    Lane,
+    BATCHES_IN_FLIGHT_MAX,
+    DeviceLost,
+    GraphNotRecorded,
     LoadFailed,
-    Loading,
-    Lost,
-    NotRecorded,
+    LoadProgress,
+    ModelRunner,
+    StepBroken,
+    StepComputed,
 )
 from noria.services.executor.step_spans import StepSpans
 from noria.shared.actor.shell import Shell
@@ -38,40 +35,43 @@ from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime
 from noria.shared.telemetry.telemetry import Telemetry
 
-QUEUED_PLANS_MAX: Final = 8
 HANG_S: Final = 15.0
 """How long a step may take whatever was predicted, unless it is said otherwise."""
 
 
-class _Posted(NamedTuple):
-    """A batch on the lane: the trace it is shown in, and with what it is linked there; links: None when it is not shown."""
+class _PostedStep(NamedTuple):
+    """What the shell notes of a batch that it gave to the model runner.
 
-    batch: Batch
+    traceparent: the trace it is shown in; links: with what it is linked there, None when it is not shown.
+    """
+
     traceparent: str
     began_ns: int
     prepare_us: int
     links: tuple[str, ...] | None
 
 
-class Post(Protocol):
-    """What the shell needs of its actor."""
+class ActorPort(Protocol):
+    """What the shell needs of the actor that runs it."""
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
-        """Send to a peer."""
+        """Send a message to a peer; False when its outbox is full."""
 
     def stop(self) -> None:
         """End the process's loop."""
 
 
 class ExecutorShell:
-    """One model replica. `make_lane` makes the lane that computes for it. hang_s: what a step may take in any case.
+    """One model replica. `make_runner` makes the model runner that computes for it. hang_s: what a step may take in any case.
 
-    failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the lane
+    failed: why the model could not be loaded. hung: a step does not end, and the process must. computing: whether the model runner
     still works, after `close` too. lost_device: why the device cannot be used any more, and the process must end.
     step_times: of the last steps. metrics: what is counted.
     """
 
-    def __init__(self, post: Post, telemetry: Telemetry, make_lane: Callable[[], Lane], hang_s: float = HANG_S) -> None:
+    def __init__(
+        self, post: ActorPort, telemetry: Telemetry, make_runner: Callable[[], ModelRunner], hang_s: float = HANG_S
+    ) -> None:
         self.failed = ""
         self.lost_device = ""
         self.hung = False
@@ -80,109 +80,93 @@ class ExecutorShell:
         self._spans = StepSpans(telemetry)
         self.metrics = DeviceMetrics()
         telemetry.add(self.metrics)
-        self._loaded: Loaded | None = None
-        self._slots: Slots | None = None
-        self._plans: deque[tuple[StepPlan, str]] = deque()
-        self._prepared: deque[_Posted] = deque()
+        self._loaded: LoadedModel | None = None
+        self._queue: PlanQueue[_PostedStep] = PlanQueue()
         self._steps = 0
         self.step_times: deque[StepTime] = deque(maxlen=STEPS_KEPT)
-        # An inventory was announced to the scheduler and is not sent yet.
-        self._owed = False
-        self._vigil = Vigil(int(hang_s * 1e9))
+        self._deadline = StepDeadline(int(hang_s * 1e9))
         self._log = logger(Service.EXECUTOR.value)
-        self._lane = make_lane()
+        self._runner = make_runner()
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Queue a plan."""
         del sender
         assert isinstance(body, StepPlan)
-        if self._slots is None:
-            return  # planned for a predecessor: this life has told no geometry yet
-        if body.number == 1:
-            # Whatever is under way was given up; who waits no longer for an inventory gets none.
-            self._owed = False
-            self._plans.clear()
-            self._prepared.clear()
-        if len(self._plans) < QUEUED_PLANS_MAX:
-            self._plans.append((body, header.traceparent))
-        else:
-            self._fail(body.epoch, body.number, Failure.INVALID, f"more than {QUEUED_PLANS_MAX} plans are waiting")
+        failed = self._queue.add(body, header.traceparent)
+        if failed is not None:
+            self._post.send(self, Service.SCHEDULER, failed)
 
     def joined(self, peer: Service) -> None:
-        """A new scheduler, or one that lost sight of us: say what this executor is, and that it holds something."""
+        """Send the geometry to a scheduler that connected, and whether an inventory of what is still held follows."""
         if peer is Service.SCHEDULER:
-            self._plans.clear()
-            self._owed = self._holds()
-            if not self._owed:
-                self._forget()
-            self._tell_geometry()
+            self._queue.scheduler_joined()
+            self._send_geometry()
 
     def lost(self, peer: Service) -> None:
-        """Without a scheduler there is nobody to compute for; what is there is kept for the next one."""
+        """Drop the plans of a scheduler that is gone; slots and cache are kept for the next one."""
         if peer is Service.SCHEDULER:
-            self._plans.clear()
-            self._owed = False
+            self._queue.scheduler_lost()
 
     def congested(self, peer: Service) -> None:
-        """Results are as many as plans, which are bounded: a full outbox means the scheduler does not read."""
+        """End the epoch when the scheduler does not read: results are no more than plans, so its outbox is never full otherwise."""
         self._log.warning("outbox full", peer=peer.value)
         if peer is Service.SCHEDULER:
-            self._forget()
+            self._queue.forget()
 
     def advance(self, now_ns: int) -> int | None:
-        """Collect what the lane finished, then keep it fed; leave when a step does not end."""
-        for outcome in self._lane.collect():
+        """Collect what the model runner finished, then keep it fed; leave when a step does not end."""
+        for outcome in self._runner.collect():
             match outcome:
-                case Loaded():
+                case LoadedModel():
                     self._begin(outcome)
-                case Loading():
+                case LoadProgress():
                     self._log.info("loading", what=outcome.what, done=outcome.done, of=outcome.of)
                 case LoadFailed():
                     self.failed = outcome.reason
                     self._log.error("the model cannot be loaded", reason=outcome.reason)
                     self._post.stop()
-                case Computed():
-                    self._vigil.finished(now_ns)
+                case StepComputed():
+                    self._deadline.finished(now_ns)
                     self._done(outcome)
-                case Broken():
-                    self._vigil.finished(now_ns)
+                case StepBroken():
+                    self._deadline.finished(now_ns)
                     self._broken(outcome)
-                case Lost():
+                case DeviceLost():
                     self.lost_device = outcome.reason
                     self._log.error("the device is lost", reason=outcome.reason)
                     self._post.stop()
-                case NotRecorded():
+                case GraphNotRecorded():
                     self.metrics.not_recorded()
                     self._log.warning("no graph", shape=outcome.shape, reason=outcome.reason)
                 case _:
                     assert_never(outcome)
-        if self._owed and not self._lane.held:
-            self._tell_inventory()
-        while self._plans and self._lane.held < LANE_BATCHES:
-            self._compute(*self._plans.popleft(), now_ns)
-        if self._vigil.over(now_ns):
-            self._log.error("a step does not end", expected_ms=self._vigil.expected_us / 1000)
+        if not self._runner.held and (inventory := self._queue.take_inventory()) is not None:
+            self._post.send(self, Service.SCHEDULER, inventory)
+        while self._runner.held < BATCHES_IN_FLIGHT_MAX and (queued := self._queue.next()) is not None:
+            self._compute(*queued, now_ns)
+        if self._deadline.over(now_ns):
+            self._log.error("a step does not end", expected_ms=self._deadline.expected_us / 1000)
             self.hung = True
             self._post.stop()
-        return self._vigil.due_ns
+        return self._deadline.due_ns
 
     def expected_us(self) -> int:
-        """How long the step under way should take; 0 where nobody knows."""
-        return self._vigil.expected_us
+        """Predicted microseconds of the step under way; 0 when there is none, or no prediction."""
+        return self._deadline.expected_us
 
     def state(self) -> State:
-        """STARTING until the model is loaded."""
+        """READY once the model is loaded, STARTING before."""
         return State.READY if self._loaded else State.STARTING
 
     def progress(self) -> tuple[int, bool]:
-        """Steps computed, and whether one is under way."""
-        return self._steps, self._lane.held > 0 or self._loaded is None
+        """How many steps were computed, and whether one is under way."""
+        return self._steps, self._runner.held > 0 or self._loaded is None
 
     def snapshot(self) -> dict[str, Any]:
-        """Slots filled and plans not yet answered, and what the executor is."""
+        """What /debug/state shows of the executor: slots in use, plans not yet answered, memory and geometry."""
         return {
-            "slots": self._slots.used() if self._slots else 0,
-            "queued_plans": len(self._plans) + self._lane.held,
+            "slots": self._queue.slots_used,
+            "queued_plans": len(self._queue) + self._runner.held,
             "steps": self._steps,
             "threads": self._loaded.threads if self._loaded else 0,
             "kernels": self._loaded.kernels if self._loaded else "",
@@ -191,103 +175,67 @@ class ExecutorShell:
         }
 
     def answer_steps(self, about: str) -> list[dict[str, Any]]:
-        """The answer to a question for the times of recent steps: of the last `about`, or of all that are remembered."""
+        """Times of the last `about` steps as built-in types; of all that are kept when `about` is not a number."""
         last = int(about) if about.isdecimal() else STEPS_KEPT
         found: list[dict[str, Any]] = msgspec.to_builtins(list(self.step_times)[-last:] if last else [])
         return found
 
     def drain(self, timeout_ms: int) -> None:
-        """Plans stop coming when the scheduler drains; there is nothing to refuse here."""
+        """Do nothing: the scheduler stops sending plans when it drains."""
 
     def close(self) -> None:
-        """Stop the lane."""
-        self.computing = not self._lane.close()
+        """Stop the model runner."""
+        self.computing = not self._runner.close()
 
-    def _begin(self, loaded: Loaded) -> None:
+    def _begin(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self.metrics.loaded(loaded)
-        self._slots = Slots(loaded.shape)
-        report(loaded, self._log)
+        self._queue.open(loaded.shape)
+        log_loaded_model(loaded, self._log)
         freeze()  # the model lives as long as the process, too
-        self._tell_geometry()
+        self._send_geometry()
 
-    def _tell_geometry(self) -> None:
+    def _send_geometry(self) -> None:
         if self._loaded is not None:
-            geometry = msgspec.structs.replace(self._loaded.geometry, inventory=self._owed)
+            geometry = msgspec.structs.replace(self._loaded.geometry, inventory=self._queue.inventory_due)
             self._post.send(self, Service.SCHEDULER, geometry)
 
-    def _holds(self) -> bool:
-        slots = self._slots
-        return slots is not None and bool(slots.used() or len(slots.stashes) or len(slots.departures))
-
-    def _tell_inventory(self) -> None:
-        assert self._slots is not None
-        self._owed = False
-        self._slots.rest()
-        self._post.send(self, Service.SCHEDULER, inventory(self._slots))
-
-    def _forget(self) -> None:
-        self._plans.clear()
-        self._prepared.clear()
-        if self._slots is not None:
-            self._slots.clear()
-            self._slots.stashes.clear()
-
     def _compute(self, plan: StepPlan, traceparent: str, now_ns: int) -> None:
-        assert self._slots is not None
-        if not self._slots.belongs(plan):
-            return
         began_ns = time.monotonic_ns()
-        try:
-            batch = prepare(self._slots, plan)
-        except IllegalPlanError as error:
-            self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=str(error))
-            self._fail(plan.epoch, plan.number, Failure.INVALID, str(error))
+        batch = self._queue.prepare(plan)
+        if isinstance(batch, StepFailed):
+            self._log.error("illegal plan", epoch=plan.epoch, number=plan.number, reason=batch.detail)
+            self._post.send(self, Service.SCHEDULER, batch)
             return
         self._spans.follow(plan)
         prepare_us = (time.monotonic_ns() - began_ns) // 1000
-        self._prepared.append(_Posted(batch, traceparent, began_ns, prepare_us, self._spans.links(plan, traceparent)))
-        self._vigil.posted(plan.predicted_us, now_ns)
-        self._lane.post(batch)
+        self._queue.post(batch, _PostedStep(traceparent, began_ns, prepare_us, self._spans.links(plan, traceparent)))
+        self._deadline.posted(plan.predicted_us, now_ns)
+        self._runner.post(batch)
 
-    def _done(self, computed: Computed) -> None:
+    def _done(self, computed: StepComputed) -> None:
         self._steps += 1
         batch = computed.batch
-        posted = self._of(batch)
-        if posted is None or self._slots is None or not self._current(batch):
+        finished = self._queue.finish(batch, computed.drawn)
+        if finished is None:
             return
+        posted, tokens = finished.note, len(batch.token_ids)
         self.step_times.append(computed.times.step_time(batch, posted.began_ns))
-        sampled = results(self._slots, batch, computed.drawn)
-        tokens = len(batch.token_ids)
         self.metrics.step(tokens, computed, posted.prepare_us)
-        if self._owed:
-            return  # of a scheduler that is gone: the next one is told by the inventory
-        done = StepDone(batch.epoch, batch.number, sampled, computed.compute_us, posted.prepare_us, computed.idle_us)
+        if not finished.wanted:
+            return
+        done = StepDone(
+            batch.epoch, batch.number, finished.sampled, computed.compute_us, posted.prepare_us, computed.idle_us
+        )
         self._post.send(self, Service.SCHEDULER, done, posted.traceparent)
         if posted.links is not None:
             self._spans.done(batch.number, tokens, computed.compute_us, posted.traceparent, posted.links)
 
-    def _broken(self, broken: Broken) -> None:
+    def _broken(self, broken: StepBroken) -> None:
         batch = broken.batch
-        if self._of(batch) is not None and self._current(batch):
+        if self._queue.failed(batch):
             self._log.error("step failed", epoch=batch.epoch, number=batch.number, reason=broken.detail)
-            if self._owed:
-                self._forget()  # what the step left behind is unknown, and nobody waits for its result
-            else:
-                self._fail(batch.epoch, batch.number, broken.failure, broken.detail)
-
-    def _of(self, batch: Batch) -> _Posted | None:
-        """What was noted when a batch was posted; None when everything has been forgotten since."""
-        if self._prepared and self._prepared[0].batch is batch:
-            return self._prepared.popleft()
-        return None
-
-    def _current(self, batch: Batch) -> bool:
-        return self._slots is not None and self._slots.alive and batch.epoch == self._slots.epoch
-
-    def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
-        """Tell it once; what is left of the epoch is discarded unanswered. The next epoch's plans may wait already."""
-        following = [each for each in self._plans if each[0].epoch != epoch]
-        self._forget()
-        self._plans.extend(following)
-        self._post.send(self, Service.SCHEDULER, StepFailed(epoch, number, failure, detail))
+            unwanted = self._queue.inventory_due
+            failed = self._queue.fail(batch.epoch, batch.number, broken.failure, broken.detail)
+            if not unwanted:
+                self._post.send(self, Service.SCHEDULER, failed)

@@ -1,4 +1,4 @@
-"""Step spans: in the trace that a plan's header names, linked with those of the other streams in the step.
+"""Spans of steps: which ones are shown, in whose trace, and with which other traces they are linked.
 
 Steps that admit a stream are always shown, of the others one in so many: which ones is counted, not drawn.
 """
@@ -9,7 +9,7 @@ from noria.shared.telemetry.telemetry import Telemetry
 
 
 class StepSpans:
-    """Follows plans to know whose trace is in which slot."""
+    """Knows whose trace is in which slot, and chooses the steps that get a span."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -18,7 +18,7 @@ class StepSpans:
         self._slots: dict[int, str] = {}
 
     def follow(self, plan: StepPlan) -> None:
-        """A plan was applied."""
+        """Take over the slots that a plan fills and releases."""
         if plan.number == 1:
             self._slots.clear()
         for slot in plan.release:
@@ -41,7 +41,7 @@ class StepSpans:
         return tuple(found)
 
     def done(self, number: int, query_tokens: int, compute_us: int, traceparent: str, links: tuple[str, ...]) -> None:
-        """A step that is to be shown was computed just now."""
+        """Record the span of a step that has just been computed."""
         attributes = {ATTRIBUTE_STEP: number, ATTRIBUTE_QUERY_TOKENS: query_tokens, ATTRIBUTE_TRACES: len(links) + 1}
         span = self._telemetry.span(SPAN_STEP, traceparent, attributes, start_ago_s=compute_us / 1e6, links=links)
         span.end()

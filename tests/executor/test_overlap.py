@@ -12,15 +12,17 @@ from fakes.timed_lane import SimulatedLane
 from noria.cli.app import noria
 from noria.proto.execution import Geometry, Group
 from noria.proto.sampling import Sampling
-from noria.services.executor.kv_cache.memory_plan import Memory, Share
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.kv_cache.memory_plan import MemoryPlan, MemoryShare
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.telemetry.step_timeline import StepTime, chrome, overlap
 
-SHAPE = Shape(max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=120, vocabulary=50)
+SHAPE = ExecutorLimits(
+    max_slots=8, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_chunks=120, vocabulary=50
+)
 GEOMETRY = Geometry("m", (Group(0, 1),), 120, 2, 16, 8, 64, 200, 50, "float32", "cpu")
-LOADED = Loaded(SHAPE, GEOMETRY, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
+LOADED = LoadedModel(SHAPE, GEOMETRY, 1, MemoryPlan(1, (MemoryShare("weights", 1),), 600, 3), 0.1, True)
 COMPUTE_S = 0.2
 STEPS = 12
 

@@ -19,12 +19,12 @@ from noria.proto.output import Tokens
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, Submission, Submit
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.cpu_runner import CpuLane
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.cpu_runner import CpuModelRunner
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cpu.loading import load
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.sampling_metadata import Drawn
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.actor.actor import Actor
@@ -43,7 +43,7 @@ class Trouble:
 
     failures: dict[int, Exception] = field(default_factory=dict)
     wait_for_next: bool = False
-    lane: CpuLane | None = None
+    lane: CpuModelRunner | None = None
     computed: int = 0
     prepared_meanwhile: int = 0
 
@@ -57,12 +57,12 @@ class Trouble:
             self.prepared_meanwhile += 1
 
 
-class TroubledEngine(Engine):
+class TroubledEngine(CpuEngine):
     """An engine to which things happen."""
 
     trouble: Trouble
 
-    def run(self, batch: Batch) -> Drawn | None:
+    def run(self, batch: Batch) -> SamplerOutput | None:
         self.trouble.before(batch)
         return super().run(batch)
 
@@ -77,14 +77,14 @@ def executor(settings: RuntimeSettings, model: Path, trouble: Trouble) -> Iterat
     settings_of_model = ModelSettings(name=str(model), dtype="float32", max_model_tokens=256)
     config = ExecutorConfig(settings_of_model, 8, 64, 16, 64, 0.5, 1)
 
-    def make() -> tuple[Engine, Loaded]:
+    def make() -> tuple[CpuEngine, LoadedModel]:
         engine, loaded = load(config)
         troubled = TroubledEngine(engine.decoder, engine.shape)
         troubled.trouble = trouble
         return troubled, loaded
 
-    def lane() -> CpuLane:
-        trouble.lane = CpuLane(make, actor.wake)
+    def lane() -> CpuModelRunner:
+        trouble.lane = CpuModelRunner(make, actor.wake)
         return trouble.lane
 
     to = {Service.SCHEDULER: mailbox(settings, Service.SCHEDULER)}

@@ -25,20 +25,28 @@ from noria.proto.execution import (
 )
 from noria.proto.lifecycle import State
 from noria.proto.sampling import Sampling
-from noria.services.executor.kv_cache.memory_plan import Memory, Share
+from noria.services.executor.kv_cache.memory_plan import MemoryPlan, MemoryShare
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 from noria.services.executor.plan.released_slots import PLANS_KEPT
-from noria.services.executor.runner.loaded_model import Loaded
-from noria.services.executor.runner.model_runner import LANE_BATCHES, Broken, Computed, LoadFailed, Outcome
+from noria.services.executor.runner.loaded_model import LoadedModel
+from noria.services.executor.runner.model_runner import (
+    BATCHES_IN_FLIGHT_MAX,
+    LoadFailed,
+    RunnerEvent,
+    StepBroken,
+    StepComputed,
+)
 from noria.services.executor.service import HANG_S, ExecutorShell
 from noria.shared.actor.shell import Shell
 from noria.shared.config.config import TelemetrySettings
 from noria.shared.telemetry.telemetry import Telemetry
 
-SHAPE = Shape(max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_blocks=40, vocabulary=50)
+SHAPE = ExecutorLimits(
+    max_slots=4, max_batch_tokens=64, max_model_tokens=200, page_size=16, num_chunks=40, vocabulary=50
+)
 GEOMETRY = Geometry("m", (Group(0, 1),), 40, 2, 16, 4, 64, 200, 50, "float32", "cpu")
-LOADED = Loaded(SHAPE, GEOMETRY, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
+LOADED = LoadedModel(SHAPE, GEOMETRY, 1, MemoryPlan(1, (MemoryShare("weights", 1),), 600, 3), 0.1, True)
 
 
 @dataclass(eq=False)
@@ -46,7 +54,7 @@ class HandLane:
     """Computes when told; every sampled id is 9."""
 
     batches: deque[Batch] = field(default_factory=deque)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RunnerEvent] = field(default_factory=list)
     uncollected: int = 0
 
     @property
@@ -54,13 +62,13 @@ class HandLane:
         return self.uncollected
 
     def post(self, batch: Batch) -> None:
-        assert self.uncollected < LANE_BATCHES
+        assert self.uncollected < BATCHES_IN_FLIGHT_MAX
         self.uncollected += 1
         self.batches.append(batch)
 
-    def collect(self) -> list[Outcome]:
+    def collect(self) -> list[RunnerEvent]:
         found, self.outcomes = self.outcomes, []
-        self.uncollected -= sum(isinstance(each, Computed | Broken) for each in found)
+        self.uncollected -= sum(isinstance(each, StepComputed | StepBroken) for each in found)
         return found
 
     def close(self) -> bool:
@@ -69,7 +77,9 @@ class HandLane:
     def turn(self, failure: Failure | None = None) -> None:
         batch = self.batches.popleft()
         self.outcomes.append(
-            Broken(batch, failure, "it broke") if failure else Computed(batch, drawn((9,) * len(batch.products)), 50, 0)
+            StepBroken(batch, failure, "it broke")
+            if failure
+            else StepComputed(batch, drawn((9,) * len(batch.sampled_rows)), 50, 0)
         )
 
 
@@ -304,7 +314,7 @@ def test_a_stream_that_left_its_slot_long_ago_is_forgotten() -> None:
 
 def test_what_was_swapped_out_is_told_with_what_was_sampled_after_it_had_left_its_slot() -> None:
     bench = Bench(loaded=False)
-    shape, geometry = replace(SHAPE, host_slots=8), replace(GEOMETRY, host_slots=8)
+    shape, geometry = replace(SHAPE, num_host_chunks=8), replace(GEOMETRY, host_slots=8)
     bench.lane.outcomes.append(replace(LOADED, shape=shape, geometry=geometry))
     bench.shell.advance(0)
     bench.open(1)

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from noria.services.executor.cuda.device.streams import Buffer, CaptureError, Event, Graph, Peak, Uses, Work
+from noria.services.executor.cuda.device.streams import (
+    BufferUses,
+    CaptureError,
+    DeviceBuffer,
+    DeviceEvent,
+    DeviceGraph,
+    PeakMemory,
+    Work,
+)
 
 HOST = "host"
 Clock = dict[str, int]
@@ -70,7 +78,7 @@ class FakeEvent:
 @dataclass(eq=False)
 class FakeGraph:
     operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]]
-    uses: Uses
+    uses: BufferUses
 
     def replay(self) -> None:
         with torch.inference_mode():
@@ -85,22 +93,22 @@ class FakeStream:
         self.device, self.name = device, name
         self.tasks: deque[_Task] = deque()
 
-    def copy(self, target: Buffer, source: Buffer, count: int) -> None:
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer, count: int) -> None:
         self.copy_parts(target, source, ((0, 0, count),))
 
-    def copy_parts(self, target: Buffer, source: Buffer, parts: Sequence[tuple[int, int, int]]) -> None:
+    def copy_parts(self, target: DeviceBuffer, source: DeviceBuffer, parts: Sequence[tuple[int, int, int]]) -> None:
         def work() -> None:
             for to, first, count in parts:
                 target.data[to : to + count] = source.data[first : first + count]
 
-        self._queue(f"copy {source.name} to {target.name}", work, Uses((source,), (target,)))
+        self._queue(f"copy {source.name} to {target.name}", work, BufferUses((source,), (target,)))
 
-    def run(self, work: Work, uses: Uses) -> None:
+    def run(self, work: Work, uses: BufferUses) -> None:
         if (trouble := self.device.trouble.pop(0) if self.device.trouble else None) is not None:
             raise trouble
         self._queue("work", work, uses)
 
-    def capture(self, work: Work, uses: Uses) -> FakeGraph:
+    def capture(self, work: Work, uses: BufferUses) -> FakeGraph:
         with self.device.lock:
             if self.device.refuses:
                 raise CaptureError("refused")
@@ -114,7 +122,7 @@ class FakeStream:
                 data.copy_(before)
             return FakeGraph(recorder.operations, uses)
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: DeviceGraph) -> None:
         assert isinstance(graph, FakeGraph)
         self.device.replays += 1
         self._queue("graph", graph.replay, graph.uses)
@@ -125,14 +133,14 @@ class FakeStream:
             self.tasks.append(_Task("event", event=event))
             return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         assert isinstance(event, FakeEvent)
         with self.device.lock:
             self.tasks.append(_Task("wait", awaited=event))
             if self.name not in self.device.forgets:
                 _join(self.device.clocks[self.name], event.clock)
 
-    def _queue(self, what: str, work: Work, uses: Uses) -> None:
+    def _queue(self, what: str, work: Work, uses: BufferUses) -> None:
         with self.device.lock:
             self._tick()
             self.device.note(self.name, what, uses)
@@ -168,8 +176,8 @@ class FakeDevice:
         self.random = random.Random(self.seed)
         self.streams: list[FakeStream] = []
         self.clocks: dict[str, Clock] = {HOST: {HOST: 1}}
-        self.writes: dict[Buffer, _Use] = {}
-        self.reads: dict[Buffer, dict[str, _Use]] = defaultdict(dict)
+        self.writes: dict[DeviceBuffer, _Use] = {}
+        self.reads: dict[DeviceBuffer, dict[str, _Use]] = defaultdict(dict)
         self.now_us = 0.0
 
     @property
@@ -184,24 +192,24 @@ class FakeDevice:
         self.streams.append(stream)
         return stream
 
-    def buffer(self, name: str, count: int) -> Buffer:
-        return Buffer(name, torch.zeros(count, dtype=torch.uint8))
+    def buffer(self, name: str, count: int) -> DeviceBuffer:
+        return DeviceBuffer(name, torch.zeros(count, dtype=torch.uint8))
 
-    def host_buffer(self, name: str, count: int) -> Buffer:
-        return Buffer(name, torch.zeros(count, dtype=torch.uint8), on_host=True)
+    def host_buffer(self, name: str, count: int) -> DeviceBuffer:
+        return DeviceBuffer(name, torch.zeros(count, dtype=torch.uint8), on_host=True)
 
-    def state(self, name: str, data: torch.Tensor) -> Buffer:
-        return Buffer(name, data)
-
-    @contextmanager
-    def written(self, buffer: Buffer) -> Iterator[NDArray[np.uint8]]:
-        yield from self._hosted(buffer, Uses((), (buffer,)))
+    def state(self, name: str, data: torch.Tensor) -> DeviceBuffer:
+        return DeviceBuffer(name, data)
 
     @contextmanager
-    def read(self, buffer: Buffer) -> Iterator[NDArray[np.uint8]]:
-        yield from self._hosted(buffer, Uses((buffer,), ()))
+    def written(self, buffer: DeviceBuffer) -> Iterator[NDArray[np.uint8]]:
+        yield from self._hosted(buffer, BufferUses((), (buffer,)))
 
-    def _hosted(self, buffer: Buffer, uses: Uses) -> Iterator[NDArray[np.uint8]]:
+    @contextmanager
+    def read(self, buffer: DeviceBuffer) -> Iterator[NDArray[np.uint8]]:
+        yield from self._hosted(buffer, BufferUses((buffer,), ()))
+
+    def _hosted(self, buffer: DeviceBuffer, uses: BufferUses) -> Iterator[NDArray[np.uint8]]:
         assert buffer.on_host
         with self.lock:
             self.perhaps()
@@ -211,7 +219,7 @@ class FakeDevice:
             yield buffer.data.numpy()
             clock[HOST] += 1
 
-    def elapsed_us(self, first: Event, second: Event) -> float:
+    def elapsed_us(self, first: DeviceEvent, second: DeviceEvent) -> float:
         assert isinstance(first, FakeEvent) and isinstance(second, FakeEvent) and first.done and second.done
         return second.at_us - first.at_us
 
@@ -222,15 +230,15 @@ class FakeDevice:
         return 0
 
     @contextmanager
-    def peak(self) -> Iterator[Peak]:
-        found = Peak()
+    def peak(self) -> Iterator[PeakMemory]:
+        found = PeakMemory()
         yield found
         found.bytes = 1 << 20
 
     def free(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30
 
-    def note(self, who: str, what: str, uses: Uses) -> None:
+    def note(self, who: str, what: str, uses: BufferUses) -> None:
         clock = self.clocks[who]
         use = _Use(who, clock[who], what)
         for buffer in uses.reads:
@@ -243,7 +251,7 @@ class FakeDevice:
             self.writes[buffer] = use
             self.reads[buffer] = {}
 
-    def _ordered(self, buffer: Buffer, use: _Use, clock: Clock, earlier: _Use | None) -> None:
+    def _ordered(self, buffer: DeviceBuffer, use: _Use, clock: Clock, earlier: _Use | None) -> None:
         if earlier is not None and clock.get(earlier.who, 0) < earlier.count:
             raise RaceError(
                 f"{buffer.name}: {use.what} on {use.who} is not ordered after {earlier.what} on {earlier.who}"

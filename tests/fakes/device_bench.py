@@ -14,13 +14,13 @@ from noria.proto.execution import StepDone
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cuda.device.block_copies import STAGING_BYTES
-from noria.services.executor.cuda.device.cache_pool import Pool
+from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
 from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.cuda.layout.padding import Padding
-from noria.services.executor.cuda.pipeline import Flight, Pipeline
+from noria.services.executor.cuda.pipeline import Pipeline, StepFlight
 from noria.services.executor.kv_cache.layer_groups import cache_groups, layer_groups
 from noria.services.executor.kv_cache.page_formats import page_bytes
 from noria.services.executor.model.architecture import architecture
@@ -28,8 +28,8 @@ from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.loaded_model import geometry_of
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -38,21 +38,21 @@ from noria.services.scheduler.core.scheduler import Scheduler
 Asked = tuple[tuple[int, ...], Sampling]
 
 
-def shape_of(folder: Path, *, num_blocks: int = 64, host_slots: int = 0, page_size: int = 4) -> Shape:
+def shape_of(folder: Path, *, num_blocks: int = 64, host_slots: int = 0, page_size: int = 4) -> ExecutorLimits:
     facts = architecture(folder)
-    return Shape(
+    return ExecutorLimits(
         max_slots=6,
         max_batch_tokens=48,
         max_model_tokens=160,
         page_size=page_size,
-        num_blocks=num_blocks,
+        num_chunks=num_blocks,
         vocabulary=facts.vocabulary,
         groups=cache_groups(facts.windows, 160, 48, page_size),
-        host_slots=host_slots,
+        num_host_chunks=host_slots,
     )
 
 
-class Watched(Engine):
+class Watched(CpuEngine):
     """Keeps how far the likeliest id was ahead of the next, by request and output position."""
 
     margins: dict[tuple[int, int], float]
@@ -61,8 +61,8 @@ class Watched(Engine):
         found = super().logits(batch, everywhere=everywhere)
         if found is not None:
             best = found.topk(2, -1).values
-            for product, margin in zip(batch.products, (best[:, 0] - best[:, 1]).tolist(), strict=True):
-                self.margins[product.occupant.stream.request, product.start] = margin
+            for product, margin in zip(batch.sampled_rows, (best[:, 0] - best[:, 1]).tolist(), strict=True):
+                self.margins[product.state.stream.request, product.start] = margin
         return found
 
     def agrees(self, answers: list[list[int]], want: list[list[int]]) -> bool:
@@ -75,7 +75,7 @@ class Watched(Engine):
         return True
 
 
-def reference(folder: Path, shape: Shape) -> Watched:
+def reference(folder: Path, shape: ExecutorLimits) -> Watched:
     """The processor's engine."""
     decoder = Decoder(architecture(folder), Checkpoint(folder), torch.float32, shape.max_batch_tokens, shape.max_slots)
     engine = Watched(decoder, shape)
@@ -85,7 +85,7 @@ def reference(folder: Path, shape: Shape) -> Watched:
 
 def pipeline(
     folder: Path,
-    shape: Shape,
+    shape: ExecutorLimits,
     device: FakeDevice,
     *,
     graphs_max: int = 16,
@@ -93,9 +93,11 @@ def pipeline(
 ) -> Pipeline:
     """A model in plain PyTorch on a device."""
     facts, dtype, where = architecture(folder), torch.float32, device.torch_device
-    products = DeviceProducts(dtype, where)
-    decoder = Decoder(facts, Checkpoint(folder), dtype, shape.max_batch_tokens, shape.max_slots, products, device=where)
-    pool = Pool(shape, page_bytes(facts, shape.page_size, dtype), where)
+    linear_factory = DeviceLinearFactory(dtype, where)
+    decoder = Decoder(
+        facts, Checkpoint(folder), dtype, shape.max_batch_tokens, shape.max_slots, linear_factory, device=where
+    )
+    pool = DeviceCachePool(shape, page_bytes(facts, shape.page_size, dtype), where)
     places = layer_groups(facts.windows, shape.max_model_tokens)
     operations = PlainOperations(facts, pool, places, dtype, dtype)
     return Pipeline(
@@ -111,7 +113,7 @@ def pipeline(
 class Drive:
     """Runs requests to their ends, with `in_flight` steps under way; interleave: called between any two things."""
 
-    shape: Shape
+    shape: ExecutorLimits
     in_flight: int = 2
     safety_margin: float | None = None
     interleave: Callable[[], bool] = lambda: False
@@ -119,9 +121,9 @@ class Drive:
     ways: list[str] = field(default_factory=list)
     swapped: int = 0
 
-    def run(self, on: Pipeline | Engine, asked: list[Asked], gap: int = 0) -> list[list[int]]:
+    def run(self, on: Pipeline | CpuEngine, asked: list[Asked], gap: int = 0) -> list[list[int]]:
         """gap: steps between two arrivals."""
-        self.slots = Slots(self.shape)
+        self.slots = SlotTable(self.shape)
         self.core = Scheduler(
             CoreSettings(
                 max_batch_tokens=self.shape.max_batch_tokens,
@@ -134,7 +136,7 @@ class Drive:
         self._apply(geometry_of("m", self.shape, torch.float32, 1))
         self.answers = {number: [] for number in range(len(asked))}
         self.open = set(self.answers)
-        flying: deque[tuple[Batch, Flight | None]] = deque()
+        flying: deque[tuple[Batch, StepFlight | None]] = deque()
         submitted = steps = 0
         while self.open:
             assert steps < 3000
@@ -155,7 +157,7 @@ class Drive:
             self._finish(on, *flying.popleft())
         return list(self.answers.values())
 
-    def _finish(self, on: Pipeline | Engine, batch: Batch, flight: Flight | None) -> None:
+    def _finish(self, on: Pipeline | CpuEngine, batch: Batch, flight: StepFlight | None) -> None:
         if isinstance(on, Pipeline):
             assert flight is not None
             finished = on.finish(flight)

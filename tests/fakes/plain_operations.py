@@ -10,16 +10,16 @@ import torch
 from fakes.plain_sampling import sample
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.step_tensors import Rotations
+from noria.services.executor.cpu.step_tensors import RotaryTable
 from noria.services.executor.cpu.tensor_operations import TensorOperations
-from noria.services.executor.cuda.device.cache_pool import Pool
-from noria.services.executor.cuda.device.slot_state import SlotState
-from noria.services.executor.cuda.device.step_inputs import GroupInputs, Inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
-from noria.services.executor.cuda.engine import Made
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
+from noria.services.executor.cuda.device.recent_tokens import DeviceRecentTokens
+from noria.services.executor.cuda.device.step_inputs import GroupInputs, StepInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
+from noria.services.executor.cuda.engine import ModelOnDevice
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.kv_cache.layer_groups import layer_groups
-from noria.services.executor.kv_cache.page_formats import make_store
+from noria.services.executor.kv_cache.page_formats import make_page_format
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.linear_layers import Linear
 from noria.services.executor.plan.batch import Batch
@@ -33,12 +33,12 @@ _TILE_TOKENS: Final = 64
 class PlainOperations(TensorOperations):
     """`DeviceOperations` over one pool. places: for each layer its group and its rank there. store: the cache's dtype."""
 
-    _step: Inputs
+    _step: StepInputs
 
     def __init__(
         self,
         architecture: Architecture,
-        pool: Pool,
+        pool: DeviceCachePool,
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         store: torch.dtype,
@@ -47,12 +47,12 @@ class PlainOperations(TensorOperations):
         super().__init__(architecture, device)
         self._page_size = shape.page_size
         self._groups = [group for group, _ in places]
-        self._store = make_store(architecture, shape, dtype, store, device)
-        self._layers = [self._store.layer(pool.data[:, rank * shape.num_blocks :]) for _, rank in places]
+        self._store = make_page_format(architecture, shape, dtype, store, device)
+        self._layers = [self._store.layer(pool.data[:, rank * shape.num_chunks :]) for _, rank in places]
         self._rotations = [
-            Rotations(rope, architecture.head_dim, shape.max_model_tokens, device) for rope in architecture.ropes
+            RotaryTable(rope, architecture.head_dim, shape.max_model_tokens, device) for rope in architecture.ropes
         ]
-        self._slots = SlotState(shape.max_slots, device)
+        self._slots = DeviceRecentTokens(shape.max_slots, device)
         page = 2 * shape.page_size * architecture.key_width * 4
         self._pages_at_once = max(1, GATHER_BYTES // page)
 
@@ -71,11 +71,11 @@ class PlainOperations(TensorOperations):
         """The tokens sampled last in each slot, and the count of experts."""
         return self._slots.last, self._slots.recent, self.experts.total
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
         """Nothing is to be done on the host."""
         del batch, sizes
 
-    def take(self, step: Inputs) -> None:
+    def take(self, step: StepInputs) -> None:
         """The step that follows."""
         self._step = step
         self._token_ids = self._slots.carried(step)
@@ -136,14 +136,14 @@ class PlainOperations(TensorOperations):
         normed, _ = self.add_norm(x.index_select(0, rows), residual.index_select(0, rows), weight)
         return self.linear(normed, head)
 
-    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+    def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None:
         """Sample all rows at once."""
         sample(logits, step.sampled, self._slots.history(step.sampled), out)
         self._slots.note(step.sampled, out.ids)
         out.experts.copy_(self.experts.total)
 
 
-def make_plain_operations(config: ExecutorConfig, made: Made, pool: Pool) -> PlainOperations:
+def make_plain_operations(config: ExecutorConfig, made: ModelOnDevice, pool: DeviceCachePool) -> PlainOperations:
     """Plain operations for a loaded model over a pool, in the place of `cuda.backend.choose_operations`."""
     del config
     places = layer_groups(made.architecture.windows, pool.shape.max_model_tokens)

@@ -1,4 +1,4 @@
-"""What `sampling.py` defines, of all rows at once and in plain PyTorch, for any device.
+"""What `cpu/reference_sampling.py` defines, of all rows at once and in plain PyTorch, for any device.
 
 The same choices for the same logits, seeds and positions; sums are of float64, whose order may differ in the last bit.
 """
@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from noria.services.executor.cpu.reference_sampling import POWERS, SCORE_MIN
-from noria.services.executor.cuda.device.step_inputs import SampledInputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.device.step_inputs import SamplingInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
 from noria.services.executor.cuda.layout.step_layout import NOBODY, OUTPUT
 
 _LARGEST: Final = torch.finfo(torch.float32).max
@@ -20,7 +20,7 @@ _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
 
 
-def sample(logits: torch.Tensor, sampled: SampledInputs, history: torch.Tensor, out: Outputs) -> None:
+def sample(logits: torch.Tensor, sampled: SamplingInputs, history: torch.Tensor, out: StepOutputs) -> None:
     """Sample one token per row of logits [rows, vocabulary]. history: of `sampled`, with nothing pending."""
     logits = _finite(logits)
     adjusted = _finite(_adjusted(logits, sampled, history))
@@ -61,7 +61,7 @@ def weights(scores: torch.Tensor) -> torch.Tensor:
     return torch.where(clipped > least, scaled, 0.0)
 
 
-def _adjusted(logits: torch.Tensor, sampled: SampledInputs, history: torch.Tensor) -> torch.Tensor:
+def _adjusted(logits: torch.Tensor, sampled: SamplingInputs, history: torch.Tensor) -> torch.Tensor:
     """Logits with the bias added and penalties subtracted."""
     rows, vocabulary = logits.shape
     if len(sampled.bias_rows):
@@ -92,7 +92,7 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
     return logits.nan_to_num(nan=-math.inf, posinf=_LARGEST, neginf=-math.inf)
 
 
-def _drawn(logits: torch.Tensor, sampled: SampledInputs) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, sampled: SamplingInputs) -> torch.Tensor:
     vocabulary = logits.shape[1]
     top = logits.amax(-1, keepdim=True)
     scores = (logits - top) * sampled.scale[:, None]

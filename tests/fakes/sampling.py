@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.plan.sampling_metadata import PARAMETERS, Drawn, Sampler, record
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, SamplerOutput, SamplingMetadata, record
 
 
-def drawn(ids: Sequence[int]) -> Drawn:
+def drawn(ids: Sequence[int]) -> SamplerOutput:
     """What a lane gives back when no row asks for log-probabilities."""
     empty = np.zeros((len(ids), 0))
-    return Drawn(np.array(ids, np.int64), np.zeros(0, np.float32), empty.astype(np.int32), empty.astype(np.float32))
+    return SamplerOutput(
+        np.array(ids, np.int64), np.zeros(0, np.float32), empty.astype(np.int32), empty.astype(np.float32)
+    )
 
 
 def sampler(
@@ -22,7 +24,7 @@ def sampler(
     prompts: Sequence[Sequence[int]] = (),
     outputs: Sequence[Sequence[int]] = (),
     banned: Sequence[tuple[int, int]] = (),
-) -> Sampler:
+) -> SamplingMetadata:
     """Rows at positions from `first_position` on. prompts, outputs: what penalties count."""
     rows = len(sampling)
     prompts, outputs = prompts or [()] * rows, outputs or [()] * rows
@@ -31,7 +33,7 @@ def sampler(
         [*each.logit_bias, *((token, -np.inf) for at, token in banned if at == row)]
         for row, each in enumerate(sampling)
     ]
-    return Sampler(
+    return SamplingMetadata(
         rows=np.arange(rows),
         slots=np.arange(rows),
         positions=np.arange(first_position, first_position + rows),

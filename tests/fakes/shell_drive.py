@@ -13,7 +13,7 @@ from noria.proto.execution import Geometry, StepDone, StepFailed
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
-from noria.services.executor.runner.model_runner import Lane
+from noria.services.executor.runner.model_runner import ModelRunner
 from noria.services.executor.service import ExecutorShell
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 class ShellDrive:
     """make_lane: is given what wakes the shell. Ends in an error when nothing comes for PATIENCE_S."""
 
-    make_lane: Callable[[Callable[[], None]], Lane]
+    make_lane: Callable[[Callable[[], None]], ModelRunner]
     settings: CoreSettings
     bodies: deque[msgspec.Struct] = field(default_factory=deque)
     failures: list[StepFailed] = field(default_factory=list)

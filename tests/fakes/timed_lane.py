@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from fakes.sampling import drawn
 
-from noria.services.executor.runner.loaded_model import Loaded
-from noria.services.executor.runner.model_runner import Computed, Times
-from noria.services.executor.runner.threaded_runner import ThreadedLane
+from noria.services.executor.runner.loaded_model import LoadedModel
+from noria.services.executor.runner.model_runner import StepComputed, StepTimestamps
+from noria.services.executor.runner.threaded_runner import ThreadedModelRunner
 
 
-class SimulatedLane(ThreadedLane):
+class SimulatedLane(ThreadedModelRunner):
     """compute_s may be set at any time. Every sampled id is 9."""
 
-    def __init__(self, loaded: Loaded, compute_s: float, wake: Callable[[], None]) -> None:
+    def __init__(self, loaded: LoadedModel, compute_s: float, wake: Callable[[], None]) -> None:
         super().__init__(wake)
         self.compute_s = compute_s
         self._closed = threading.Event()
@@ -38,6 +38,6 @@ class SimulatedLane(ThreadedLane):
             ended_ns = time.monotonic_ns()
             idle_us = (began_ns - self._ended_ns) // 1000 if self._ended_ns else 0
             self._ended_ns = ended_ns
-            times = Times(posted_ns, began_ns, began_ns, ended_ns, time.monotonic_ns())
-            ids = (9,) * len(batch.products)
-            self._report(Computed(batch, drawn(ids), (ended_ns - began_ns) // 1000, idle_us, times))
+            times = StepTimestamps(posted_ns, began_ns, began_ns, ended_ns, time.monotonic_ns())
+            ids = (9,) * len(batch.sampled_rows)
+            self._report(StepComputed(batch, drawn(ids), (ended_ns - began_ns) // 1000, idle_us, times))

@@ -23,12 +23,12 @@ from noria.proto.output import Tokens
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.cpu_runner import CpuLane
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.cpu_runner import CpuModelRunner
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cpu.loading import load
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.sampling_metadata import Drawn
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.executor.service import ExecutorShell
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
@@ -48,12 +48,12 @@ class Computed:
     gate: threading.Event = field(default_factory=threading.Event)
 
 
-class CountingEngine(Engine):
+class CountingEngine(CpuEngine):
     """An engine that counts, and waits at its gate before each step."""
 
     computed: Computed
 
-    def run(self, batch: Batch) -> Drawn | None:
+    def run(self, batch: Batch) -> SamplerOutput | None:
         assert self.computed.gate.wait(PATIENCE_S)
         self.computed.tokens += len(batch.token_ids)
         return super().run(batch)
@@ -65,7 +65,7 @@ def executor(settings: RuntimeSettings, model: Path, computed: Computed) -> Iter
         ModelSettings(name=str(model), dtype="float32", max_model_tokens=256), 8, 64, 16, 64, 0.5, 1
     )
 
-    def make() -> tuple[Engine, Loaded]:
+    def make() -> tuple[CpuEngine, LoadedModel]:
         engine, loaded = load(config)
         counting = CountingEngine(engine.decoder, engine.shape)
         counting.computed = computed
@@ -75,7 +75,7 @@ def executor(settings: RuntimeSettings, model: Path, computed: Computed) -> Iter
     post = Mailbox(Service.EXECUTOR, mailbox(settings, Service.EXECUTOR), to, settings)
     actor = Actor(post, settings)
     telemetry = Telemetry(Service.EXECUTOR, post.incarnation, TelemetrySettings())
-    shell = ExecutorShell(actor, telemetry, lambda: CpuLane(make, actor.wake))
+    shell = ExecutorShell(actor, telemetry, lambda: CpuModelRunner(make, actor.wake))
     thread = threading.Thread(target=actor.run, args=(shell,))
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""What computes: native kernels of which level, or plain PyTorch and why; and the products that go with it."""
+"""Chooses what computes on a processor: native kernels of a level, or plain PyTorch and why."""
 
 from pathlib import Path
 
@@ -7,33 +7,33 @@ import torch
 
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.native.library import Kernels, KernelsUnavailableError, checksum, open_kernels
-from noria.services.executor.cpu.native.linear import NativeProducts
-from noria.services.executor.model.linear_layers import Products
+from noria.services.executor.cpu.native.linear import NativeLinearFactory
+from noria.services.executor.model.linear_layers import LinearFactory
 from noria.services.executor.model.packed_weights import PackedWeights, identity, packed_path
-from noria.services.executor.model.reference_linear import ReferenceProducts
+from noria.services.executor.model.reference_linear import ReferenceLinearFactory
 from noria.shared.errors import UserError
 
 
-class Computing(msgspec.Struct, frozen=True):
-    """What was chosen. kernels: None is plain PyTorch. name: how it is told to a person."""
+class CpuBackend(msgspec.Struct, frozen=True):
+    """What computes on this processor. kernels: None is plain PyTorch. name: as shown to the user."""
 
     kernels: Kernels | None
     name: str
 
-    def products(
+    def linear_factory(
         self, config: ExecutorConfig, folder: Path, dtype: torch.dtype, threads: int
-    ) -> tuple[Products, PackedWeights]:
-        """The products of a model, and where its weights are kept."""
+    ) -> tuple[LinearFactory, PackedWeights]:
+        """What makes a model's linear layers, and where their packed weights are kept."""
         if self.kernels is None:
-            return ReferenceProducts(dtype), PackedWeights()
+            return ReferenceLinearFactory(dtype), PackedWeights()
         packed = PackedWeights()
         if config.keep_packed:
             key = identity(folder, dtype, config.quantization)
             packed = PackedWeights(packed_path(folder, dtype, config.quantization), key, checksum)
-        return NativeProducts(self.kernels, dtype, config.quantization, packed, threads), packed
+        return NativeLinearFactory(self.kernels, dtype, config.quantization, packed, threads), packed
 
 
-def choose(kernels: str, quantization: str) -> Computing:
+def choose_backend(kernels: str, quantization: str) -> CpuBackend:
     """Choose by `executor.kernels` and `executor.quantization`. Raises UserError when what was asked for cannot be had."""
     if quantization == "fp8":
         raise UserError("executor.quantization fp8 is for GPUs; with --device cpu choose int8")
@@ -50,10 +50,10 @@ def choose(kernels: str, quantization: str) -> Computing:
     if kernels == "auto" and found.level == "portable":
         # PyTorch's own products use more of such a processor than plain C++ does.
         return _reference("this processor has neither AVX2 nor AVX-512 with bfloat16", quantization)
-    return Computing(found, f"{found.level}, int8 weights" if quantization == "int8" else found.level)
+    return CpuBackend(found, f"{found.level}, int8 weights" if quantization == "int8" else found.level)
 
 
-def _reference(reason: str, quantization: str) -> Computing:
+def _reference(reason: str, quantization: str) -> CpuBackend:
     if quantization != "none":
         raise UserError(f"executor.quantization {quantization} needs native kernels, which are not used: {reason}")
-    return Computing(None, f"plain PyTorch: {reason}")
+    return CpuBackend(None, f"plain PyTorch: {reason}")

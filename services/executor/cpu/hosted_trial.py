@@ -1,4 +1,4 @@
-"""Whether a hosted model gives over the paged cache what its plain forward pass gives, and the same bits in any batch.
+"""Checks that a hosted model gives over the paged cache what its plain forward pass gives, and the same bits in any batch.
 
 Two random sequences are computed by transformers alone, then by the engine, in pieces and together. What breaks, such
 as a state that runs from one sequence into the next or scores that depend on distance, shows here and not in production.
@@ -13,13 +13,13 @@ import torch
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Engine
-from noria.services.executor.hf.hosted_model import Hosted, judged
+from noria.services.executor.cpu.engine import CpuEngine
+from noria.services.executor.hf.hosted_model import HostedModel, judged
 from noria.services.executor.kv_cache.layer_groups import cache_groups
-from noria.services.executor.model.causal_lm import Model
+from noria.services.executor.model.causal_lm import CausalLM
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.shared.errors import UserError
 
 _LENGTHS: Final = (31, 18)
@@ -31,7 +31,7 @@ Schedule = Sequence[Sequence[tuple[int, int, int]]]
 
 
 def trial_prompts(vocabulary: int, context: int) -> list[list[int]]:
-    """The sequences to be tried."""
+    """The two random sequences of the trial, as token ids."""
     generator = torch.Generator().manual_seed(_SEED)
     return [torch.randint(vocabulary, (min(n, context),), generator=generator).tolist() for n in _LENGTHS]
 
@@ -44,8 +44,10 @@ def tolerance(dtype: torch.dtype, quantization: str) -> float:
     return 1e-3 if dtype == torch.float32 else 0.15
 
 
-def verify(model: Hosted, prompts: Sequence[Sequence[int]], expected: Sequence[torch.Tensor], allowed: float) -> None:
-    """Compute the prompts and compare. Raises UserError on a difference; clears `steady` when bits depend on the batch."""
+def verify(
+    model: HostedModel, prompts: Sequence[Sequence[int]], expected: Sequence[torch.Tensor], allowed: float
+) -> None:
+    """Compute the prompts and compare. Raises UserError on a difference; clears `batch_invariant` when bits depend on the batch."""
     one, two = (len(prompt) for prompt in prompts)
     cut, first = max(1, one // 2), max(1, two - 1)
     pieces = [[(0, 0, cut), (1, 0, first)], [(1, first, two - first), (0, cut, one - cut)]]
@@ -60,17 +62,17 @@ def verify(model: Hosted, prompts: Sequence[Sequence[int]], expected: Sequence[t
             )
     alone = _logits(model, prompts, [[(0, 0, one)], [(1, 0, two)]])
     same = all(torch.equal(some, others) for some, others in zip(mixed, alone, strict=True))
-    model.steady = model.steady and same
+    model.batch_invariant = model.batch_invariant and same
 
 
-def _logits(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule) -> list[torch.Tensor]:
+def _logits(model: CausalLM, prompts: Sequence[Sequence[int]], schedule: Schedule) -> list[torch.Tensor]:
     facts, longest = model.architecture, max(map(len, prompts))
     tokens = sum(map(len, prompts))
     groups = cache_groups(facts.windows, longest, tokens, _PAGE_TOKENS)
     pages = -(-longest // _PAGE_TOKENS)
     chunks = RESERVED_CHUNKS + len(groups) * len(prompts) * pages
-    shape = Shape(len(prompts), tokens, longest, _PAGE_TOKENS, chunks, facts.vocabulary, groups)
-    engine, slots = Engine(model, shape), Slots(shape)
+    shape = ExecutorLimits(len(prompts), tokens, longest, _PAGE_TOKENS, chunks, facts.vocabulary, groups)
+    engine, slots = CpuEngine(model, shape), SlotTable(shape)
     fills = tuple(
         Fill(slot, Stream(slot, 0), 0, tuple(prompt), (), Sampling(), (), _tables(shape, slot, pages))
         for slot, prompt in enumerate(prompts)
@@ -88,7 +90,7 @@ def _logits(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule) 
     return found
 
 
-def _tables(shape: Shape, slot: int, pages: int) -> tuple[tuple[int, ...], ...]:
+def _tables(shape: ExecutorLimits, slot: int, pages: int) -> tuple[tuple[int, ...], ...]:
     """A slot's block tables: each block in a chunk of its own."""
     return tuple(
         tuple(

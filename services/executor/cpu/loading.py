@@ -1,4 +1,4 @@
-"""Makes a folder's model: our own decoder where it knows the family, else one that transformers computes."""
+"""Loads the configured model for a processor: our own decoder where it knows the family, else transformers'."""
 
 import time
 from pathlib import Path
@@ -8,20 +8,20 @@ import msgspec
 import torch
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.backend import Computing, choose
-from noria.services.executor.cpu.engine import Engine
-from noria.services.executor.cpu.step_memory import footprint
+from noria.services.executor.cpu.backend import CpuBackend, choose_backend
+from noria.services.executor.cpu.engine import CpuEngine
+from noria.services.executor.cpu.step_memory import step_memory
 from noria.services.executor.kv_cache.layer_groups import cache_groups
-from noria.services.executor.kv_cache.memory_plan import sized
+from noria.services.executor.kv_cache.memory_plan import plan_memory
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES, page_bytes
 from noria.services.executor.model.architecture import Architecture, UnknownDecoderError, architecture
-from noria.services.executor.model.causal_lm import Model
+from noria.services.executor.model.causal_lm import CausalLM
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.model.packed_weights import PackedWeights, packed_path
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.runner.calibration import Advice, calibrated, calibration_key
-from noria.services.executor.runner.loaded_model import Loaded, geometry_of
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.runner.calibration import PrefillAdvice, calibrated, calibration_key
+from noria.services.executor.runner.loaded_model import LoadedModel, geometry_of
 from noria.services.executor.runner.machine import cores, free_memory, return_freed
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import facts, resolve, served_names
@@ -29,20 +29,20 @@ from noria.shared.model.model_folder import facts, resolve, served_names
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A model. name: what computes it, for a person. unkept: why packed weights could not be kept, or nothing.
+class LoadedWeights(msgspec.Struct, frozen=True):
+    """A model with its weights. name: what computes it, as shown to the user. unkept: why packed weights were not kept, or empty.
 
     hosted: transformers computes it. unused: names of tensors and files in the folder that the model does not read.
     """
 
-    model: Model
+    model: CausalLM
     name: str
     unkept: str
     hosted: bool
     unused: tuple[str, ...]
 
 
-def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
+def load(config: ExecutorConfig) -> tuple[CpuEngine, LoadedModel]:
     """Load the configured model and make its cache. Raises UserError saying what is wrong with the model or memory."""
     began = time.monotonic()
     threads = config.threads or cores()
@@ -54,21 +54,21 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     if config.kv_cache_dtype == "fp8":
         raise UserError("cache.kv_cache_dtype fp8 is for GPUs; with --device cpu choose int8, which is as small")
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else CACHE_DTYPES[config.kv_cache_dtype]
-    computing = choose(config.kernels, config.quantization)
+    computing = choose_backend(config.kernels, config.quantization)
     made = make_model(config, folder, dtype, context, computing, threads)
     model, family = made.model, made.model.architecture
     return_freed()
-    shape = Shape(
+    shape = ExecutorLimits(
         max_slots=config.max_slots,
         max_batch_tokens=config.max_batch_tokens,
         max_model_tokens=context,
         page_size=config.page_size,
-        num_blocks=RESERVED_CHUNKS,
+        num_chunks=RESERVED_CHUNKS,
         vocabulary=family.vocabulary,
         groups=cache_groups(family.windows, context, config.max_batch_tokens, config.page_size),
     )
     chunk_bytes = 2 * shape.pool_chunk_pages * page_bytes(family, shape.page_size, cache_dtype)
-    rest = footprint(
+    rest = step_memory(
         family,
         shape,
         dtype.itemsize,
@@ -77,8 +77,8 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
         native_threads=threads if computing.kernels else 0,
         hosted=made.hosted,
     )
-    shape, memory = sized(config, shape, chunk_bytes, free, model.nbytes, rest)
-    engine = Engine(model, shape, cache_dtype)
+    shape, memory = plan_memory(config, shape, chunk_bytes, free, model.nbytes, rest)
+    engine = CpuEngine(model, shape, cache_dtype)
     engine.make_ready()
     ways = made.name, str(dtype), str(cache_dtype), str(threads)
     advice = (
@@ -86,7 +86,9 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     )
     geometry = geometry_of(served_names(config.model)[0], shape, dtype, chunk_bytes, advice)
     load_s = time.monotonic() - began
-    return engine, Loaded(shape, geometry, threads, memory, load_s, model.steady, made.name, made.unkept, made.unused)
+    return engine, LoadedModel(
+        shape, geometry, threads, memory, load_s, model.batch_invariant, made.name, made.unkept, made.unused
+    )
 
 
 def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
@@ -97,15 +99,15 @@ def pick_dtype(name: str, processor: Path = _PROCESSOR) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def _advice(config: ExecutorConfig, engine: Engine, weights: Path, ways: tuple[str, ...]) -> Advice:
-    """By the pace kept beside a model's packed weights, or measured now."""
+def _advice(config: ExecutorConfig, engine: CpuEngine, weights: Path, ways: tuple[str, ...]) -> PrefillAdvice:
+    """How many prompt tokens a step should have, by the pace kept beside the packed weights, or measured now."""
     key = calibration_key((weights.parent.parent / "config.json").read_bytes(), engine.shape, *ways)
     return calibrated(engine, weights.with_suffix(".pace") if config.keep_packed else None, key)
 
 
 def make_model(
-    config: ExecutorConfig, folder: Path, dtype: torch.dtype, context: int, computing: Computing, threads: int
-) -> Made:
+    config: ExecutorConfig, folder: Path, dtype: torch.dtype, context: int, computing: CpuBackend, threads: int
+) -> LoadedWeights:
     """Load the model for requests of at most `context` tokens. Raises UserError saying why it cannot be served."""
     try:
         family = architecture(folder)
@@ -115,19 +117,19 @@ def make_model(
 
 
 def _own(
-    config: ExecutorConfig, folder: Path, dtype: torch.dtype, family: Architecture, computing: Computing, threads: int
-) -> Made:
+    config: ExecutorConfig, folder: Path, dtype: torch.dtype, family: Architecture, computing: CpuBackend, threads: int
+) -> LoadedWeights:
     def made() -> tuple[Decoder, PackedWeights]:
-        products, packed = computing.products(config, folder, dtype, threads)
+        linear_factory, packed = computing.linear_factory(config, folder, dtype, threads)
         rows_max, samples_max = config.max_batch_tokens, config.max_slots
-        return Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, products, packed), packed
+        return Decoder(family, Checkpoint(folder), dtype, rows_max, samples_max, linear_factory, packed), packed
 
     decoder, packed = made()
     unkept = packed.keep()
     if packed.written:
         # Mapped, all weights of a 135M model were read in 9.8 ms, from memory as it is allocated in 14.2.
         decoder, _ = made()
-    return Made(decoder, computing.name, unkept, hosted=False, unused=decoder.unused)
+    return LoadedWeights(decoder, computing.name, unkept, hosted=False, unused=decoder.unused)
 
 
 def _hosted(
@@ -135,24 +137,24 @@ def _hosted(
     folder: Path,
     dtype: torch.dtype,
     context: int,
-    computing: Computing,
+    computing: CpuBackend,
     threads: int,
     unknown: UnknownDecoderError,
-) -> Made:
+) -> LoadedWeights:
     # Importing transformers takes seconds, which models of our own families need not wait for.
     from noria.services.executor.cpu.hosted_trial import tolerance, trial_prompts, verify
-    from noria.services.executor.hf.hosted_model import Wanted, open_network
+    from noria.services.executor.hf.hosted_model import HostedOptions, open_network
 
-    wanted = Wanted(folder, dtype, config.max_batch_tokens, config.max_slots, context)
+    wanted = HostedOptions(folder, dtype, config.max_batch_tokens, config.max_slots, context)
     try:
         opened = open_network(wanted)
         prompts = trial_prompts(opened.architecture.vocabulary, context)
         expected = [opened.plain(prompt) for prompt in prompts]
-        products, packed = computing.products(config, folder, dtype, threads)
-        model = opened.hosted(wanted, products)
+        linear_factory, packed = computing.linear_factory(config, folder, dtype, threads)
+        model = opened.hosted(wanted, linear_factory)
         unkept = packed.keep()
         verify(model, prompts, expected, tolerance(dtype, config.quantization))
     except UserError as error:
         raise UserError(f"{unknown}; transformers cannot compute it here either: {error}") from error
     name = f"transformers ({model.architecture.family}) over {computing.name}"
-    return Made(model, name, unkept, hosted=True, unused=opened.unused)
+    return LoadedWeights(model, name, unkept, hosted=True, unused=opened.unused)

@@ -1,4 +1,4 @@
-"""Ragged attention over pages in PyTorch: keys are summed chunk by chunk, then the chunks are joined in order.
+"""Ragged attention over pages in plain PyTorch: attention spans are summed one by one, then joined in order.
 
 Every product has a chunk's fixed number of keys and at least four query rows, so a query token's result depends on its
 own context alone. Chunks are joined as in flash-decoding (Dao et al., 2023): each gives its output and the logarithm of
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from noria.services.executor.cpu.step_tensors import Singles, SpanChunks, padded_rows
-from noria.services.executor.kv_cache.paged_cache import Cache
+from noria.services.executor.cpu.step_tensors import SingleQueryTensors, SpanKeyChunks, padded_rows
+from noria.services.executor.kv_cache.paged_cache import KVCache
 from noria.services.executor.model.architecture import Architecture
 
 Level = tuple[torch.Tensor, torch.Tensor]
@@ -19,7 +19,7 @@ Level = tuple[torch.Tensor, torch.Tensor]
 
 
 def singles_attention(
-    cache: Cache, layer: int, queries: torch.Tensor, singles: Singles, architecture: Architecture
+    cache: KVCache, layer: int, queries: torch.Tensor, singles: SingleQueryTensors, architecture: Architecture
 ) -> torch.Tensor:
     """Attention of single-token slices: [slices, heads * head size] in the order of `singles.rows`."""
     kv_heads, group, head_dim = architecture.kv_heads, architecture.query_group, architecture.head_dim
@@ -33,7 +33,7 @@ def singles_attention(
 
 
 def span_attention(
-    cache: Cache, layer: int, queries: torch.Tensor, span: SpanChunks, architecture: Architecture
+    cache: KVCache, layer: int, queries: torch.Tensor, span: SpanKeyChunks, architecture: Architecture
 ) -> torch.Tensor:
     """Attention of one slice of several tokens: [length, heads * head size]."""
     kv_heads, group, head_dim = architecture.kv_heads, architecture.query_group, architecture.head_dim
@@ -45,8 +45,10 @@ def span_attention(
     return joined.view(kv_heads, span.length, group, head_dim).transpose(0, 1).reshape(span.length, -1)
 
 
-def _items(cache: Cache, layer: int, items: torch.Tensor, singles: Singles, architecture: Architecture) -> Level:
-    """Attention of all items, no more at once than the gathered pages may take."""
+def _items(
+    cache: KVCache, layer: int, items: torch.Tensor, singles: SingleQueryTensors, architecture: Architecture
+) -> Level:
+    """Attention of all items, in parts whose gathered pages fit GATHER_BYTES."""
     count, at_once = len(items), cache.items_max
     if count <= at_once:
         return _chunk(cache, layer, items, singles.pages, singles.mask, architecture)
@@ -66,7 +68,7 @@ def _items(cache: Cache, layer: int, items: torch.Tensor, singles: Singles, arch
 
 
 def _chunk(
-    cache: Cache, layer: int, items: torch.Tensor, pages: torch.Tensor, mask: torch.Tensor, architecture: Architecture
+    cache: KVCache, layer: int, items: torch.Tensor, pages: torch.Tensor, mask: torch.Tensor, architecture: Architecture
 ) -> Level:
     """Attention of items [n, kv heads, rows, head size] to one chunk of pages each; mask broadcasts to [n, 1, rows, keys]."""
     count, kv_heads, rows, head_dim = items.shape
@@ -88,7 +90,7 @@ def _chunk(
 def _capped(
     items: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
 ) -> Level:
-    """The same with scores bounded by cap * tanh(score / cap), which the flash kernel does not know; in float32."""
+    """Attention of items to one span with scores bounded by cap * tanh(score / cap), in float32."""
     scores = torch.matmul(items.float(), keys.float().transpose(2, 3)) * scale
     scores = torch.tanh(scores / cap) * cap + mask.float()
     weight = torch.logsumexp(scores, -1)

@@ -1,4 +1,4 @@
-"""The operations in plain PyTorch on a processor, for any dtype: what every faster implementation is measured against.
+"""The operations in plain PyTorch on a processor, for any dtype: the reference for every faster implementation.
 
 On a CPU with MKL and oneDNN each of them gives a query token the same bits whoever is in the batch and however its
 prompt was cut: see docs/decisions/0004.
@@ -10,26 +10,26 @@ import torch
 
 from noria.services.executor.cpu.reference_attention import singles_attention, span_attention
 from noria.services.executor.cpu.reference_sampling import sample
-from noria.services.executor.cpu.step_tensors import Rotations, Step, to_step
+from noria.services.executor.cpu.step_tensors import RotaryTable, StepTensors, to_step
 from noria.services.executor.cpu.tensor_operations import TensorOperations
-from noria.services.executor.kv_cache.paged_cache import Cache
+from noria.services.executor.kv_cache.paged_cache import KVCache
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.linear_layers import Linear
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 
 class ReferenceOperations(TensorOperations):
-    """`Operations` over one cache. places: for each layer its group and its rank there."""
+    """`CpuOperations` in plain PyTorch over one cache. places: for each layer its group and its rank there."""
 
-    _step: Step
+    _step: StepTensors
 
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
-        cache: Cache,
+        shape: ExecutorLimits,
+        cache: KVCache,
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
     ) -> None:
@@ -37,7 +37,7 @@ class ReferenceOperations(TensorOperations):
         self._shape = shape
         self._dtype = dtype
         self._rotations = [
-            Rotations(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes
+            RotaryTable(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes
         ]
         self._groups = [group for group, _ in places]
         self._cache = cache
@@ -73,6 +73,6 @@ class ReferenceOperations(TensorOperations):
         normed, _ = self.add_norm(x.index_select(0, self._rows), residual.index_select(0, self._rows), weight)
         return self.linear(normed, head)
 
-    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
-        """Sample row by row."""
+    def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
+        """Sample row by row, as `cpu/reference_sampling.py` defines."""
         return sample(logits, sampler)

@@ -1,4 +1,4 @@
-"""Sampling from float32 logits, row by row independent, randomness from Philox by (seed, position).
+"""The definition of sampling: from float32 logits, each row by itself, random numbers from Philox by (seed, position).
 
 This is the definition; native/sampling.cpp computes the same operations on the same numbers, faster.
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from noria.services.executor.cpu.philox import uniform
 from noria.services.executor.plan.limits import Integers
-from noria.services.executor.plan.sampling_metadata import Drawn, Floats, Sampler, wanted_logprobs
+from noria.services.executor.plan.sampling_metadata import Floats, SamplerOutput, SamplingMetadata, wanted_logprobs
 
 SCORE_MIN: Final = np.float32(-126)
 """Scores from here down weigh nothing: 2 ** -126 is the smallest normal float32."""
@@ -41,13 +41,13 @@ _LOG2_E: Final = np.float32(math.log2(math.e))
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
-def sample(logits: torch.Tensor, sampler: Sampler) -> Drawn:
+def sample(logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
     """Sample one token per row of logits [rows, vocabulary], which are overwritten."""
     rows: Floats = logits.numpy()
     count = len(rows)
     parameters = sampler.parameters
     most = wanted_logprobs(sampler)
-    drawn = Drawn(
+    drawn = SamplerOutput(
         np.zeros(count, np.int64),
         np.zeros(count if most >= 0 else 0, np.float32),
         np.zeros((count, max(most, 0)), np.int32),
@@ -98,7 +98,7 @@ def _likeliest(row: Floats, count: int) -> Integers:
     return ranked
 
 
-def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
+def _adjust(row: Floats, sampler: SamplingMetadata, index: int) -> None:
     """Add the bias to one row and subtract its penalties, in place."""
     biased = slice(sampler.bias_starts[index], sampler.bias_starts[index + 1])
     for token, value in zip(sampler.bias_ids[biased], sampler.bias_values[biased], strict=True):
@@ -115,7 +115,7 @@ def _adjust(row: Floats, sampler: Sampler, index: int) -> None:
 
 
 def _finite(row: Floats) -> Floats:
-    """The row with numbers only, or -inf."""
+    """The row with -inf for NaN, and the largest float32 for +inf."""
     if np.isfinite(row).all():
         return row
     clean: Floats = np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)

@@ -1,11 +1,11 @@
-"""What a step takes beside weights and cache: upper bounds from the shapes, in bytes."""
+"""Upper bounds, in bytes, of what a step takes beside weights and cache on a processor."""
 
 from noria.services.executor.cpu.step_tensors import padded_rows
-from noria.services.executor.kv_cache.memory_plan import Footprint
+from noria.services.executor.kv_cache.memory_plan import StepMemory
 from noria.services.executor.kv_cache.paged_cache import GATHER_BYTES
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.reference_linear import computed_rows
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 _LOGIT_COPIES = 2
 _SAMPLING_ROWS = 128
@@ -20,17 +20,17 @@ _SHAPES = 4
 """Of a layer's weights: into attention and out of it, into the MLP and out of it."""
 
 
-def footprint(
+def step_memory(
     architecture: Architecture,
-    shape: Shape,
+    shape: ExecutorLimits,
     item_bytes: int,
     *,
     converts: bool,
     products: int = 0,
     native_threads: int = 0,
     hosted: bool = False,
-) -> Footprint:
-    """The footprint of the largest step. converts: cached numbers are not of the computing dtype of item_bytes.
+) -> StepMemory:
+    """The memory of the largest step. converts: the cache's dtype is not the computing dtype, of item_bytes.
 
     products: what a matrix product takes beside its input and output. native_threads: of native kernels; 0 is plain
     PyTorch. hosted: transformers computes the model, tensor by tensor.
@@ -41,7 +41,7 @@ def footprint(
         activations = _activations(architecture, shape, item_bytes) + GATHER_BYTES * (2 if converts else 1)
     if hosted:
         activations += shape.max_batch_tokens * _hosted_token(architecture, item_bytes)
-    return Footprint(
+    return StepMemory(
         activations=products + activations,
         logits=(_LOGIT_COPIES * shape.max_slots + _SAMPLING_ROWS) * architecture.vocabulary * 4,
         buffers=2 * _buffers(shape),
@@ -50,9 +50,9 @@ def footprint(
     )
 
 
-def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
+def _activations(architecture: Architecture, shape: ExecutorLimits, item: int) -> int:
     queries, keys = architecture.heads * architecture.head_dim, architecture.key_width
-    chunk = shape.pages_per_chunk * shape.page_size
+    chunk = shape.pages_per_span * shape.page_size
     levels = -(-shape.max_model_tokens // chunk)
     # Residual stream, the product before and after; the MLP's halves; rotation in float32, twice.
     token = item * (4 * architecture.hidden + 2 * queries + 2 * keys + 3 * architecture.intermediate)
@@ -65,7 +65,7 @@ def _activations(architecture: Architecture, shape: Shape, item: int) -> int:
     return shape.max_batch_tokens * token + shape.max_slots * single
 
 
-def _kernels(shape: Shape) -> int:
+def _kernels(shape: ExecutorLimits) -> int:
     return _KERNEL_BYTES * (_SHAPES * _sizes(shape.max_batch_tokens) + _sizes(shape.max_slots))
 
 
@@ -73,7 +73,7 @@ def _sizes(rows_max: int) -> int:
     return len({computed_rows(rows, 1) for rows in range(1, rows_max + 1)})
 
 
-def _native_activations(architecture: Architecture, shape: Shape, item: int, threads: int) -> int:
+def _native_activations(architecture: Architecture, shape: ExecutorLimits, item: int, threads: int) -> int:
     hidden, queries, keys = architecture.hidden, architecture.heads * architecture.head_dim, architecture.key_width
     inner, experts = architecture.intermediate, architecture.experts
     # Float32: the residual stream and what products give. In the model's dtype: what products and attention take.
@@ -100,12 +100,12 @@ def _hosted_token(architecture: Architecture, item: int) -> int:
     return (item + 4) * (2 * architecture.hidden + 2 * queries + 4 * keys) + 2 * item * architecture.intermediate
 
 
-def _buffers(shape: Shape) -> int:
+def _buffers(shape: ExecutorLimits) -> int:
     pages = sum(shape.table_width(group) for group in range(len(shape.groups)))
     return 8 * (shape.max_batch_tokens * (2 + len(shape.groups)) + shape.max_slots * (pages + 16))
 
 
-def _bookkeeping(architecture: Architecture, shape: Shape) -> int:
+def _bookkeeping(architecture: Architecture, shape: ExecutorLimits) -> int:
     pages = sum(shape.table_width(group) for group in range(len(shape.groups)))
     rotations = 2 * 4 * shape.max_model_tokens * architecture.head_dim * len(architecture.ropes)
     return shape.max_slots * 4 * (shape.max_model_tokens + 1 + pages) + rotations

@@ -1,4 +1,4 @@
-"""A batch as tensors, with everything that all layers share made once: rotations, masks, chunk members."""
+"""A batch as torch tensors for the reference operations, with rotations and masks made once for all layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Final
 import torch
 
 from noria.services.executor.model.rope import Rope
-from noria.services.executor.plan.attention_spans import Reads, SingleQueries, Span, reads
+from noria.services.executor.plan.attention_spans import AttentionReads, AttentionSpan, SingleQueries, attention_reads
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 HIDDEN_SCORE: Final = -1e30
 """Added to the score of a key that must not be seen: finite, so that a wholly hidden chunk gives weight 0, not NaN."""
 
 
 @dataclass(slots=True, eq=False)
-class Singles:
+class SingleQueryTensors:
     """`SingleQueries` as tensors; mask [items, 1, 1, chunk]."""
 
     rows: torch.Tensor
@@ -27,42 +27,42 @@ class Singles:
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
-    """One chunk of keys for a span: pages [pages per chunk], mask [1, 1, padded query rows, chunk]."""
+class KeyChunk:
+    """One attention span's keys for a slice: pages [pages per span], mask [1, 1, padded query rows, keys]."""
 
     pages: torch.Tensor
     mask: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
-class SpanChunks:
-    """A span of query rows and the chunks it sees."""
+class SpanKeyChunks:
+    """The query rows of a slice, and the spans of keys that they see."""
 
     row: int
     length: int
-    chunks: list[Chunk]
+    chunks: list[KeyChunk]
 
 
 @dataclass(slots=True, eq=False)
-class GroupStep:
-    """One group's part of a step: write_slots [T], and what its layers read."""
+class GroupTensors:
+    """One group's part of a step: write_slots [T] and what its layers read."""
 
     write_slots: torch.Tensor
-    singles: Singles | None
-    spans: list[SpanChunks]
+    singles: SingleQueryTensors | None
+    spans: list[SpanKeyChunks]
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class StepTensors:
     """One step's tensors: token_ids [T]; by rope, cosine and sine [T, 1, head size] in float32; groups."""
 
     token_ids: torch.Tensor
     turns: list[tuple[torch.Tensor, torch.Tensor]]
-    groups: list[GroupStep]
+    groups: list[GroupTensors]
 
 
-class Rotations:
-    """Cosine and sine of every position of the context; the sine's first half is negated, as rotation needs it."""
+class RotaryTable:
+    """Cosine and sine of every position; the sine's first half is negated, as the rotation needs it."""
 
     def __init__(self, rope: Rope, head_dim: int, max_model_tokens: int, device: torch.device | None = None) -> None:
         frequencies = torch.tensor(rope.frequencies(head_dim), dtype=torch.float32)
@@ -83,16 +83,18 @@ def padded_rows(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def to_step(batch: Batch, rotations: Sequence[Rotations], shape: Shape, query_group: int, dtype: torch.dtype) -> Step:
-    """Make a batch's tensors."""
+def to_step(
+    batch: Batch, rotations: Sequence[RotaryTable], shape: ExecutorLimits, query_group: int, dtype: torch.dtype
+) -> StepTensors:
+    """The tensors of a batch."""
     positions = torch.from_numpy(batch.positions)
-    return Step(
+    return StepTensors(
         token_ids=torch.from_numpy(batch.token_ids),
         turns=[each.of(positions) for each in rotations],
         groups=[
-            GroupStep(
+            GroupTensors(
                 torch.from_numpy(pages.write_slots),
-                *_parts(reads(shape, batch.slices, pages), shape.page_size, pages.window, query_group, dtype),
+                *_parts(attention_reads(shape, batch.slices, pages), shape.page_size, pages.window, query_group, dtype),
             )
             for pages in batch.pages
         ],
@@ -100,18 +102,18 @@ def to_step(batch: Batch, rotations: Sequence[Rotations], shape: Shape, query_gr
 
 
 def _parts(
-    found: Reads, page_size: int, window: int, query_group: int, dtype: torch.dtype
-) -> tuple[Singles | None, list[SpanChunks]]:
+    found: AttentionReads, page_size: int, window: int, query_group: int, dtype: torch.dtype
+) -> tuple[SingleQueryTensors | None, list[SpanKeyChunks]]:
     singles = _singles(found.singles, page_size, dtype) if found.singles else None
     return singles, [_span(span, page_size, window, query_group, dtype) for span in found.spans]
 
 
-def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Singles:
+def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> SingleQueryTensors:
     keys = torch.arange(singles.pages.shape[1] * page_size)
     hidden = keys >= torch.from_numpy(singles.ends)[:, None]
     if singles.firsts.any():
         hidden |= keys < torch.from_numpy(singles.firsts)[:, None]
-    return Singles(
+    return SingleQueryTensors(
         rows=torch.from_numpy(singles.rows),
         counts=list(singles.counts),
         members=torch.from_numpy(singles.members),
@@ -120,7 +122,7 @@ def _singles(singles: SingleQueries, page_size: int, dtype: torch.dtype) -> Sing
     )
 
 
-def _span(span: Span, page_size: int, window: int, query_group: int, dtype: torch.dtype) -> SpanChunks:
+def _span(span: AttentionSpan, page_size: int, window: int, query_group: int, dtype: torch.dtype) -> SpanKeyChunks:
     chunk = span.pages.shape[1] * page_size
     # A row of the padded query block is (token, query head of the group): all rows of a token see the same keys.
     rows = torch.arange(padded_rows(span.length * query_group)) // query_group
@@ -135,8 +137,8 @@ def _span(span: Span, page_size: int, window: int, query_group: int, dtype: torc
             keys = torch.arange(first, last + 1)
             hidden = keys > sees
             mask = _mask(hidden | (keys <= sees - window) if window else hidden, dtype)[None, None]
-        chunks.append(Chunk(pages, mask))
-    return SpanChunks(span.row, span.length, chunks)
+        chunks.append(KeyChunk(pages, mask))
+    return SpanKeyChunks(span.row, span.length, chunks)
 
 
 def _mask(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The operations that are the same in plain PyTorch wherever a step's tensors are. Caches and attention are elsewhere."""
+"""The operations in plain PyTorch that do not depend on where the cache is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ import torch
 from torch.nn import functional
 
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.expert_reads import ExpertsRead
+from noria.services.executor.model.expert_reads import ExpertReads
 from noria.services.executor.model.linear_layers import Linear
-from noria.services.executor.model.operations import Layer, in_turn
+from noria.services.executor.model.operations import DecoderLayer, in_turn
 
 
 class TensorOperations(ABC):
-    """A part of `StepOperations`. Who inherits it sets _token_ids and _turns when a step begins."""
+    """Base class of operations in plain PyTorch; a subclass sets _token_ids and _turns when a step begins."""
 
     _token_ids: torch.Tensor
     _turns: list[tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, architecture: Architecture, device: torch.device | None = None) -> None:
         self._architecture = architecture
-        self.experts = ExpertsRead(device)
+        self.experts = ExpertReads(device)
         self._query_width = architecture.heads * architecture.head_dim
         self._key_width = architecture.kv_heads * architecture.head_dim
 
@@ -29,7 +29,7 @@ class TensorOperations(ABC):
         x = table.index_select(0, self._token_ids)
         return x if scale == 1 else x.mul_(scale)
 
-    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layers(self, layers: Sequence[DecoderLayer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All layers, operation by operation."""
         return in_turn(self, layers, x)
 

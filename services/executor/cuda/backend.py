@@ -1,21 +1,21 @@
-"""What computes a model's steps on a GPU, by `executor.kernels`."""
+"""Chooses what computes a model's steps on a GPU, by `executor.kernels`."""
 
 from collections.abc import Sequence
 
 import torch
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cuda.device.cache_pool import Pool
-from noria.services.executor.cuda.engine import DeviceOperations, Made
-from noria.services.executor.cuda.layers.attention import Attention
+from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
+from noria.services.executor.cuda.engine import DeviceOperations, ModelOnDevice
+from noria.services.executor.cuda.layers.attention import DeviceAttention
 from noria.services.executor.cuda.layers.installed import installed
 from noria.services.executor.cuda.layers.layer_pages import layer_pages
 from noria.services.executor.kv_cache.layer_groups import layer_groups
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 from noria.shared.errors import UserError
 
 
-def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceOperations:
+def choose_operations(config: ExecutorConfig, made: ModelOnDevice, pool: DeviceCachePool) -> DeviceOperations:
     """The operations over a pool: by Triton, with FlashInfer's attention where it is installed and knows the model.
 
     Raises UserError for kernels that are of a processor, and where Triton is not installed.
@@ -30,7 +30,7 @@ def choose_operations(config: ExecutorConfig, made: Made, pool: Pool) -> DeviceO
     from noria.services.executor.cuda.triton.operations import TritonOperations
 
     shape = pool.shape
-    rows = [pool.data[:, rank * shape.num_blocks :] for _, rank in places]
+    rows = [pool.data[:, rank * shape.num_chunks :] for _, rank in places]
     return TritonOperations(
         made.architecture,
         shape,
@@ -48,8 +48,8 @@ def _has_fp8() -> bool:
 
 
 def _flashinfer(
-    made: Made, shape: Shape, rows: Sequence[torch.Tensor], places: Sequence[tuple[int, int]]
-) -> Attention | None:
+    made: ModelOnDevice, shape: ExecutorLimits, rows: Sequence[torch.Tensor], places: Sequence[tuple[int, int]]
+) -> DeviceAttention | None:
     """FlashInfer's attention, where it is installed, runs here and knows the model; of NVIDIA's GPUs alone."""
     if not installed("flashinfer") or torch.version.hip is not None:
         return None

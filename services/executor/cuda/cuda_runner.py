@@ -1,4 +1,4 @@
-"""The lane of a GPU: one thread queues steps, another waits for them.
+"""The model runner of a GPU: one thread queues steps, another waits for them.
 
 The first never waits for the device, so step N + 1 is queued while N computes; the second sleeps until what N sampled has
 arrived on the host. They know no sockets and no plans.
@@ -12,35 +12,37 @@ from typing import Final
 
 from noria.proto.execution import Failure
 from noria.services.executor.cuda.device.streams import DeviceLostError
-from noria.services.executor.cuda.pipeline import Finished, Flight, Pipeline
+from noria.services.executor.cuda.pipeline import FinishedFlight, Pipeline, StepFlight
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.runner.loaded_model import Loaded
+from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.executor.runner.model_runner import (
-    Broken,
-    Computed,
+    DeviceLost,
+    GraphNotRecorded,
     LoadFailed,
-    Loading,
-    Lost,
-    NotRecorded,
-    Tell,
-    Times,
+    LoadProgress,
+    ReportProgress,
+    StepBroken,
+    StepComputed,
+    StepTimestamps,
 )
-from noria.services.executor.runner.threaded_runner import ThreadedLane
+from noria.services.executor.runner.threaded_runner import ThreadedModelRunner
 from noria.shared.errors import UserError
 
 _CLOSE_S: Final = 1.0
-_Queued = tuple[Flight, int] | Broken | None
+_Queued = tuple[StepFlight, int] | StepBroken | None
 
 
-class CudaLane(ThreadedLane):
-    """load: is given what tells of its progress. `wake` is called for each outcome."""
+class CudaModelRunner(ThreadedModelRunner):
+    """Computes on a GPU. load: loads the model, and is given a function for its progress. `wake` is called for each event."""
 
-    def __init__(self, load: Callable[[Tell], tuple[Pipeline, Loaded]], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, load: Callable[[ReportProgress], tuple[Pipeline, LoadedModel]], wake: Callable[[], None]
+    ) -> None:
         super().__init__(wake)
         self._load = load
         self._flying: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
         self._lost = False
-        self._launcher = threading.Thread(target=self._launch_all, name="lane", daemon=True)
+        self._launcher = threading.Thread(target=self._launch_all, name="model runner", daemon=True)
         self._launcher.start()
 
     def close(self) -> bool:
@@ -51,45 +53,45 @@ class CudaLane(ThreadedLane):
 
     def _launch_all(self) -> None:
         try:
-            pipeline, loaded = self._load(lambda what, done, of: self._report(Loading(what, done, of)))
+            pipeline, loaded = self._load(lambda what, done, of: self._report(LoadProgress(what, done, of)))
         except UserError as error:
             self._report(LoadFailed(str(error)))
             return
         except Exception as error:  # the thread's edge: the process must hear of it and stop, not hang
             self._report(LoadFailed(f"{type(error).__name__}: {error}"))
             return
-        pipeline.recorded.told = lambda shape, reason: self._report(NotRecorded(shape, reason))
+        pipeline.graph_runner.on_refused = lambda shape, reason: self._report(GraphNotRecorded(shape, reason))
         self._report(loaded)
-        finisher = threading.Thread(target=self._finish_all, args=(pipeline,), name="lane results", daemon=True)
+        finisher = threading.Thread(target=self._finish_all, args=(pipeline,), name="model runner results", daemon=True)
         finisher.start()
         broken_epoch: int | None = None
         while (posted := self._posted.get()) is not None and not self._lost:
             batch, posted_ns = posted
             if batch.epoch == broken_epoch and batch.number != 1:
-                queued: _Queued = Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
+                queued: _Queued = StepBroken(batch, Failure.ERROR, "an earlier step of the epoch failed")
             else:
                 queued = self._launched(pipeline, batch, posted_ns)
-            broken_epoch = batch.epoch if isinstance(queued, Broken) else None
+            broken_epoch = batch.epoch if isinstance(queued, StepBroken) else None
             self._flying.put(queued)
         self._flying.put(None)
         finisher.join()
 
-    def _launched(self, pipeline: Pipeline, batch: Batch, posted_ns: int) -> tuple[Flight, int] | Broken:
+    def _launched(self, pipeline: Pipeline, batch: Batch, posted_ns: int) -> tuple[StepFlight, int] | StepBroken:
         try:
             try:
                 return pipeline.launch(batch), posted_ns
             except MemoryError as error:
                 pipeline.make_room()
-                return Broken(batch, Failure.MEMORY, str(error))
+                return StepBroken(batch, Failure.MEMORY, str(error))
         except DeviceLostError as error:
             self._lose(str(error))
-            return Broken(batch, Failure.ERROR, str(error))
-        except Exception as error:  # the lane's edge: a bad step must not take the model with it
-            return Broken(batch, Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
+            return StepBroken(batch, Failure.ERROR, str(error))
+        except Exception as error:  # the model runner's edge: a bad step must not take the model with it
+            return StepBroken(batch, Failure.ERROR, f"{type(error).__name__}: {error}"[:1000])
 
     def _finish_all(self, pipeline: Pipeline) -> None:
         while (queued := self._flying.get()) is not None:
-            if isinstance(queued, Broken):
+            if isinstance(queued, StepBroken):
                 self._report(queued)
                 continue
             flight, posted_ns = queued
@@ -102,10 +104,10 @@ class CudaLane(ThreadedLane):
 
     def _lose(self, reason: str) -> None:
         self._lost = True
-        self._report(Lost(reason))
+        self._report(DeviceLost(reason))
 
 
-def _computed(batch: Batch, finished: Finished, posted_ns: int, launched_ns: int) -> Computed:
+def _computed(batch: Batch, finished: FinishedFlight, posted_ns: int, launched_ns: int) -> StepComputed:
     way = finished.way.value if finished.way is not None else ""
-    times = Times(posted_ns, launched_ns, finished.began_ns, finished.ended_ns, time.monotonic_ns(), way)
-    return Computed(batch, finished.drawn, finished.compute_us, finished.idle_us, times, finished.experts)
+    times = StepTimestamps(posted_ns, launched_ns, finished.began_ns, finished.ended_ns, time.monotonic_ns(), way)
+    return StepComputed(batch, finished.drawn, finished.compute_us, finished.idle_us, times, finished.experts)

@@ -1,4 +1,4 @@
-"""A model on its device: what one step computes, from the arrays of its input to those of its output.
+"""A model on its device: computes one step from its input arrays to its output arrays.
 
 Everything here only queues work; nothing looks at a number.
 """
@@ -9,23 +9,23 @@ from typing import Protocol
 import msgspec
 import torch
 
-from noria.services.executor.cuda.device.cache_pool import Pool
-from noria.services.executor.cuda.device.step_inputs import Inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
+from noria.services.executor.cuda.device.step_inputs import StepInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.decoder import Decoder
 from noria.services.executor.model.operations import StepOperations
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 
 class DeviceOperations(StepOperations, Protocol):
-    """The functions of a step whose arrays are on the device. None of them waits for it."""
+    """The operations on a device over one step, whose arrays are there. None waits for the device."""
 
     @property
     def name(self) -> str:
-        """What computes, for a person."""
+        """What computes, as shown to the user."""
 
     @property
     def tile_tokens(self) -> int:
@@ -35,18 +35,18 @@ class DeviceOperations(StepOperations, Protocol):
     def kept(self) -> Sequence[torch.Tensor]:
         """What stays on the device from step to step beside the cache: tokens sampled last, the count of experts."""
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
         """On the host, before a step of these sizes is queued or replayed: what is not in its inputs, and in no graph."""
 
-    def take(self, step: Inputs) -> None:
-        """The step that follows, of whatever its inputs hold when it is run. Tokens that it carries are found in `kept`."""
+    def take(self, step: StepInputs) -> None:
+        """Begin a step over these inputs, whatever they hold when it runs. Tokens that it carries are found in `kept`."""
 
-    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+    def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten, and keep it for its slot."""
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A model on its device, before its cache has a size. store: the cache's dtype."""
+class ModelOnDevice(msgspec.Struct, frozen=True):
+    """A model on its device before its cache has a size. store: the cache's dtype."""
 
     decoder: Decoder
     architecture: Architecture
@@ -55,32 +55,34 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class DeviceModel(Protocol):
-    """A forward pass made of operations alone: `Decoder`."""
+    """A forward pass made of operations alone, such as `Decoder`."""
 
     def forward(self, operations: StepOperations, *, sampled: bool) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits of its sampled rows if it has any."""
 
 
 class DeviceEngine:
-    """Model, cache and operations."""
+    """A model, its cache and its operations; methods only queue work."""
 
-    def __init__(self, model: DeviceModel, shape: Shape, pool: Pool, operations: DeviceOperations) -> None:
+    def __init__(
+        self, model: DeviceModel, shape: ExecutorLimits, pool: DeviceCachePool, operations: DeviceOperations
+    ) -> None:
         self.shape = shape
         self.pool = pool
         self.operations = operations
         self._model = model
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
-        """Before a step, on the host."""
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
+        """Prepare on the host what the operations need before a step."""
         self.operations.plan(batch, sizes)
 
-    def forward(self, step: Inputs) -> torch.Tensor | None:
+    def forward(self, step: StepInputs) -> torch.Tensor | None:
         """The logits of a step's sampled rows, if it has any."""
         with torch.inference_mode():
             self.operations.take(step)
             return self._model.forward(self.operations, sampled=step.sizes.samples > 0)
 
-    def sample(self, step: Inputs, logits: torch.Tensor, out: Outputs) -> None:
+    def sample(self, step: StepInputs, logits: torch.Tensor, out: StepOutputs) -> None:
         """Sample a step's rows, for its output and for the next step."""
         with torch.inference_mode():
             self.operations.sample(logits, step, out)

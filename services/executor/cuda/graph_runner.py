@@ -1,4 +1,4 @@
-"""Computes steps by graphs where there are any, else operation by operation.
+"""Computes steps by CUDA graphs where there are any, else operation by operation.
 
 A graph of a step that samples plainly is all of it. A step that samples in a way beyond that, with penalties or
 log-probabilities, has a graph of its forward pass alone, and computes the rest.
@@ -10,46 +10,57 @@ from typing import assert_never
 
 import torch
 
-from noria.services.executor.cuda.device.step_inputs import Inputs, inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs, outputs
-from noria.services.executor.cuda.device.streams import Buffer, CaptureError, Graph, Stream, Uses
+from noria.services.executor.cuda.device.step_inputs import StepInputs, inputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs, outputs
+from noria.services.executor.cuda.device.streams import (
+    BufferUses,
+    CaptureError,
+    DeviceBuffer,
+    DeviceGraph,
+    DeviceStream,
+)
 from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.layout.graph_dispatcher import GraphBook, Way
+from noria.services.executor.cuda.layout.graph_dispatcher import GraphDispatcher, GraphMode
 from noria.services.executor.cuda.layout.padding import plain
-from noria.services.executor.cuda.layout.step_layout import Layout
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.layout.step_layout import StepLayout
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.plan.batch import Batch
 
 
 @dataclass(slots=True, frozen=True)
-class Step:
-    """A step as it lies on the device."""
+class StagedStep:
+    """A step whose input and output buffers are on the device."""
 
     batch: Batch
-    layout: Layout
-    step_in: Buffer
-    step_out: Buffer
+    layout: StepLayout
+    step_in: DeviceBuffer
+    step_out: DeviceBuffer
 
-    def views(self) -> tuple[Inputs, Outputs]:
-        """Its arrays."""
+    def views(self) -> tuple[StepInputs, StepOutputs]:
+        """Its input and output arrays."""
         return inputs(self.layout, self.step_in.data), outputs(self.layout.sizes, self.step_out.data)
 
 
-Key = tuple[Sizes, bool]
+Key = tuple[StepSizes, bool]
 """What a graph is found by: padded sizes, and whether it samples."""
 
 
-class Recorded:
-    """An engine on one stream. kept: the buffers that last, which every step reads and writes. samples_max: sampled rows.
+class GraphRunner:
+    """An engine on one stream, with its graphs. kept: buffers that every step reads and writes. samples_max: sampled rows.
 
-    told: is called once, with a shape and the reason why it cannot be recorded.
+    on_refused: is called once, with a shape and the reason why it cannot be recorded.
     """
 
     def __init__(
-        self, engine: DeviceEngine, stream: Stream, kept: tuple[Buffer, ...], graphs_max: int, samples_max: int
+        self,
+        engine: DeviceEngine,
+        stream: DeviceStream,
+        kept: tuple[DeviceBuffer, ...],
+        graphs_max: int,
+        samples_max: int,
     ) -> None:
-        self.told: Callable[[str, str], None] = lambda shape, reason: None
-        self.book: GraphBook[Key, Graph] = GraphBook(graphs_max)
+        self.on_refused: Callable[[str, str], None] = lambda shape, reason: None
+        self.dispatcher: GraphDispatcher[Key, DeviceGraph] = GraphDispatcher(graphs_max)
         self._engine = engine
         self._stream = stream
         self._kept = kept
@@ -60,10 +71,10 @@ class Recorded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device that are taken from the start."""
+        """Bytes on the device taken at the start, for logits."""
         return self._logits.nbytes
 
-    def compute(self, step: Step, sizes: Sizes, *, fits: bool) -> tuple[Way, list[object]]:
+    def compute(self, step: StagedStep, sizes: StepSizes, *, fits: bool) -> tuple[GraphMode, list[object]]:
         """Queue a step; says how, and what must be kept until it is over. fits: it lies where graphs look for it.
 
         sizes: those of its graph. Raises MemoryError.
@@ -71,18 +82,18 @@ class Recorded:
         views, uses = step.views(), self._uses(step)
         self._stream.run(lambda: self._engine.plan(step.batch, sizes if fits else step.layout.sizes), uses)
         key = sizes, plain(step.layout.sizes)
-        way = self.book.choose(key) if fits else Way.EAGER
+        way = self.dispatcher.choose(key) if fits else GraphMode.EAGER
         kept: list[object] = []
         match way:
-            case Way.REPLAY:
-                graph = self.book.graph(key)
-            case Way.CAPTURE:
+            case GraphMode.REPLAY:
+                graph = self.dispatcher.graph(key)
+            case GraphMode.CAPTURE:
                 found = self._record(step, key)
                 if found is None:
                     return self.compute(step, sizes, fits=False)
                 graph = found
-                kept += self.book.captured(key, graph)
-            case Way.EAGER:
+                kept += self.dispatcher.captured(key, graph)
+            case GraphMode.EAGER:
                 self._stream.run(lambda: self._compute(*views), uses)
                 return way, kept
             case _:
@@ -93,36 +104,36 @@ class Recorded:
             self._stream.run(lambda: self._engine.sample(views[0], logits, views[1]), uses)
         return way, [*kept, graph]
 
-    def warm(self, step: Step) -> bool:
-        """Compute a step that nobody asked for and record it; whether it could be."""
+    def warm(self, step: StagedStep) -> bool:
+        """Compute a step of padding and record its graph. Returns whether it could be recorded."""
         key = step.layout.sizes, True
         self.compute(step, key[0], fits=False)
         graph = self._record(step, key)
         if graph is not None:
-            self.book.captured(key, graph)
+            self.dispatcher.captured(key, graph)
         return graph is not None
 
-    def _compute(self, step: Inputs, out: Outputs) -> None:
+    def _compute(self, step: StepInputs, out: StepOutputs) -> None:
         logits = self._engine.forward(step)
         if logits is not None:
             self._engine.sample(step, logits, out)
 
-    def _forward(self, step: Inputs) -> None:
+    def _forward(self, step: StepInputs) -> None:
         logits = self._engine.forward(step)
         if logits is not None:
             self._logits[: len(logits)].copy_(logits)
 
-    def _record(self, step: Step, key: Key) -> Graph | None:
+    def _record(self, step: StagedStep, key: Key) -> DeviceGraph | None:
         """Record the graph of a step's shape; None when that cannot be done."""
         sizes, samples = key
-        layout = Layout(step.layout.shape, sizes, step.layout.tile_tokens)
-        views, uses = Step(step.batch, layout, step.step_in, step.step_out).views(), self._uses(step)
+        layout = StepLayout(step.layout.shape, sizes, step.layout.tile_tokens)
+        views, uses = StagedStep(step.batch, layout, step.step_in, step.step_out).views(), self._uses(step)
         try:
             return self._stream.capture(lambda: self._compute(*views) if samples else self._forward(views[0]), uses)
         except CaptureError as error:
-            if self.book.refuse(key, str(error)):
-                self.told(f"{sizes.tokens} query tokens of {sizes.slices} sequences", str(error))
+            if self.dispatcher.refuse(key, str(error)):
+                self.on_refused(f"{sizes.tokens} query tokens of {sizes.slices} sequences", str(error))
             return None
 
-    def _uses(self, step: Step) -> Uses:
-        return Uses((step.step_in, *self._kept), (step.step_in, step.step_out, *self._kept))
+    def _uses(self, step: StagedStep) -> BufferUses:
+        return BufferUses((step.step_in, *self._kept), (step.step_in, step.step_out, *self._kept))

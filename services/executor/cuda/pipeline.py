@@ -1,4 +1,4 @@
-"""A step's way through the device: what is queued on which stream, and what waits for what.
+"""Brings steps through a device: what is queued on which stream, and what waits for what.
 
     copy in    [host in → device in]
     compute                          [→ step in][moves][graph, or one after the other][step out →]
@@ -15,20 +15,20 @@ from typing import Final
 
 import msgspec
 
-from noria.services.executor.cuda.device.block_copies import STAGING_BYTES, Moves
-from noria.services.executor.cuda.device.buffer_pairs import Pair, Pairs
+from noria.services.executor.cuda.device.block_copies import STAGING_BYTES, BlockCopies
+from noria.services.executor.cuda.device.buffer_pairs import BufferPair, StepBuffers
 from noria.services.executor.cuda.device.step_outputs import drawn, experts_read, output_bytes
-from noria.services.executor.cuda.device.streams import Device, Event
+from noria.services.executor.cuda.device.streams import Device, DeviceEvent
 from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.graph_runner import Recorded, Step
-from noria.services.executor.cuda.layout.graph_dispatcher import Way
+from noria.services.executor.cuda.graph_runner import GraphRunner, StagedStep
+from noria.services.executor.cuda.layout.graph_dispatcher import GraphMode
 from noria.services.executor.cuda.layout.padding import Padding, beyond, largest_sizes
-from noria.services.executor.cuda.layout.step_layout import Layout
-from noria.services.executor.cuda.layout.step_sizes import Sizes, needed
+from noria.services.executor.cuda.layout.step_layout import StepLayout
+from noria.services.executor.cuda.layout.step_sizes import StepSizes, needed
 from noria.services.executor.model.expert_reads import difference
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import idle_batch
-from noria.services.executor.plan.sampling_metadata import Drawn
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
 
 EXTRA_BYTES: Final = 4 << 20
 """Room in a pair beside the largest step: for what penalties count."""
@@ -36,38 +36,38 @@ EXTRA_BYTES: Final = 4 << 20
 _LAYOUTS_MAX: Final = 1024
 
 
-class Finished(msgspec.Struct, frozen=True):
-    """What came of a step: what it sampled, microseconds computing and waiting before; began and ended on the host's clock.
+class FinishedFlight(msgspec.Struct, frozen=True):
+    """A finished step: what it sampled, microseconds of computing and of waiting before, begin and end on the host's clock.
 
     way: how it was computed; None where nothing was but moved. experts: how many were read since the last step that sampled.
     """
 
-    drawn: Drawn | None
+    drawn: SamplerOutput | None
     compute_us: int
     idle_us: int
     began_ns: int
     ended_ns: int
-    way: Way | None
+    way: GraphMode | None
     experts: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """A step that was queued. kept: what must not be freed before it is over."""
+class StepFlight:
+    """A step that was queued. kept: objects that must live until it is over."""
 
     batch: Batch
-    pair: Pair
-    sizes: Sizes
+    pair: BufferPair
+    sizes: StepSizes
     launched_ns: int
-    began: Event
-    ended: Event
-    out: Event
-    way: Way | None
+    began: DeviceEvent
+    ended: DeviceEvent
+    out: DeviceEvent
+    way: GraphMode | None
     kept: list[object] = field(default_factory=list)
 
 
 class Pipeline:
-    """Steps through one device. graphs_max: how many graphs are kept. clock_ns: the host's. staging_bytes: as in `Moves`."""
+    """Queues steps on one device. graphs_max: how many graphs are kept. clock_ns: the host's. staging_bytes: as in `BlockCopies`."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class Pipeline:
         self._device = device
         self._padding = padding
         self._clock_ns = clock_ns
-        self._layouts: dict[Sizes, Layout] = {}
+        self._layouts: dict[StepSizes, StepLayout] = {}
         shape = engine.shape
         largest = self._layout(largest_sizes(shape, padding, engine.operations.tile_tokens))
-        self._pairs = Pairs(device, largest.bytes + EXTRA_BYTES, output_bytes(largest.sizes))
+        self._pairs = StepBuffers(device, largest.bytes + EXTRA_BYTES, output_bytes(largest.sizes))
         self._copy_in, self._compute, self._copy_out = map(device.stream, ("copy in", "compute", "copy out"))
         pool = device.state("pool", engine.pool.data)
-        self.moves = Moves(device, engine.pool, pool, staging_bytes)
+        self.moves = BlockCopies(device, engine.pool, pool, staging_bytes)
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
-        self.recorded = Recorded(engine, self._compute, kept, graphs_max, largest.sizes.samples)
-        self._before: tuple[Event, int] | None = None
+        self.graph_runner = GraphRunner(engine, self._compute, kept, graphs_max, largest.sizes.samples)
+        self._before: tuple[DeviceEvent, int] | None = None
         self._experts = 0
 
-    def launch(self, batch: Batch) -> Flight:
+    def launch(self, batch: Batch) -> StepFlight:
         """Queue a step. Raises MemoryError, and whatever the model's code raises, with nothing of it under way."""
         sizes, padded = self._sizes(batch)
         layout, rows = self._layout(sizes), self.moves.rows(batch)
@@ -114,24 +114,24 @@ class Pipeline:
             began = self._compute.record(timed=True)
             if len(rows):
                 self.moves.launch(batch, self._compute, pair.index)
-            way: Way | None = None
+            way: GraphMode | None = None
             kept: list[object] = []
             if len(batch.token_ids):
-                step = Step(batch, layout, step_in, step_out)
+                step = StagedStep(batch, layout, step_in, step_out)
                 fits = step_in is self._pairs.step_in
-                way, kept = self.recorded.compute(step, padded, fits=fits)
+                way, kept = self.graph_runner.compute(step, padded, fits=fits)
             ended = self._compute.record(timed=True)
             self._compute.copy(pair.device_out, step_out, output_bytes(sizes))
             self._copy_out.wait(self._compute.record())
             self._copy_out.copy(pair.host_out, pair.device_out, output_bytes(sizes))
-            return Flight(batch, pair, sizes, launched_ns, began, ended, self._copy_out.record(), way, kept)
+            return StepFlight(batch, pair, sizes, launched_ns, began, ended, self._copy_out.record(), way, kept)
         except BaseException:
             self._settle()
             pair.busy = False
             raise
 
-    def finish(self, flight: Flight) -> Finished:
-        """Wait for a step, the oldest, and take what came of it. Raises DeviceLostError."""
+    def finish(self, flight: StepFlight) -> FinishedFlight:
+        """Wait for the oldest step and return what came of it. Raises DeviceLostError."""
         flight.out.wait()
         found, experts = None, 0
         if flight.batch.sampler is not None:
@@ -150,22 +150,22 @@ class Pipeline:
                 began_ns = ended_ns + int(1000 * idle_us)
         ended_ns = min(began_ns + int(1000 * compute_us), self._clock_ns())
         self._before = flight.ended, ended_ns
-        return Finished(found, int(compute_us), int(idle_us), began_ns, ended_ns, flight.way, experts)
+        return FinishedFlight(found, int(compute_us), int(idle_us), began_ns, ended_ns, flight.way, experts)
 
-    def warm(self, sizes: Sizes) -> None:
+    def warm(self, sizes: StepSizes) -> None:
         """Compute a step of padding alone, and record its graph."""
-        self._padding_alone(sizes, self.recorded.warm)
+        self._padding_alone(sizes, self.graph_runner.warm)
 
-    def compute_padding(self, sizes: Sizes) -> None:
+    def compute_padding(self, sizes: StepSizes) -> None:
         """Compute a step of padding alone, and wait for it. Raises MemoryError."""
-        self._padding_alone(sizes, lambda step: self.recorded.compute(step, sizes, fits=False))
+        self._padding_alone(sizes, lambda step: self.graph_runner.compute(step, sizes, fits=False))
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes on the device of the pairs, of what graphs read and write, and of what swaps are staged in."""
-        return self._pairs.device_bytes + self.moves.staging_bytes + self.recorded.nbytes
+        return self._pairs.device_bytes + self.moves.staging_bytes + self.graph_runner.nbytes
 
-    def _padding_alone(self, sizes: Sizes, use: Callable[[Step], object]) -> None:
+    def _padding_alone(self, sizes: StepSizes, use: Callable[[StagedStep], object]) -> None:
         batch = idle_batch(self.engine.shape)
         layout = self._layout(sizes)
         pair = self._pairs.take(layout.bytes, output_bytes(sizes), 0)
@@ -173,32 +173,32 @@ class Pipeline:
             with self._device.written(pair.host_in) as array:
                 layout.fill(array, batch)
             self._compute.copy(self._pairs.step_in, pair.host_in, layout.bytes)
-            use(Step(batch, layout, self._pairs.step_in, self._pairs.step_out))
+            use(StagedStep(batch, layout, self._pairs.step_in, self._pairs.step_out))
         finally:
             self._settle()
             pair.busy = False
 
     @property
-    def common(self) -> list[Sizes]:
+    def common(self) -> list[StepSizes]:
         """The sizes of steps that are worth recording before anybody asks."""
         return self._padding.common(self.engine.shape)
 
     def make_room(self) -> None:
-        """After a step for which there was too little memory: give back what is kept for other steps."""
+        """Free the memory kept for other steps, after one for which there was too little."""
         self._settle()
-        self.recorded.book.clear()
+        self.graph_runner.dispatcher.clear()
         self._device.trim()
 
-    def _sizes(self, batch: Batch) -> tuple[Sizes, Sizes]:
+    def _sizes(self, batch: Batch) -> tuple[StepSizes, StepSizes]:
         """What a step is padded to: in all, and in what a graph is chosen by."""
         exact = needed(batch, self.engine.operations.tile_tokens)
         padded = self._padding.padded(self.engine.shape, exact)
         return beyond(padded, exact), padded
 
-    def _layout(self, sizes: Sizes) -> Layout:
+    def _layout(self, sizes: StepSizes) -> StepLayout:
         found = self._layouts.get(sizes)
         if found is None:
-            found = Layout(self.engine.shape, sizes, self.engine.operations.tile_tokens)
+            found = StepLayout(self.engine.shape, sizes, self.engine.operations.tile_tokens)
             if len(self._layouts) < _LAYOUTS_MAX:
                 self._layouts[sizes] = found
         return found

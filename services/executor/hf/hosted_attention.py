@@ -1,4 +1,4 @@
-"""The attention of models that transformers computes: registered with its attention interface, and what it is asked for.
+"""The attention function that transformers' models call, and how it is handed to ours.
 
 transformers' models call a named attention function layer by layer. Ours hands each call to whoever runs the model in
 this context: an Observer once, to learn what the layers are; then the model's steps, over the paged cache.
@@ -25,8 +25,8 @@ _HARMLESS: Final = ("position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_l
 _MASK_PROBES: Final = 16
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """One call: queries [1, heads, T, d], keys and values [1, kv heads, T, d]; the mask and options as transformers has them."""
+class AttentionCall(msgspec.Struct, frozen=True):
+    """One call of a layer: queries [1, heads, T, d], keys and values [1, kv heads, T, d], mask and options of transformers."""
 
     module: torch.nn.Module
     queries: torch.Tensor
@@ -36,11 +36,11 @@ class Asked(msgspec.Struct, frozen=True):
     options: Mapping[str, object]
 
 
-Attend = Callable[[Asked], torch.Tensor]
+Attend = Callable[[AttentionCall], torch.Tensor]
 """Answers a call with [1, T, heads, d]."""
 
 
-class Visible(Protocol):
+class MaskFunction(Protocol):
     """transformers' mask functions: whether a query at a position sees a key, by broadcast indices."""
 
     def __call__(self, batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -48,11 +48,11 @@ class Visible(Protocol):
 
 
 _attending: ContextVar[Attend] = ContextVar("attending")
-_observer: ContextVar["Observer"] = ContextVar("observer")
+_observer: ContextVar["AttentionObserver"] = ContextVar("observer")
 
 
-class Attention(msgspec.Struct, frozen=True):
-    """What one layer asks for. window: tokens seen, itself included; 0 is all. cap: as in `Architecture`."""
+class HostedAttention(msgspec.Struct, frozen=True):
+    """What one layer's attention is. window: tokens seen, itself included, 0 is all; cap: as in `Architecture`."""
 
     module: int
     heads: int
@@ -63,20 +63,20 @@ class Attention(msgspec.Struct, frozen=True):
     cap: float | None
 
 
-class Observer:
-    """Notes each layer's call, whose result is zero. Raises UserError naming what the paged attention does not know."""
+class AttentionObserver:
+    """Notes each layer's call and returns zeros. Raises UserError naming what the paged attention does not know."""
 
     def __init__(self, context: int) -> None:
-        self.layers: list[Attention] = []
+        self.layers: list[HostedAttention] = []
         self._context = context
-        self._masks: list[Visible] = []
+        self._masks: list[MaskFunction] = []
 
-    def mask(self, visible: Visible, queries: int, keys: int) -> torch.Tensor:
-        """A mask whose numbers say which one it is, so that a layer's call tells what its layer sees."""
+    def mask(self, visible: MaskFunction, queries: int, keys: int) -> torch.Tensor:
+        """A mask whose numbers encode which one it is, so that a layer's call shows what the layer sees."""
         self._masks.append(visible)
         return torch.full((1, 1, queries, keys), len(self._masks) - 1.0)
 
-    def __call__(self, asked: Asked) -> torch.Tensor:
+    def __call__(self, asked: AttentionCall) -> torch.Tensor:
         """Note a call."""
         queries, keys, values, options = asked.queries, asked.keys, asked.values, asked.options
         _check_sizes(queries, keys, values)
@@ -88,7 +88,7 @@ class Observer:
         scale, cap = options.get("scaling"), options.get("softcap")
         head_dim = queries.shape[3]
         self.layers.append(
-            Attention(
+            HostedAttention(
                 module=id(asked.module),
                 heads=queries.shape[1],
                 kv_heads=keys.shape[1],
@@ -110,7 +110,7 @@ class Observer:
         return window_of(self._masks[int(number)], self._context)
 
 
-def window_of(visible: Visible, context: int) -> int:
+def window_of(visible: MaskFunction, context: int) -> int:
     """How many tokens a query sees, itself included; 0 is all that precede. Raises UserError when it is another pattern."""
     zero, keys = torch.zeros((), dtype=torch.int64), torch.arange(context)
 
@@ -127,7 +127,7 @@ def window_of(visible: Visible, context: int) -> int:
 
 @contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Have attention calls answered by `attend`."""
+    """While open, `attend` answers the attention calls of this context."""
     token = _attending.set(attend)
     try:
         yield
@@ -136,8 +136,8 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Have an observer note attention calls and masks."""
+def observing(observer: AttentionObserver) -> Iterator[None]:
+    """While open, an observer notes the attention calls and masks of this context."""
     token = _observer.set(observer)
     try:
         with attending(observer):
@@ -147,7 +147,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def register() -> None:
-    """Make the names known to transformers."""
+    """Register both attention functions and the mask with transformers."""
     AttentionInterface.register(NAME, _attention)
     AttentionInterface.register(OBSERVING, _attention)
     AttentionMaskInterface.register(OBSERVING, _mask)
@@ -161,10 +161,10 @@ def _attention(
     attention_mask: torch.Tensor | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    return _attending.get()(Asked(module, query, key, value, attention_mask, options)), None
+    return _attending.get()(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
-def _mask(*, mask_function: Visible, q_length: int, kv_length: int, **_: object) -> torch.Tensor:
+def _mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, **_: object) -> torch.Tensor:
     return _observer.get().mask(mask_function, q_length, kv_length)
 
 

@@ -1,18 +1,18 @@
-"""Our matrix products in place of the linear layers of a model that transformers computes."""
+"""Replaces the linear layers of a model of transformers by ours."""
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from noria.services.executor.model.checkpoint import Blocks, Checkpoint
-from noria.services.executor.model.linear_layers import Linear, Matrix, Products
+from noria.services.executor.model.checkpoint import Checkpoint, GgufBlocks
+from noria.services.executor.model.linear_layers import Linear, LinearFactory, WeightMatrix
 
 _DECIDING = ("gate", "router", "shared_expert_gate")
 """Last parts of the names of products that choose experts: never quantised."""
 
 
-class Product(nn.Module):
-    """A linear layer that computes by a product of ours. weight holds nothing: some models look at its dtype."""
+class HostedLinear(nn.Module):
+    """A torch module that computes by our linear layer. weight is empty: some models look at its dtype."""
 
     def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class Product(nn.Module):
         return self._linear(rows).view(*x.shape[:-1], self.out_features)
 
 
-class _Held:
-    """A layer's weights as they were loaded, as `Source`; blocks are the checkpoint's."""
+class _HeldWeight:
+    """The weights of a loaded torch layer as a `WeightSource`; blocks are the checkpoint's."""
 
     def __init__(self, layer: nn.Linear | Conv1D, checkpoint: Checkpoint) -> None:
         self._turned = isinstance(layer, Conv1D)
@@ -48,8 +48,8 @@ class _Held:
         """Of a weight that lies there as it is here."""
         return None if self._turned else self._checkpoint.block_kind(name, shape)
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
-        """Those blocks."""
+    def blocks(self, name: str, shape: tuple[int, int]) -> GgufBlocks | None:
+        """The weight in its GGUF blocks; None without."""
         return None if self._turned else self._checkpoint.blocks(name, shape)
 
 
@@ -57,25 +57,25 @@ def replace(
     network: nn.Module,
     head: nn.Module | None,
     checkpoint: Checkpoint,
-    products: Products,
+    linear_factory: LinearFactory,
     dtype: torch.dtype,
     rows_max: int,
     samples_max: int,
 ) -> None:
-    """Replace every linear layer; the head's product gives float32 logits."""
+    """Replace every linear layer of a network; the head gives float32 logits."""
     tables = {id(each.weight): name for name, each in network.named_modules() if isinstance(each, nn.Embedding)}
     layers = [(name, each) for name, each in network.named_modules() if type(each) in (nn.Linear, Conv1D)]
     for name, layer in layers:
-        held, logits = _Held(layer, checkpoint), layer is head
+        held, logits = _HeldWeight(layer, checkpoint), layer is head
         inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.T.shape
-        matrix = Matrix(held, ((tables.get(id(layer.weight), name), outputs),), inputs, layer.bias is not None)
+        matrix = WeightMatrix(held, ((tables.get(id(layer.weight), name), outputs),), inputs, layer.bias is not None)
         parent, _, last = name.rpartition(".")
         most, exact = samples_max if logits else rows_max, last in _DECIDING
-        linear = products.linear(matrix, most, logits=logits, exact=exact)
-        setattr(network.get_submodule(parent), last, Product(linear, dtype))
+        linear = linear_factory.linear(matrix, most, logits=logits, exact=exact)
+        setattr(network.get_submodule(parent), last, HostedLinear(linear, dtype))
 
 
 def multiplies_itself(network: nn.Module) -> bool:
-    """Whether matrices are left that PyTorch multiplies as it likes."""
+    """Whether matrices are left that PyTorch multiplies, in an order of its own."""
     tables = {id(each.weight) for each in network.modules() if isinstance(each, nn.Embedding)}
     return any(each.dim() > 1 and id(each) not in tables for each in network.parameters())

@@ -1,7 +1,7 @@
-"""Any causal decoder of transformers that our own does not know: its forward pass, our paged attention and products.
+"""A causal decoder of transformers that our own does not know, over our paged attention and linear layers.
 
 Imported only when such a model is loaded, because importing transformers takes seconds. What a model does is learned by
-observing it (hosted_attention.py) and checked by a trial (hosted_trial.py): a model whose logits over the paged cache
+observing it (hosted_attention.py) and checked by a trial (cpu/hosted_trial.py): a model whose logits over the paged cache
 differ from its plain forward pass is refused.
 """
 
@@ -17,12 +17,18 @@ import transformers
 from safetensors import SafetensorError
 
 from noria.services.executor.hf import hosted_attention
-from noria.services.executor.hf.hosted_attention import Asked, Attention, Observer, attending, observing
+from noria.services.executor.hf.hosted_attention import (
+    AttentionCall,
+    AttentionObserver,
+    HostedAttention,
+    attending,
+    observing,
+)
 from noria.services.executor.hf.hosted_linear import multiplies_itself, replace
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.linear_layers import Products
-from noria.services.executor.model.operations import Operations
+from noria.services.executor.model.linear_layers import LinearFactory
+from noria.services.executor.model.operations import CpuOperations
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers
 from noria.shared.errors import UserError
@@ -31,33 +37,33 @@ from noria.shared.model.weight_files import check_loaded, first_line, other_file
 _OBSERVED_TOKENS: Final = 8
 
 
-class Hosted:
-    """A model of transformers as the engine's `Model`."""
+class HostedModel:
+    """A model of transformers as a `CausalLM`."""
 
     def __init__(
         self,
         network: Any,
         architecture: Architecture,
-        layers: Sequence[Attention],
+        layers: Sequence[HostedAttention],
         dtype: torch.dtype,
-        products: Products,
+        linear_factory: LinearFactory,
         rows_max: int,
     ) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        self.products = products
-        self.steady = products.steady and not multiplies_itself(network)
+        self.linear_factory = linear_factory
+        self.batch_invariant = linear_factory.batch_invariant and not multiplies_itself(network)
         kept = {each.data_ptr(): each.nbytes for each in (*network.parameters(), *network.buffers())}
-        self.nbytes = products.nbytes + sum(kept.values())
-        self.scratch_bytes = products.scratch_bytes(rows_max)
+        self.nbytes = linear_factory.nbytes + sum(kept.values())
+        self.scratch_bytes = linear_factory.scratch_bytes(rows_max)
         self._network = network
         self._places = {each.module: (number, each.scale / architecture.scale) for number, each in enumerate(layers)}
         self._picks = "logits_to_keep" in inspect.signature(network.forward).parameters
 
-    def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
+    def logits(self, operations: CpuOperations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run a step: all its tokens as one sequence, at their own positions."""
 
-        def attend(asked: Asked) -> torch.Tensor:
+        def attend(asked: AttentionCall) -> torch.Tensor:
             layer, stretch = self._places[id(asked.module)]
             queries = asked.queries if stretch == 1 else asked.queries * stretch
             placed = operations.place(layer, *(_by_token(each) for each in (queries, asked.keys, asked.values)))
@@ -76,8 +82,8 @@ class Hosted:
         return (logits if self._picks else logits.index_select(0, picked)).float()
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """How a model is to be loaded: for steps of so many query tokens and sampled rows, and requests of so many tokens."""
+class HostedOptions(msgspec.Struct, frozen=True):
+    """How a hosted model is loaded: dtype, and the most query tokens and sampled rows of a step and tokens of a request."""
 
     folder: Path
     dtype: torch.dtype
@@ -86,33 +92,33 @@ class Wanted(msgspec.Struct, frozen=True):
     context: int
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """A network as transformers has it, and what was learned by observing it.
+class OpenedNetwork(msgspec.Struct, frozen=True):
+    """A network of transformers, with what was learned by observing it.
 
     unused: names of tensors in the folder that it does not read.
     """
 
     network: Any
     architecture: Architecture
-    layers: tuple[Attention, ...]
+    layers: tuple[HostedAttention, ...]
     checkpoint: Checkpoint
     unused: tuple[str, ...]
 
     def plain(self, ids: Sequence[int]) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of transformers' own forward pass of a sequence. Not once it is hosted."""
+        """Logits [tokens, vocabulary] of transformers' own forward pass of one sequence; only before `hosted`."""
         with judged(), torch.inference_mode():
             logits: torch.Tensor = self.network(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
         return logits.float()
 
-    def hosted(self, wanted: Wanted, products: Products) -> Hosted:
-        """Give it our products and attention."""
+    def hosted(self, wanted: HostedOptions, linear_factory: LinearFactory) -> HostedModel:
+        """Replace its linear layers and attention by ours. Returns the model."""
         head = self.network.get_output_embeddings()
-        replace(self.network, head, self.checkpoint, products, wanted.dtype, wanted.rows_max, wanted.samples_max)
+        replace(self.network, head, self.checkpoint, linear_factory, wanted.dtype, wanted.rows_max, wanted.samples_max)
         self.network.set_attn_implementation(hosted_attention.NAME)
-        return Hosted(self.network, self.architecture, self.layers, wanted.dtype, products, wanted.rows_max)
+        return HostedModel(self.network, self.architecture, self.layers, wanted.dtype, linear_factory, wanted.rows_max)
 
 
-def open_network(wanted: Wanted) -> Opened:
+def open_network(wanted: HostedOptions) -> OpenedNetwork:
     """Load a model and learn what it is. Raises UserError saying why it cannot be served."""
     # First, because it says of a damaged file what is wrong with it, and takes no memory.
     checkpoint = Checkpoint(wanted.folder)
@@ -121,7 +127,7 @@ def open_network(wanted: Wanted) -> Opened:
     if "position_ids" not in takes:
         raise UserError("its forward pass takes no positions")
     _fix_long_positions(network, wanted.context)
-    observer = Observer(wanted.context)
+    observer = AttentionObserver(wanted.context)
     hosted_attention.register()
     with _quiet():
         network.set_attn_implementation(hosted_attention.OBSERVING)
@@ -131,10 +137,10 @@ def open_network(wanted: Wanted) -> Opened:
     config = network.config.get_text_config()
     architecture = _architecture(config, observer.layers, vocabulary)
     network.set_attn_implementation("eager")
-    return Opened(network, architecture, tuple(observer.layers), checkpoint, unused)
+    return OpenedNetwork(network, architecture, tuple(observer.layers), checkpoint, unused)
 
 
-def _load(wanted: Wanted) -> tuple[Any, tuple[str, ...]]:
+def _load(wanted: HostedOptions) -> tuple[Any, tuple[str, ...]]:
     """The network, whose every weight is the folder's, and names of what else the folder has. Raises UserError."""
     with _quiet():
         try:
@@ -153,7 +159,7 @@ def _load(wanted: Wanted) -> tuple[Any, tuple[str, ...]]:
     return network.eval(), tuple(sorted({*found["unexpected_keys"], *other_files(wanted.folder)}))
 
 
-def _architecture(config: Any, layers: Sequence[Attention], vocabulary: int) -> Architecture:
+def _architecture(config: Any, layers: Sequence[HostedAttention], vocabulary: int) -> Architecture:
     """What was observed as the cache and attention need it; sizes that only estimates depend on come from the config."""
     count = getattr(config, "num_hidden_layers", len(layers))
     if not layers:

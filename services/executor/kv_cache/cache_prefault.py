@@ -1,4 +1,4 @@
-"""Memory of the cache made ready before it is used, in a thread of its own.
+"""Touches the cache's memory in a thread of its own before a step uses it.
 
 A page of memory costs most when it is first written: the system clears it, and a hypervisor may have to find it. In steps
 that write keys and values where nobody wrote before, on a virtual machine that gives free memory back to its host, this
@@ -29,7 +29,7 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class Ahead:
+class CachePrefault:
     """Keeps the first chunks of each region ready, `ahead_bytes` further than was used, `idle_bytes` after moments without use.
 
     regions: addresses, each of `chunks` times `chunk_bytes` of zeroed memory that lives as long as the process. On systems
@@ -46,8 +46,8 @@ class Ahead:
     ) -> None:
         self._regions, self._chunk_bytes, self._chunks = regions, chunk_bytes, chunks
         per_chunk = max(1, chunk_bytes * len(regions))
-        self._ahead = max(1, ahead_bytes // per_chunk)
-        self._ahead_idle = max(self._ahead, idle_bytes // per_chunk)
+        self._prefault = max(1, ahead_bytes // per_chunk)
+        self._ahead_idle = max(self._prefault, idle_bytes // per_chunk)
         self._piece = max(1, _PIECE_BYTES // per_chunk)
         self._used = self._told = 0
         self._used_s = time.monotonic()
@@ -55,7 +55,7 @@ class Ahead:
         threading.Thread(target=self._run, name="ahead", daemon=True).start()
 
     def reach(self, chunk: int) -> None:
-        """A chunk is about to be used."""
+        """Note that a chunk is about to be used, so that the ones behind it are made ready."""
         self._used_s = time.monotonic()
         self._used = max(self._used, chunk + 1)
         if self._used >= min(self._chunks, self._told + self._piece):
@@ -78,7 +78,7 @@ class Ahead:
 
     def _wanted(self, ready: int) -> int:
         """Up to which chunk, now; no further than is ready when that is enough."""
-        ahead = self._ahead_idle if self._idle() else self._ahead
+        ahead = self._ahead_idle if self._idle() else self._prefault
         return max(ready, min(self._chunks, self._used + ahead))
 
     def _idle(self) -> bool:
@@ -87,7 +87,7 @@ class Ahead:
     def _make_ready(self, begin: int, end: int) -> bool:
         for region in self._regions:
             # A large page of each region may be due at once, which takes a core half a second: a step goes first.
-            while begin >= self._used + self._ahead and not self._idle():
+            while begin >= self._used + self._prefault and not self._idle():
                 self._more.wait(_IDLE_S)
                 self._more.clear()
             first = (region + begin * self._chunk_bytes) // _PAGE * _PAGE

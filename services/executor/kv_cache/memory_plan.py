@@ -1,4 +1,4 @@
-"""How many chunks the cache has: what is left of the memory that may be used, or as configured; and the host pool.
+"""Divides memory: how many chunks the cache and the host pool have beside weights and steps.
 
 Says where each byte goes, in the order of the table at the start. Knows neither tensors nor the machine.
 """
@@ -10,12 +10,12 @@ from fractions import Fraction
 import msgspec
 
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.shared.errors import UserError
 
 
-class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of activations, logits, the two sets of input arrays, what is kept per slot and position, and compiled kernels."""
+class StepMemory(msgspec.Struct, frozen=True):
+    """Bytes of a step beside weights and cache: activations, logits, input arrays, bookkeeping, compiled kernels."""
 
     activations: int
     logits: int
@@ -25,36 +25,36 @@ class Footprint(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Their sum in bytes."""
         return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 
-class Share(msgspec.Struct, frozen=True):
-    """One line of the table: what takes how many bytes."""
+class MemoryShare(msgspec.Struct, frozen=True):
+    """What takes how many bytes: one line of the start-up table."""
 
     name: str
     bytes: int
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """Where the memory goes. full_requests: requests of the whole context that the cache holds at once."""
+class MemoryPlan(msgspec.Struct, frozen=True):
+    """Where the memory goes, in bytes. full_requests: requests of the whole context that the cache holds at once."""
 
     free_bytes: int
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryShare, ...]
     cache_tokens: int
     full_requests: int
 
 
-def sized(
+def plan_memory(
     config: ExecutorConfig,
-    shape: Shape,
+    shape: ExecutorLimits,
     chunk_bytes: int,
     free: int,
     weights: int,
-    rest: Footprint,
+    rest: StepMemory,
     host_free: int | None = None,
-) -> tuple[Shape, Memory]:
-    """Complete a shape, whose num_blocks and host_slots do not count yet. free: bytes before the weights were loaded.
+) -> tuple[ExecutorLimits, MemoryPlan]:
+    """Fill in a shape's num_chunks and num_host_chunks. free: bytes before the weights were loaded.
 
     host_free: bytes free on the host, where that is not what the model is in.
 
@@ -72,29 +72,31 @@ def sized(
             f"{chunks} cache blocks need {_mib(chunks * chunk_bytes)} MiB, but {_account(free, weights, rest)}; "
             f"lower --num-blocks to at most {max(0, free - weights - rest.total) // chunk_bytes} or leave it out"
         )
-    host = _host_slots(config, chunk_bytes, free - taken if host_free is None else host_free)
+    host = _host_chunks(config, chunk_bytes, free - taken if host_free is None else host_free)
     shares = (
-        Share("weights", weights),
-        Share("activations", rest.activations),
-        Share("logits", rest.logits),
-        Share("input buffers", rest.buffers),
-        Share("bookkeeping", rest.bookkeeping),
-        Share("kernels", rest.kernels),
-        Share("cache", chunks * chunk_bytes),
-        Share("host cache", host * chunk_bytes),
+        MemoryShare("weights", weights),
+        MemoryShare("activations", rest.activations),
+        MemoryShare("logits", rest.logits),
+        MemoryShare("input buffers", rest.buffers),
+        MemoryShare("bookkeeping", rest.bookkeeping),
+        MemoryShare("kernels", rest.kernels),
+        MemoryShare("cache", chunks * chunk_bytes),
+        MemoryShare("host cache", host * chunk_bytes),
     )
     room = Fraction(chunks - RESERVED_CHUNKS) / _chunks_per_request(shape)
-    memory = Memory(free, shares, int(room * shape.max_model_tokens), int(room))
-    return msgspec.structs.replace(shape, num_blocks=chunks, host_slots=host), memory
+    memory = MemoryPlan(free, shares, int(room * shape.max_model_tokens), int(room))
+    return msgspec.structs.replace(shape, num_chunks=chunks, num_host_chunks=host), memory
 
 
-def request_pages(shape: Shape, tokens: int) -> tuple[int, ...]:
+def request_pages(shape: ExecutorLimits, tokens: int) -> tuple[int, ...]:
     """By group, the most blocks that one request of so many tokens holds."""
     pages = -(-tokens // shape.page_size)
     return tuple(min(pages, group.ring_pages) if group.ring_pages else pages for group in shape.groups)
 
 
-def _fitting(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, weights: int, rest: Footprint) -> int:
+def _fitting(
+    config: ExecutorConfig, shape: ExecutorLimits, chunk_bytes: int, free: int, weights: int, rest: StepMemory
+) -> int:
     """Chunks that the memory which may be used holds, but no more than all slots together could ever fill."""
     fitting = max(0, int(free * config.max_memory_percent) - weights - rest.total) // chunk_bytes
     useful = math.ceil(config.max_slots * _chunks_per_request(shape)) + RESERVED_CHUNKS + len(shape.groups)
@@ -102,7 +104,13 @@ def _fitting(config: ExecutorConfig, shape: Shape, chunk_bytes: int, free: int, 
 
 
 def _too_small(
-    config: ExecutorConfig, shape: Shape, chunk_bytes: int, chunks: int, free: int, weights: int, rest: Footprint
+    config: ExecutorConfig,
+    shape: ExecutorLimits,
+    chunk_bytes: int,
+    chunks: int,
+    free: int,
+    weights: int,
+    rest: StepMemory,
 ) -> str:
     """Why a cache of so few chunks will not do, and every way out that there is."""
     needed, holds = _chunks_needed(shape), _largest_tokens(shape, chunks)
@@ -128,7 +136,7 @@ def _too_small(
     )
 
 
-def _account(free: int, weights: int, rest: Footprint) -> str:
+def _account(free: int, weights: int, rest: StepMemory) -> str:
     return (
         f"{_mib(free)} MiB are free, of which the weights take {_mib(weights)} MiB, activations {_mib(rest.activations)} MiB, "
         f"logits {_mib(rest.logits)} MiB, buffers, bookkeeping and kernels "
@@ -136,7 +144,7 @@ def _account(free: int, weights: int, rest: Footprint) -> str:
     )
 
 
-def _host_slots(config: ExecutorConfig, chunk_bytes: int, left: int) -> int:
+def _host_chunks(config: ExecutorConfig, chunk_bytes: int, left: int) -> int:
     wanted = int(config.host_gib * 2**30)
     allowed = int(max(0, left) * config.host_share_max)
     if wanted > allowed:
@@ -148,24 +156,24 @@ def _host_slots(config: ExecutorConfig, chunk_bytes: int, left: int) -> int:
     return wanted // chunk_bytes
 
 
-def _largest_tokens(shape: Shape, chunks: int) -> int:
+def _largest_tokens(shape: ExecutorLimits, chunks: int) -> int:
     """The longest request, up to the whole context, that so many chunks of the pool hold when it is alone."""
     lengths = range(1, shape.max_model_tokens + 1)
     return bisect_right(lengths, chunks - RESERVED_CHUNKS, key=lambda tokens: _chunks_alone(shape, tokens))
 
 
-def _chunks_needed(shape: Shape) -> int:
+def _chunks_needed(shape: ExecutorLimits) -> int:
     """Chunks of the smallest pool that holds one request of the whole context."""
     return RESERVED_CHUNKS + _chunks_alone(shape, shape.max_model_tokens)
 
 
-def _chunks_alone(shape: Shape, tokens: int) -> int:
+def _chunks_alone(shape: ExecutorLimits, tokens: int) -> int:
     """Chunks that one request of so many tokens takes when it is alone."""
     pages = request_pages(shape, tokens)
     return sum(-(-count // group.blocks_per_chunk) for count, group in zip(pages, shape.groups, strict=True))
 
 
-def _chunks_per_request(shape: Shape) -> Fraction:
+def _chunks_per_request(shape: ExecutorLimits) -> Fraction:
     """Chunks that one request of the whole context takes among many, who share chunks."""
     pages = request_pages(shape, shape.max_model_tokens)
     return sum(

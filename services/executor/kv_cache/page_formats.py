@@ -1,4 +1,4 @@
-"""How a page holds its tokens: as numbers of some float type, or as eight-bit integers with scales.
+"""How a page holds its tokens: as floats, or as eight-bit integers with scales.
 
 int8: symmetric, one scale for each token and key-value head, kept behind the page's integers as bfloat16, which has the
 range of float32; the integers are rounded by the scale as it is kept. A token's bytes depend on the token alone. Keys, and
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 _SCALE: Final = torch.bfloat16
 _INT8_MAX: Final = 127
@@ -28,8 +28,8 @@ CACHE_DTYPES: Final = {
 """The dtypes that `cache.kv_cache_dtype` names."""
 
 
-class LayerStore(Protocol):
-    """One layer's pages: tokens and pages are named by row as of the group's first layer."""
+class LayerCache(Protocol):
+    """The pages of one layer, to write and gather; rows are those of the group's first layer."""
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [tokens, kv heads * head size], made finite."""
@@ -53,8 +53,8 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return y / math.sqrt(half)
 
 
-class Store(Protocol):
-    """A format of pages."""
+class PageFormat(Protocol):
+    """A format of pages: their size, and the views of layers."""
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, head size] as they meet the keys that `gather` gives."""
@@ -63,21 +63,21 @@ class Store(Protocol):
     def page_bytes(self) -> int:
         """Bytes of the keys, or of the values, of one page of one layer."""
 
-    def layer(self, pool: torch.Tensor) -> LayerStore:
+    def layer(self, pool: torch.Tensor) -> LayerCache:
         """A layer's pages in a pool [2, rows, page bytes] that begins at its first row."""
 
 
-def make_store(
+def make_page_format(
     architecture: Architecture,
-    shape: Shape,
+    shape: ExecutorLimits,
     compute: torch.dtype,
     store: torch.dtype,
     device: torch.device | None = None,
-) -> Store:
-    """The format for a dtype: a float type or torch.int8. device: as in `Gathered`."""
+) -> PageFormat:
+    """The page format of a dtype: a float type or torch.int8. device: as in `GatheredLayer`."""
     if store == torch.int8:
-        return Int8Store(shape.page_size, architecture.kv_heads, architecture.head_dim, compute, device)
-    return FloatStore(shape.page_size, architecture.key_width, compute, store, device)
+        return Int8Pages(shape.page_size, architecture.kv_heads, architecture.head_dim, compute, device)
+    return FloatPages(shape.page_size, architecture.key_width, compute, store, device)
 
 
 def page_bytes(architecture: Architecture, page_size: int, store: torch.dtype) -> int:
@@ -88,8 +88,8 @@ def page_bytes(architecture: Architecture, page_size: int, store: torch.dtype) -
     return numbers * item + scales
 
 
-class Gathered:
-    """Memory for gathered pages that is kept.
+class GatheredLayer:
+    """Reused memory for gathered keys and values.
 
     Fresh memory of this size comes from the kernel page by page, which at 32 sequences took three fifths of a step. On a
     device it is new each time: there the allocator keeps it, and graphs must keep theirs.
@@ -100,7 +100,7 @@ class Gathered:
         self._kept = device is None
 
     def of(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two tensors [pages, width] of whatever content."""
+        """Two uninitialised tensors [pages, width], for keys and values."""
         if not self._kept:
             keys, values = self._memory.new_empty(2, pages, self._memory.shape[2])
             return keys, values
@@ -109,8 +109,8 @@ class Gathered:
         return self._memory[0, :pages], self._memory[1, :pages]
 
 
-class FloatStore:
-    """Pages of numbers."""
+class FloatPages:
+    """The page format of float numbers."""
 
     def __init__(
         self,
@@ -122,20 +122,20 @@ class FloatStore:
     ) -> None:
         self.page_size, self.width, self.compute, self.store = page_size, width, compute, store
         self.page_bytes = page_size * width * torch.empty(0, dtype=store).element_size()
-        self.gathered = Gathered(page_size * width, store, device)
-        self.converted = Gathered(page_size * width, compute, device)
+        self.gathered = GatheredLayer(page_size * width, store, device)
+        self.converted = GatheredLayer(page_size * width, compute, device)
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """As they are."""
         return queries
 
-    def layer(self, pool: torch.Tensor) -> LayerStore:
-        """A layer's pages."""
-        return _FloatLayer(self, pool)
+    def layer(self, pool: torch.Tensor) -> LayerCache:
+        """The view of one layer in a pool [2, rows, page bytes] that begins at its first row."""
+        return _FloatLayerCache(self, pool)
 
 
-class _FloatLayer:
-    def __init__(self, store: FloatStore, pool: torch.Tensor) -> None:
+class _FloatLayerCache:
+    def __init__(self, store: FloatPages, pool: torch.Tensor) -> None:
         self._store = store
         self._pages = [part.view(store.store) for part in pool]
         self._tokens = [part.view(-1, store.width) for part in self._pages]
@@ -160,8 +160,8 @@ class _FloatLayer:
         return to_keys.copy_(keys), to_values.copy_(values)
 
 
-class Int8Store:
-    """Pages of integers, then their scales."""
+class Int8Pages:
+    """The page format of eight-bit integers with scales behind them."""
 
     def __init__(
         self, page_size: int, kv_heads: int, head_dim: int, compute: torch.dtype, device: torch.device | None = None
@@ -170,16 +170,16 @@ class Int8Store:
         self.integers = page_size * kv_heads * head_dim
         self.page_bytes = self.integers + page_size * kv_heads * 2
         self.compute = compute
-        self.gathered = Gathered(self.page_bytes, torch.uint8, device)
-        self.converted = Gathered(self.integers, compute, device)
+        self.gathered = GatheredLayer(self.page_bytes, torch.uint8, device)
+        self.converted = GatheredLayer(self.integers, compute, device)
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Turned as the keys are."""
         return spread(queries).to(queries.dtype)
 
-    def layer(self, pool: torch.Tensor) -> LayerStore:
-        """A layer's pages."""
-        return _Int8Layer(self, pool)
+    def layer(self, pool: torch.Tensor) -> LayerCache:
+        """The view of one layer in a pool [2, rows, page bytes] that begins at its first row."""
+        return _Int8LayerCache(self, pool)
 
     def split(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of bytes [pages, page bytes]: integers [pages, page, kv heads, head size], scales [.., 1]."""
@@ -197,8 +197,8 @@ class Int8Store:
         return integers.to(torch.int8), scales
 
 
-class _Int8Layer:
-    def __init__(self, store: Int8Store, pool: torch.Tensor) -> None:
+class _Int8LayerCache:
+    def __init__(self, store: Int8Pages, pool: torch.Tensor) -> None:
         self._store = store
         self._bytes = [pool[0], pool[1]]
         self._parts = [store.split(part) for part in self._bytes]

@@ -1,6 +1,6 @@
-"""The bytes of the paged cache: what block numbers in plans point to.
+"""The paged cache on a processor: the memory that block numbers in plans name.
 
-The pool is keys and values as [rows, one page]: a page is `page_size` tokens of one layer, and `Shape.rows` says which
+The pool is keys and values as [rows, one page]: a page is `page_size` tokens of one layer, and `ExecutorLimits.rows` says which
 rows a block is, so that blocks of every group tile the same chunks. A second pool of the same kind, on the host, takes
 the blocks of preempted requests.
 """
@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from noria.proto.execution import Copy
-from noria.services.executor.kv_cache.page_formats import Store, make_store
-from noria.services.executor.kv_cache.tiled_pages import TiledStore, tiled
+from noria.services.executor.kv_cache.page_formats import PageFormat, make_page_format
+from noria.services.executor.kv_cache.tiled_pages import TiledPages, tiled
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 GATHER_BYTES: Final = 32 << 20
 """Keys and values that attention gathers at once, at most: more slices are done one part after the other."""
 
 
-class Cache:
-    """Keys and values of all groups. Memory is taken page by page as blocks are first used.
+class KVCache:
+    """Keys and values of all layers, on the device and in the host pool. Memory is taken page by page on first use.
 
     places: for each layer its group and its rank there. items_max: chunks of keys gathered at once. dtype: of what is
     stored. native: whether native kernels read it, for which pages are tiled where they can be.
@@ -31,7 +31,7 @@ class Cache:
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
+        shape: ExecutorLimits,
         places: Sequence[tuple[int, int]],
         compute: torch.dtype,
         store: torch.dtype,
@@ -41,16 +41,16 @@ class Cache:
         self._shape = shape
         self.dtype = store
         self.tiled = native and tiled(architecture, shape.page_size, compute, store)
-        self._store: Store = (
-            TiledStore(shape.page_size, architecture.kv_heads, architecture.head_dim)
+        self._store: PageFormat = (
+            TiledPages(shape.page_size, architecture.kv_heads, architecture.head_dim)
             if self.tiled
-            else make_store(architecture, shape, compute, store)
+            else make_page_format(architecture, shape, compute, store)
         )
         pages = shape.pool_chunk_pages
-        self._pool = self._zeros(shape.num_blocks * pages)
-        self._host = self._zeros(shape.host_slots * pages)
+        self._pool = self._zeros(shape.num_chunks * pages)
+        self._host = self._zeros(shape.num_host_chunks * pages)
         self._ranks = [rank for _, rank in places]
-        self._layers = [self._store.layer(self._pool[:, rank * shape.num_blocks :]) for rank in self._ranks]
+        self._layers = [self._store.layer(self._pool[:, rank * shape.num_chunks :]) for rank in self._ranks]
         self.bytes = self._pool.nbytes
         item = torch.empty(0, dtype=compute).element_size()
         self.items_max = items_max(architecture, shape, item)
@@ -67,11 +67,11 @@ class Cache:
 
     def rows(self, layer: int) -> torch.Tensor:
         """A layer's keys and values as bytes [2, rows, page bytes], from its row 0 on."""
-        return self._pool[:, self._ranks[layer] * self._shape.num_blocks :]
+        return self._pool[:, self._ranks[layer] * self._shape.num_chunks :]
 
     def regions(self) -> list[int]:
         """Where the pages begin that lie in a chunk each, one after the other: keys and values of each rank of layers."""
-        return [page.data_ptr() for half in self._pool for page in half[:: self._shape.num_blocks]]
+        return [page.data_ptr() for half in self._pool for page in half[:: self._shape.num_chunks]]
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, head size] as they meet the gathered keys."""
@@ -87,7 +87,7 @@ class Cache:
 
     def move(self, swap_out: Sequence[Copy], copies: Sequence[Copy], swap_in: Sequence[Copy]) -> None:
         """Copy whole blocks: device to host, on the device, host to device; each kind at once, sources read first."""
-        device, host = (self._pool, self._shape.num_blocks), (self._host, self._shape.host_slots)
+        device, host = (self._pool, self._shape.num_chunks), (self._host, self._shape.num_host_chunks)
         for moves, (source, source_chunks), (target, target_chunks) in (
             (swap_out, device, host),
             (copies, device, device),
@@ -112,6 +112,6 @@ class Cache:
         return torch.from_numpy(np.zeros((2, rows, self._store.page_bytes), np.uint8))
 
 
-def items_max(architecture: Architecture, shape: Shape, item_bytes: int) -> int:
-    """Chunks of keys that GATHER_BYTES hold."""
-    return max(1, GATHER_BYTES // (2 * shape.pages_per_chunk * shape.page_size * architecture.key_width * item_bytes))
+def items_max(architecture: Architecture, shape: ExecutorLimits, item_bytes: int) -> int:
+    """How many spans of keys fit GATHER_BYTES."""
+    return max(1, GATHER_BYTES // (2 * shape.pages_per_span * shape.page_size * architecture.key_width * item_bytes))

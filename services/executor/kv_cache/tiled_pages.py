@@ -18,13 +18,13 @@ NUMBERS: Final = 32
 
 
 def tiled(architecture: Architecture, page_size: int, compute: torch.dtype, store: torch.dtype) -> bool:
-    """Whether pages can be kept so."""
+    """Whether this model's pages can be kept in tiles: bfloat16 in cache and computing, and sizes that tiles divide."""
     half = compute == store == torch.bfloat16
     return half and page_size % TOKENS == 0 and architecture.head_dim % NUMBERS == 0
 
 
-class TiledStore:
-    """Pages of tiles."""
+class TiledPages:
+    """The page format of tiles for the native kernels."""
 
     def __init__(self, page_size: int, kv_heads: int, head_dim: int) -> None:
         self.page_size, self.kv_heads, self.head_dim = page_size, kv_heads, head_dim
@@ -34,15 +34,15 @@ class TiledStore:
         """As they are."""
         return queries
 
-    def layer(self, pool: torch.Tensor) -> "TiledLayer":
+    def layer(self, pool: torch.Tensor) -> "TiledLayerCache":
         """A layer's pages in a pool [2, rows, page bytes] that begins at its first row."""
-        return TiledLayer(self, pool)
+        return TiledLayerCache(self, pool)
 
 
-class TiledLayer:
-    """One layer's pages."""
+class TiledLayerCache:
+    """One layer's tiled pages."""
 
-    def __init__(self, store: TiledStore, pool: torch.Tensor) -> None:
+    def __init__(self, store: TiledPages, pool: torch.Tensor) -> None:
         self._store = store
         size, heads, numbers = store.page_size, store.kv_heads, store.head_dim
         keys, values = (part.view(torch.bfloat16) for part in pool)

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about its decoder, as one set of parameters for all Llama-shaped families.
+"""A decoder's parameters, read from a checkpoint's config.json: one set for all Llama-shaped families.
 
 Decides which models our own decoder computes; a family or option that it does not know is named in the refusal.
 """
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from noria.services.executor.model.hf_config import Published, PublishedRope, sliding_layers
+from noria.services.executor.model.hf_config import HFConfig, HFRopeParameters, sliding_layers
 from noria.services.executor.model.rope import Rope
 from noria.shared.errors import UserError
 
@@ -30,11 +30,11 @@ _ACTIVATIONS: Final = ("silu", "gelu_pytorch_tanh")
 
 
 class UnknownDecoderError(UserError):
-    """A model, or an option of one, that our own decoder does not know."""
+    """The model, or an option of it, is not one that the own decoder computes."""
 
 
-class Experts(msgspec.Struct, frozen=True):
-    """Mixtures of experts. shared: the inner size of the expert that every token takes, 0 without one.
+class ExpertsConfig(msgspec.Struct, frozen=True):
+    """Sizes of a mixture of experts. shared: inner size of the expert that every token takes, 0 without one.
 
     normed: the weights of a token's experts add up to 1. layers: which layers have them; the others are dense.
     """
@@ -48,7 +48,7 @@ class Experts(msgspec.Struct, frozen=True):
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """A decoder's parameters.
+    """The parameters of a decoder: sizes, attention, norms, positions, experts.
 
     windows: by layer, how many tokens it sees, itself included; 0 is all. layer_ropes: index into ropes by layer.
     scale multiplies scores of queries and keys; caps bound scores and logits by cap * tanh(x / cap). norm_offset: norms
@@ -81,7 +81,7 @@ class Architecture(msgspec.Struct, frozen=True):
     norm_offset: bool = False
     sandwich: bool = False
     fused: bool = False
-    experts: Experts | None = None
+    experts: ExpertsConfig | None = None
 
     @property
     def query_group(self) -> int:
@@ -94,7 +94,7 @@ class Architecture(msgspec.Struct, frozen=True):
         return self.kv_heads * self.head_dim
 
 
-class _Kind(msgspec.Struct):
+class _ModelType(msgspec.Struct):
     model_type: str = "unknown"
 
 
@@ -102,10 +102,10 @@ def architecture(folder: Path) -> Architecture:
     """Read a model folder's architecture. Raises UserError naming what cannot be served."""
     path = folder / "config.json"
     try:
-        kind = msgspec.json.decode(path.read_bytes(), type=_Kind).model_type
+        kind = msgspec.json.decode(path.read_bytes(), type=_ModelType).model_type
         if kind not in FAMILIES:
             raise UnknownDecoderError(f"{path}: model type {kind!r} is not one of {', '.join(FAMILIES)}")
-        published = msgspec.json.decode(path.read_bytes(), type=Published)
+        published = msgspec.json.decode(path.read_bytes(), type=HFConfig)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
@@ -113,7 +113,7 @@ def architecture(folder: Path) -> Architecture:
     return _architecture(published, path)
 
 
-def _architecture(published: Published, path: Path) -> Architecture:
+def _architecture(published: HFConfig, path: Path) -> Architecture:
     kind, gemma = published.model_type, published.model_type.startswith("gemma")
     bias = published.attention_bias and kind in ("llama", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
     head_dim = published.head_dim or published.hidden_size // published.num_attention_heads
@@ -150,17 +150,17 @@ def _architecture(published: Published, path: Path) -> Architecture:
     )
 
 
-def _experts(published: Published) -> Experts | None:
+def _experts(published: HFConfig) -> ExpertsConfig | None:
     layers = published.num_hidden_layers
     match published.model_type:
         case "mixtral":
             per_token, inner = published.num_experts_per_tok or 2, published.intermediate_size
-            return Experts(published.num_local_experts or 8, per_token, inner, (True,) * layers)
+            return ExpertsConfig(published.num_local_experts or 8, per_token, inner, (True,) * layers)
         case "qwen2_moe" | "qwen3_moe":
             second = published.model_type == "qwen2_moe"
             count = published.num_experts or published.num_local_experts or (60 if second else 128)
             step, dense = published.decoder_sparse_step, published.mlp_only_layers or []
-            return Experts(
+            return ExpertsConfig(
                 count,
                 published.num_experts_per_tok or (4 if second else 8),
                 published.moe_intermediate_size or (1408 if second else 768),
@@ -172,7 +172,7 @@ def _experts(published: Published) -> Experts | None:
             return None
 
 
-def _activation(published: Published, path: Path) -> str:
+def _activation(published: HFConfig, path: Path) -> str:
     gemma = published.model_type.startswith("gemma")
     name = (published.hidden_activation or "gelu_pytorch_tanh") if gemma else published.hidden_act
     if name not in _ACTIVATIONS:
@@ -180,7 +180,7 @@ def _activation(published: Published, path: Path) -> str:
     return name
 
 
-def _windows(published: Published, sliding: list[bool], path: Path) -> tuple[int, ...]:
+def _windows(published: HFConfig, sliding: list[bool], path: Path) -> tuple[int, ...]:
     if published.use_bidirectional_attention:
         raise UserError(f"{path}: attention in both directions does not generate text and is not served")
     if len(sliding) != published.num_hidden_layers:
@@ -191,14 +191,14 @@ def _windows(published: Published, sliding: list[bool], path: Path) -> tuple[int
     return tuple(window if each and window else 0 for each in sliding)
 
 
-def _rope(published: Published, path: Path, *, sliding: bool) -> Rope:
-    given = published.rope_parameters or published.rope_scaling or PublishedRope()
+def _rope(published: HFConfig, path: Path, *, sliding: bool) -> Rope:
+    given = published.rope_parameters or published.rope_scaling or HFRopeParameters()
     theta = published.rope_theta
     if published.model_type == "gemma3_text":
         # One theta for each attention type; older configs name the local one apart, which no scaling stretches.
         theta = published.rope_local_base_freq if sliding else published.rope_theta or 1e6
         if published.rope_parameters is None and sliding:
-            given = PublishedRope()
+            given = HFRopeParameters()
     given = (given.sliding_attention if sliding else given.full_attention) or given
     kind = given.rope_type or given.type or "default"
     if kind not in ("default", "linear", "llama3"):

@@ -1,4 +1,4 @@
-"""A model folder's tensors by name, read from safetensors through the page cache, whole or in shards."""
+"""Reads a model folder's tensors by name from safetensors, in one file or in shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,15 +16,15 @@ _NUMBERS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 """Kinds of numbers that are weights as they stand; quantised ones mean nothing without their scales."""
 
 
-class Blocks(msgspec.Struct, frozen=True):
-    """A weight as a GGUF file has it: uint8 [outputs, bytes], whose kind is one of BLOCK_BYTES."""
+class GgufBlocks(msgspec.Struct, frozen=True):
+    """A weight in the blocks of a GGUF file: uint8 [outputs, bytes]; its kind is one of BLOCK_BYTES."""
 
     kind: str
     rows: torch.Tensor
 
 
 class Checkpoint:
-    """Opens a folder's shards. Raises UserError when they are missing, cut short or damaged."""
+    """A model folder's tensors. Raises UserError when shards are missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,9 +79,9 @@ class Checkpoint:
                 return kind
         raise UserError(f"{name} in {self._folder / BLOCKS} has {rows} rows of {size} bytes, which are not {shape}")
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
-        """A weight as the GGUF file had it, where it is kept so."""
+    def blocks(self, name: str, shape: tuple[int, int]) -> GgufBlocks | None:
+        """A weight in its GGUF blocks; None where it has none."""
         kind = self.block_kind(name, shape)
         if kind is None:
             return None
-        return Blocks(kind, self._blocks[name].get_tensor(name))  # type: ignore[no-untyped-call]  # a native class
+        return GgufBlocks(kind, self._blocks[name].get_tensor(name))  # type: ignore[no-untyped-call]  # a native class

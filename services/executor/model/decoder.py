@@ -1,16 +1,16 @@
-"""One decoder for all Llama-shaped families: weights from safetensors, fused projections, a ragged forward pass."""
+"""The decoder of all Llama-shaped families: weights, fused projections, and the forward pass of a ragged batch."""
 
 import torch
 
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.linear_layers import Linear, Products
+from noria.services.executor.model.linear_layers import Linear, LinearFactory
 from noria.services.executor.model.mlp import load_mlp
-from noria.services.executor.model.operations import Layer, Operations, StepOperations
+from noria.services.executor.model.operations import CpuOperations, DecoderLayer, StepOperations
 from noria.services.executor.model.packed_weights import PackedWeights
-from noria.services.executor.model.reference_linear import ReferenceProducts
-from noria.services.executor.model.required_tensors import RequiredProducts, Requirements
-from noria.services.executor.model.weights import Weights
+from noria.services.executor.model.reference_linear import ReferenceLinearFactory
+from noria.services.executor.model.required_tensors import RequiredLinearFactory, RequiredTensors
+from noria.services.executor.model.weights import DecoderWeights
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers
 from noria.shared.model.weight_files import TensorShape
@@ -19,7 +19,7 @@ from noria.shared.model.weight_files import TensorShape
 class Decoder:
     """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
 
-    products: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
+    linear_factory: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
     where they compute, the processor where absent. unused: names of the checkpoint's tensors and files that it does not
     read. Raises UserError naming a tensor that is missing or of another shape.
     """
@@ -31,7 +31,7 @@ class Decoder:
         dtype: torch.dtype,
         rows_max: int,
         samples_max: int,
-        products: Products | None = None,
+        linear_factory: LinearFactory | None = None,
         packed: PackedWeights | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -39,17 +39,21 @@ class Decoder:
         self.dtype = dtype
         # Before anything is read: a model that lacks a tensor takes no memory, also where its packed weights are kept.
         self.unused = checkpoint.require(required_tensors(architecture))
-        products, packed = products or ReferenceProducts(dtype), packed or PackedWeights()
-        weights = Weights(
-            checkpoint, dtype, rows_max, products, packed, norm_offset=architecture.norm_offset, device=device
+        linear_factory, packed = linear_factory or ReferenceLinearFactory(dtype), packed or PackedWeights()
+        weights = DecoderWeights(
+            checkpoint, dtype, rows_max, linear_factory, packed, norm_offset=architecture.norm_offset, device=device
         )
         # Rounded as transformers rounds it: the checkpoint was trained so.
         self._embedding_scale = float(torch.tensor(architecture.embedding_scale).to(dtype))
         self._embedding, self._layers, self._norm, self._head = _load(weights, architecture, samples_max)
-        self.products, self.steady, self.nbytes = products, products.steady, weights.nbytes
-        self.scratch_bytes = products.scratch_bytes(rows_max)
+        self.linear_factory, self.batch_invariant, self.nbytes = (
+            linear_factory,
+            linear_factory.batch_invariant,
+            weights.nbytes,
+        )
+        self.scratch_bytes = linear_factory.scratch_bytes(rows_max)
 
-    def logits(self, operations: Operations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
+    def logits(self, operations: CpuOperations, batch: Batch, rows: Integers | None) -> torch.Tensor | None:
         """Run the step that was begun; returns float32 logits [rows, vocabulary] of some query rows, or None for None."""
         del batch  # the operations know it
         return self.forward(operations, sampled=rows is not None)
@@ -67,15 +71,19 @@ class Decoder:
 
 def required_tensors(architecture: Architecture) -> dict[str, TensorShape]:
     """Shapes, by name, of all tensors that a decoder of this architecture reads."""
-    requirements = Requirements()
-    products = RequiredProducts(requirements)
-    _load(Weights(requirements, torch.float32, 1, products, PackedWeights(), norm_offset=False), architecture, 1)
+    requirements = RequiredTensors()
+    linear_factory = RequiredLinearFactory(requirements)
+    _load(
+        DecoderWeights(requirements, torch.float32, 1, linear_factory, PackedWeights(), norm_offset=False),
+        architecture,
+        1,
+    )
     return requirements.shapes
 
 
 def _load(
-    weights: Weights, facts: Architecture, samples_max: int
-) -> tuple[torch.Tensor, list[Layer], torch.Tensor, Linear]:
+    weights: DecoderWeights, facts: Architecture, samples_max: int
+) -> tuple[torch.Tensor, list[DecoderLayer], torch.Tensor, Linear]:
     """Embedding, layers, last norm and head."""
     size = (facts.vocabulary, facts.hidden)
     return (
@@ -87,7 +95,7 @@ def _load(
     )
 
 
-def _load_layer(weights: Weights, facts: Architecture, layer: int) -> Layer:
+def _load_layer(weights: DecoderWeights, facts: Architecture, layer: int) -> DecoderLayer:
     prefix = f"model.layers.{layer}."
     query, key = facts.heads * facts.head_dim, facts.key_width
     attention = prefix + "self_attn."
@@ -105,7 +113,7 @@ def _load_layer(weights: Weights, facts: Architecture, layer: int) -> Layer:
     def after(name: str) -> torch.Tensor | None:
         return weights.norm(f"{prefix}{name}.weight", facts.hidden) if facts.sandwich else None
 
-    return Layer(
+    return DecoderLayer(
         input_norm=weights.norm(prefix + "input_layernorm.weight", facts.hidden),
         qkv=weights.fused(qkv, facts.hidden, bias=facts.qkv_bias),
         head_norms=head_norms,

@@ -1,12 +1,12 @@
-"""How many experts' weights steps have read, of all layers: what a mixture costs in memory traffic."""
+"""Counts how many experts' weights the steps read, over all layers."""
 
 import torch
 
 _WRAP = 1 << 32
 
 
-class ExpertsRead:
-    """A count that is kept where steps are computed. total: int32 [1], from the start on; it wraps."""
+class ExpertReads:
+    """A count on the device that computes. total: int32 [1], since the start; it wraps."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.total = torch.zeros(1, dtype=torch.int32, device=device)
@@ -17,5 +17,5 @@ class ExpertsRead:
 
 
 def difference(later: int, earlier: int) -> int:
-    """What was read between two totals."""
+    """How much was read between two totals, of which the later may have wrapped."""
     return (later - earlier) % _WRAP

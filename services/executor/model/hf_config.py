@@ -1,4 +1,4 @@
-"""A checkpoint's config.json as it is published, old and new spellings, and which layers of it look back how far."""
+"""The keys of a checkpoint's config.json that a decoder depends on, in old and new spellings."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ import msgspec
 SLIDING: Final = "sliding_attention"
 
 
-class PublishedRope(msgspec.Struct):
+class HFRopeParameters(msgspec.Struct):
     """Rotary parameters: one set for all layers, or one for each attention type."""
 
     rope_theta: float | None = None
@@ -18,12 +18,12 @@ class PublishedRope(msgspec.Struct):
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
-    full_attention: "PublishedRope | None" = None
-    sliding_attention: "PublishedRope | None" = None
+    full_attention: "HFRopeParameters | None" = None
+    sliding_attention: "HFRopeParameters | None" = None
 
 
-class Published(msgspec.Struct):
-    """The keys that a decoder's shape depends on."""
+class HFConfig(msgspec.Struct):
+    """config.json as Hugging Face models publish it; a key that is absent has the default of transformers."""
 
     model_type: str
     vocab_size: int
@@ -42,8 +42,8 @@ class Published(msgspec.Struct):
     tie_word_embeddings: bool | None = None
     rope_theta: float | None = None
     rope_local_base_freq: float = 10000.0
-    rope_scaling: PublishedRope | None = None
-    rope_parameters: PublishedRope | None = None
+    rope_scaling: HFRopeParameters | None = None
+    rope_parameters: HFRopeParameters | None = None
     sliding_window: int | None = None
     use_sliding_window: bool = False
     max_window_layers: int = 0
@@ -65,8 +65,8 @@ class Published(msgspec.Struct):
     partial_rotary_factor: float | None = None
 
 
-def sliding_layers(published: Published) -> list[bool]:
-    """Which layers look back a window only."""
+def sliding_layers(published: HFConfig) -> list[bool]:
+    """By layer, whether it attends to a sliding window only."""
     layers = range(published.num_hidden_layers)
     if published.model_type in ("mistral", "mixtral", "phi3"):
         return [published.sliding_window is not None for _ in layers]

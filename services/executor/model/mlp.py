@@ -6,14 +6,14 @@ from typing import Protocol
 import torch
 
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.linear_layers import Grouped, Linear
+from noria.services.executor.model.linear_layers import GroupedLinear, Linear
 from noria.services.executor.model.operations import StepOperations
-from noria.services.executor.model.weights import Weights
+from noria.services.executor.model.weights import DecoderWeights
 
 
 @dataclass(slots=True, eq=False)
-class Dense:
-    """down(gated(gate_up(x)))."""
+class DenseMlp:
+    """A gated MLP: down(activation(gate(x)) * up(x)), gate and up in one product."""
 
     gate_up: Linear
     down: Linear
@@ -23,18 +23,18 @@ class Dense:
         return operations.linear(operations.gated(operations.linear(x, self.gate_up)), self.down)
 
 
-class Experts(Protocol):
-    """The inner parts of a mixture."""
+class ExpertWeights(Protocol):
+    """The experts of a mixture, for rows sorted by expert."""
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
-        """What experts make of rows in the order of their experts, of which each takes counts [experts]: [rows, hidden]."""
+        """Compute rows sorted by expert, counts [experts] of them each. Returns [rows, hidden]."""
 
 
 @dataclass(slots=True, eq=False)
-class EachExpert:
-    """Experts one after the other, those with rows: the host must know how many each has."""
+class LoopedExperts:
+    """Experts computed one after the other; the host must know how many rows each has."""
 
-    experts: list[Dense]
+    experts: list[DenseMlp]
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [rows, hidden]."""
@@ -53,10 +53,10 @@ class EachExpert:
 
 @dataclass(slots=True, eq=False)
 class GroupedExperts:
-    """All experts in two products, whose parts are found on the device: nothing is read back."""
+    """Experts computed together in two grouped products; the row counts stay on the device."""
 
-    gate_up: Grouped
-    down: Grouped
+    gate_up: GroupedLinear
+    down: GroupedLinear
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [rows, hidden]."""
@@ -65,16 +65,16 @@ class GroupedExperts:
 
 
 @dataclass(slots=True, eq=False)
-class Shared:
-    """An expert that every token takes, as far as its gate lets it (Qwen's mixtures)."""
+class SharedExpert:
+    """An expert that every token takes, scaled by the sigmoid of a gate (Qwen's mixtures)."""
 
-    expert: Dense
+    expert: DenseMlp
     gate: Linear
 
 
 @dataclass(slots=True, eq=False)
-class Mixture:
-    """The experts that the router likes best, weighted by its softmax (Mixtral, Jiang et al., 2024).
+class MixtureOfExperts:
+    """The likeliest experts of each token, weighted by the router's softmax (Mixtral, Jiang et al., 2024).
 
     Rows are brought into the order of their experts, so that each expert computes rows that lie together; a row's experts
     are added in float32 in order of their number, so that nothing depends on the other rows. normed: a row's weights add
@@ -82,11 +82,11 @@ class Mixture:
     """
 
     router: Linear
-    experts: Experts
+    experts: ExpertWeights
     count: int
     per_token: int
     normed: bool
-    shared: Shared | None
+    shared: SharedExpert | None
 
     def __call__(self, x: torch.Tensor, operations: StepOperations) -> torch.Tensor:
         """Return [T, hidden]."""
@@ -112,8 +112,10 @@ class Mixture:
         return total.to(found.dtype)
 
 
-def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: int) -> Dense | Mixture:
-    """A layer's MLP; prefix is the layer's."""
+def load_mlp(
+    weights: DecoderWeights, architecture: Architecture, prefix: str, layer: int
+) -> DenseMlp | MixtureOfExperts:
+    """Load a layer's MLP. prefix: of the layer's tensor names, with its dot."""
     mlp, inner = prefix + "mlp.", architecture.intermediate
     experts = architecture.experts
     if experts is None or not experts.layers[layer]:
@@ -123,9 +125,9 @@ def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: i
     shared = None
     if experts.shared:
         gate = weights.gate(mlp + "shared_expert_gate", 1, hidden)
-        shared = Shared(_dense(weights, architecture, mlp + "shared_expert.", experts.shared), gate)
+        shared = SharedExpert(_dense(weights, architecture, mlp + "shared_expert.", experts.shared), gate)
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    return Mixture(
+    return MixtureOfExperts(
         weights.gate(block + "gate", experts.count, hidden),
         _experts(weights, architecture, [f"{block}experts.{number}." for number in range(experts.count)], names),
         experts.count,
@@ -135,7 +137,9 @@ def load_mlp(weights: Weights, architecture: Architecture, prefix: str, layer: i
     )
 
 
-def _experts(weights: Weights, facts: Architecture, prefixes: list[str], names: tuple[str, str, str]) -> Experts:
+def _experts(
+    weights: DecoderWeights, facts: Architecture, prefixes: list[str], names: tuple[str, str, str]
+) -> ExpertWeights:
     assert facts.experts is not None
     inner, (gate, up, down) = facts.experts.intermediate, names
     if not facts.mlp_bias and not facts.fused and weights.groups:
@@ -143,17 +147,17 @@ def _experts(weights: Weights, facts: Architecture, prefixes: list[str], names: 
             weights.grouped([[(prefix + gate, inner), (prefix + up, inner)] for prefix in prefixes], facts.hidden),
             weights.grouped([[(prefix + down, facts.hidden)] for prefix in prefixes], inner),
         )
-    return EachExpert([_dense(weights, facts, prefix, inner, names) for prefix in prefixes])
+    return LoopedExperts([_dense(weights, facts, prefix, inner, names) for prefix in prefixes])
 
 
 def _dense(
-    weights: Weights,
+    weights: DecoderWeights,
     architecture: Architecture,
     prefix: str,
     inner: int,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> Dense:
+) -> DenseMlp:
     hidden, bias = architecture.hidden, architecture.mlp_bias
     gate, up, down = (prefix + name for name in names)
     parts = [(prefix + "gate_up_proj", 2 * inner)] if architecture.fused else [(gate, inner), (up, inner)]
-    return Dense(weights.fused(parts, hidden, bias=bias), weights.fused([(down, hidden)], inner, bias=bias))
+    return DenseMlp(weights.fused(parts, hidden, bias=bias), weights.fused([(down, hidden)], inner, bias=bias))

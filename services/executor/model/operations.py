@@ -1,4 +1,4 @@
-"""What a decoder is made of. Each implementation computes the same functions; one is chosen per process, never per step."""
+"""The operations that a decoder is made of, and a layer made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Protocol
 
 import torch
 
-from noria.services.executor.model.expert_reads import ExpertsRead
+from noria.services.executor.model.expert_reads import ExpertReads
 from noria.services.executor.model.linear_layers import Linear
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import Integers
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 
 class Mlp(Protocol):
@@ -21,8 +21,8 @@ class Mlp(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Layer:
-    """head_norms are those of queries and keys, where the family norms heads.
+class DecoderLayer:
+    """One layer's weights. head_norms: of queries and keys, where the family has them.
 
     after_attention and after_mlp norm what those give before it is added, where the family does.
     """
@@ -38,27 +38,27 @@ class Layer:
 
 
 class StepOperations(Protocol):
-    """The functions of a step that has begun, one step at a time: what a decoder is made of, wherever it computes.
+    """The operations of a decoder over one step that has begun, wherever it computes.
 
     Tensors are [query tokens, features] and live until the step's end. What flows between two products is in the model's
     dtype; an implementation may keep the residual stream, and what is added to it, in float32.
     """
 
     @property
-    def experts(self) -> ExpertsRead:
-        """How many experts were read, noted by mixtures."""
+    def experts(self) -> ExpertReads:
+        """The count of experts read, to which mixtures add."""
 
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """The tokens' rows of an embedding [vocabulary, hidden] times a number: what begins the residual stream."""
 
-    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All layers of a model: what `in_turn` says, perhaps in fewer calls."""
+    def layers(self, layers: Sequence[DecoderLayer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute all layers as `in_turn` does, perhaps in fewer calls."""
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        """Matrix product."""
+        """Compute a linear layer of x [T, inputs]."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm of what is about to be added to the residual stream."""
+        """RMS norm of x, which is about to be added to the residual stream."""
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
@@ -77,14 +77,14 @@ class StepOperations(Protocol):
         """Causal attention over the paged cache, this step's keys included."""
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """activation(first half) * second half."""
+        """The gated activation: activation(first half) * second half, [T, inner]."""
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, head: Linear) -> torch.Tensor:
         """Float32 products of the head with the normed sums of the step's rows: [rows, vocabulary]."""
 
 
-class Operations(StepOperations, Protocol):
-    """Those of a processor, whose steps are numpy arrays."""
+class CpuOperations(StepOperations, Protocol):
+    """The operations on a processor, whose steps are numpy arrays."""
 
     def begin(self, batch: Batch, rows: Integers | None) -> None:
         """Lay out a step: its positions, the pages that it writes and reads, and the query rows that logits are asked of.
@@ -92,14 +92,14 @@ class Operations(StepOperations, Protocol):
         All its token ids are known.
         """
 
-    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
-        """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten; see sampling.py."""
+    def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
+        """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten; see cpu/reference_sampling.py."""
 
 
 def composed(
-    operations: StepOperations, index: int, layer: Layer, x: torch.Tensor, residual: torch.Tensor | None
+    operations: StepOperations, index: int, layer: DecoderLayer, x: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute a layer, operation by operation. x is added to the residual stream; returns (what is to be added next, sum)."""
+    """Compute one layer, operation by operation. Returns (what is to be added to the residual stream next, that stream)."""
     x, residual = operations.add_norm(x, residual, layer.input_norm)
     queries = operations.rotate_write(index, operations.linear(x, layer.qkv), layer.head_norms)
     x = operations.linear(operations.attention(index, queries), layer.out)
@@ -112,8 +112,10 @@ def composed(
     return x, residual
 
 
-def in_turn(operations: StepOperations, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute a model's layers, operation by operation. x begins the residual stream; returns as `composed` does."""
+def in_turn(
+    operations: StepOperations, layers: Sequence[DecoderLayer], x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute all layers, operation by operation. x begins the residual stream; returns as `composed` does."""
     residual: torch.Tensor | None = None
     for index, layer in enumerate(layers):
         x, residual = composed(operations, index, layer, x, residual)

@@ -1,4 +1,4 @@
-"""A model's weights as they are used, kept in a file inside the model's folder so that the next start only maps them.
+"""Keeps weights in the layout in which they are computed, in a file that the next start only maps.
 
 The file is a magic line, the size of a JSON table, the table, and arrays at page boundaries. It is used when it was made
 from these weights by this layout; an array whose checksum does not hold is made anew, and the file written again under
@@ -30,17 +30,17 @@ _TABLE_BYTES_MAX: Final = 64 << 20
 _DTYPES: Final = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16, torch.uint8)}
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _PackedArray(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     start: int
     checksum: int
 
 
-class _Table(msgspec.Struct, frozen=True):
+class _PackedTable(msgspec.Struct, frozen=True):
     key: str
     file_bytes: int
-    arrays: dict[str, _Place]
+    arrays: dict[str, _PackedArray]
 
 
 def crc32(array: torch.Tensor) -> int:
@@ -49,7 +49,7 @@ def crc32(array: torch.Tensor) -> int:
 
 
 class PackedWeights:
-    """Arrays by name: mapped when the file has them, else made. Without a path nothing is kept.
+    """Packed arrays by name: mapped when the file has them, else made. Without a path nothing is kept.
 
     key: what identifies the weights and how they are packed; see `identity`.
     checksum: of a dense uint8 tensor. written: whether `keep` wrote the file.
@@ -64,7 +64,7 @@ class PackedWeights:
         self._arrays: dict[str, torch.Tensor] = {}
         self._made = 0
         self.written = False
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _PackedArray] = {}
         self._bytes = torch.empty(0, dtype=torch.uint8)
         if path is not None and (table := _table(path, key)) is not None:
             self._places = table.arrays
@@ -86,7 +86,7 @@ class PackedWeights:
         return found
 
     def keep(self) -> str:
-        """Write the file if any array had to be made; returns why that was not possible, or nothing."""
+        """Write the file if any array had to be made. Returns why that failed, or an empty string."""
         reason = ""
         if self._path is not None and self._made:
             try:
@@ -126,14 +126,14 @@ def identity(folder: Path, dtype: torch.dtype, quantization: str) -> str:
     return found.hexdigest()
 
 
-def _table(path: Path, key: str) -> _Table | None:
+def _table(path: Path, key: str) -> _PackedTable | None:
     """The table of a whole file that was made for this key."""
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return None
             size = int.from_bytes(file.read(8), "little")
-            table = msgspec.json.decode(file.read(min(size, _TABLE_BYTES_MAX)), type=_Table)
+            table = msgspec.json.decode(file.read(min(size, _TABLE_BYTES_MAX)), type=_PackedTable)
             whole = os.fstat(file.fileno()).st_size == table.file_bytes
     except (OSError, msgspec.DecodeError):
         return None
@@ -163,10 +163,12 @@ def _write(path: Path, key: str, arrays: dict[str, torch.Tensor], checksum: Call
             written.unlink()
 
 
-def _laid_out(key: str, arrays: dict[str, torch.Tensor], start: int, checksum: Callable[[torch.Tensor], int]) -> _Table:
+def _laid_out(
+    key: str, arrays: dict[str, torch.Tensor], start: int, checksum: Callable[[torch.Tensor], int]
+) -> _PackedTable:
     places = {}
     for name, array in arrays.items():
         dtype, flat = str(array.dtype).removeprefix("torch."), array.view(-1).view(torch.uint8)
-        places[name] = _Place(dtype, tuple(array.shape), start, checksum(flat))
+        places[name] = _PackedArray(dtype, tuple(array.shape), start, checksum(flat))
         start += -(-array.nbytes // _PAGE) * _PAGE
-    return _Table(key, start, places)
+    return _PackedTable(key, start, places)

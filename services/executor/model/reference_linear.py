@@ -1,4 +1,4 @@
-"""Matrix products with weights packed once, the same for a row whatever rows stand beside it.
+"""Linear layers in plain PyTorch with weights packed once; a row has the same bits whatever rows stand beside it.
 
 oneDNN packs a weight into the layout that its kernel wants, which is also the fastest way at every size measured. Which
 kernel runs depends on the number of rows, and with it the order of summation: products over 1536 inputs differed
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from noria.services.executor.model.linear_layers import Grouped, Matrix
+from noria.services.executor.model.linear_layers import GroupedLinear, WeightMatrix
 
 _LADDER: Final = (
     1,
@@ -52,7 +52,7 @@ PART_INPUTS: Final = 512
 
 
 def computed_rows(rows: int, floor: int) -> int:
-    """How many rows are computed for so many: `floor` at least, and four sizes per doubling above 16.
+    """To how many rows `rows` are padded: at least `floor`, and four sizes per doubling above 16.
 
     oneDNN compiles and keeps a kernel for each number of rows and shape it meets: 2 ms and 0.6 MB each, measured.
     """
@@ -92,7 +92,7 @@ class ReferenceLinear:
         return self._product(x)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """The same into `out`."""
+        """Compute y into `out` [rows, outputs]."""
         out.copy_(self(x))
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,35 +106,37 @@ class ReferenceLinear:
         return total
 
 
-class ReferenceProducts:
-    """Makes products in one dtype; logits are float32 products of float32 copies of the weights."""
+class ReferenceLinearFactory:
+    """Makes linear layers in plain PyTorch; logits are float32 products of float32 copies of the weights."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.nbytes = 0
         self._dtype = dtype
-        self._floors = Floors()
+        self._floors = LeastRows()
 
     @property
-    def steady(self) -> bool:
+    def batch_invariant(self) -> bool:
         """Whether every shape has a floor."""
-        return self._floors.steady
+        return self._floors.batch_invariant
 
     @property
     def groups(self) -> bool:
-        """Experts are computed one after the other: the host knows which have rows."""
+        """False: experts are computed one after the other, because the host knows which have rows."""
         return False
 
-    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
-        """There are none."""
+    def grouped(self, matrices: Sequence[WeightMatrix]) -> GroupedLinear:
+        """Raises NotImplementedError: plain PyTorch has no grouped layers here."""
         raise NotImplementedError
 
     def scratch_bytes(self, rows_max: int) -> int:
-        """Nothing that the footprint of a step does not count already."""
+        """0: the step memory counts it already."""
         del rows_max
         return 0
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> ReferenceLinear:
-        """A product ready for use."""
+    def linear(
+        self, matrix: WeightMatrix, rows_max: int, *, logits: bool = False, exact: bool = False
+    ) -> ReferenceLinear:
+        """A linear layer for at most rows_max rows."""
         del exact  # all are
         # Rounded to the model's dtype first: what is served is that model.
         weight, bias = matrix.weights(self._dtype), matrix.biases(self._dtype)
@@ -144,19 +146,19 @@ class ReferenceProducts:
         return ReferenceLinear(weight, bias, self._floors.of(weight, rows_max))
 
 
-class Floors:
-    """Finds each weight shape's floor once. `steady` turns false when a shape has none up to 32 rows."""
+class LeastRows:
+    """Finds, once for each shape of weights, from how many rows on a product keeps a row's bits."""
 
     def __init__(self) -> None:
-        self.steady = True
+        self.batch_invariant = True
         self._found: dict[tuple[torch.Size, torch.dtype, int], int] = {}
 
     def of(self, weight: torch.Tensor, rows_max: int) -> int:
-        """The least rows from which on, up to rows_max, a row of x @ weight.T keeps its bits."""
+        """The least rows from which on, up to rows_max, a row of x @ weight.T keeps its bits; 1 where there is none."""
         key = (weight.shape, weight.dtype, rows_max)
         if key not in self._found:
             floor = _probe(_telling(weight), rows_max)
-            self.steady = self.steady and floor is not None
+            self.batch_invariant = self.batch_invariant and floor is not None
             self._found[key] = floor or 1
         return self._found[key]
 

@@ -1,6 +1,6 @@
-"""Which tensors a decoder needs, and in which shapes, learned by building it over a checkpoint that only writes down.
+"""Finds out which tensors a decoder needs, in which shapes, by loading it from a source that only writes them down.
 
-So there is one place that says what a family's tensors are called: the code that loads them.
+So the names of a family's tensors stand in one place: the code that loads them.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import torch
 
-from noria.services.executor.model.checkpoint import Blocks
-from noria.services.executor.model.linear_layers import Grouped, Linear, Matrix
+from noria.services.executor.model.checkpoint import GgufBlocks
+from noria.services.executor.model.linear_layers import GroupedLinear, Linear, WeightMatrix
 from noria.shared.model.weight_files import TensorShape
 
 
-class Requirements:
-    """A `Source` of nothing: `shapes` holds what was asked of it, by name."""
+class RequiredTensors:
+    """A `WeightSource` without weights: `shapes` holds the shape of each tensor that was asked for, by name."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, TensorShape] = {}
@@ -25,46 +25,46 @@ class Requirements:
         return torch.empty(0, dtype=dtype)
 
     def block_kind(self, name: str, shape: tuple[int, int]) -> str | None:
-        """None has blocks."""
+        """None: no tensor has blocks here."""
         del name, shape
         return None
 
-    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
-        """None has blocks."""
+    def blocks(self, name: str, shape: tuple[int, int]) -> GgufBlocks | None:
+        """None: no tensor has blocks here."""
         del name, shape
         return None
 
 
-class RequiredProducts:
-    """`Products` that write down the tensors of each matrix and multiply nothing."""
+class RequiredLinearFactory:
+    """A `LinearFactory` whose layers write down the tensors of their matrix and multiply nothing."""
 
-    steady = True
+    batch_invariant = True
     groups = False
     nbytes = 0
 
-    def __init__(self, requirements: Requirements) -> None:
+    def __init__(self, requirements: RequiredTensors) -> None:
         self._requirements = requirements
 
     def scratch_bytes(self, rows_max: int) -> int:
-        """None are needed."""
+        """0: nothing is computed."""
         del rows_max
         return 0
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
+    def linear(self, matrix: WeightMatrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
         """Write down a matrix and its biases."""
         del rows_max, logits, exact
         for name, outputs in matrix.parts:
             self._requirements.shapes[f"{name}.weight"] = (outputs, matrix.inputs)
             if matrix.bias:
                 self._requirements.shapes[f"{name}.bias"] = (outputs,)
-        return _NoProduct(matrix.inputs, matrix.outputs)
+        return _NoLinear(matrix.inputs, matrix.outputs)
 
-    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
+    def grouped(self, matrices: Sequence[WeightMatrix]) -> GroupedLinear:
         """There are none."""
         raise NotImplementedError
 
 
-class _NoProduct:
+class _NoLinear:
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs, self.outputs = inputs, outputs
 

@@ -1,4 +1,4 @@
-"""Rotary positions: the inverse frequencies that turn queries and keys."""
+"""Rotary position embedding: the inverse frequencies by which queries and keys are rotated."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A step cut into chunks of keys, as the reference attention reads it: one group's part, as flat arrays.
+"""One group's attention of a step, cut into spans of keys for the reference attention, as flat arrays.
 
 Pages are listed in whole chunks of keys, padded with the zero page, and a chunk begins at a multiple of its size in the
 sequence wherever a window or slice begins: so sums do not depend on how the sequence was cut.
@@ -7,8 +7,8 @@ sequence wherever a window or slice begins: so sums do not depend on how the seq
 import msgspec
 import numpy as np
 
-from noria.services.executor.plan.batch import Pages, Slices, entry, first_seen
-from noria.services.executor.plan.limits import Integers, Shape
+from noria.services.executor.plan.batch import PageTables, Slices, entry, first_seen
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
 
 
 class SingleQueries(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class SingleQueries(msgspec.Struct, frozen=True):
     ends: Integers
 
 
-class Span(msgspec.Struct, frozen=True):
+class AttentionSpan(msgspec.Struct, frozen=True):
     """A slice of several tokens: query rows `row` … `row + length - 1` at positions from `start`.
 
     pages [chunks, pages per chunk], from the sequence's chunk number `level`.
@@ -41,44 +41,44 @@ class Span(msgspec.Struct, frozen=True):
     pages: Integers
 
 
-class Reads(msgspec.Struct, frozen=True):
-    """What one group's layers read."""
+class AttentionReads(msgspec.Struct, frozen=True):
+    """All that the attention of one group's layers reads in a step."""
 
     singles: SingleQueries | None
-    spans: tuple[Span, ...]
+    spans: tuple[AttentionSpan, ...]
 
 
-def reads(shape: Shape, slices: Slices, pages: Pages) -> Reads:
-    """Cut a group's part into chunks."""
+def attention_reads(shape: ExecutorLimits, slices: Slices, pages: PageTables) -> AttentionReads:
+    """Cut one group's slices into spans of keys."""
     one = slices.lengths == 1
-    return Reads(
+    return AttentionReads(
         singles=_singles(shape, slices, pages, np.flatnonzero(one)),
         spans=tuple(_span(shape, slices, pages, int(index)) for index in np.flatnonzero(~one)),
     )
 
 
-def _rows(pages: Pages, index: Integers, columns: Integers, first: Integers, end: Integers) -> Integers:
+def _rows(pages: PageTables, index: Integers, columns: Integers, first: Integers, end: Integers) -> Integers:
     """Pool rows of the pages `columns` of slices; pages before `first` or from `end` on are the zero page."""
     entries = np.minimum(entry(columns, pages.ring), pages.table.shape[1] - 1)
     inside = (columns >= first) & (columns < end)
     return np.where(inside, pages.table[index, entries].astype(np.int64), 0)
 
 
-def _span(shape: Shape, slices: Slices, pages: Pages, index: int) -> Span:
+def _span(shape: ExecutorLimits, slices: Slices, pages: PageTables, index: int) -> AttentionSpan:
     row, start, length = (int(part[index]) for part in (slices.rows, slices.starts, slices.lengths))
-    chunk = shape.pages_per_chunk * shape.page_size
+    chunk = shape.pages_per_span * shape.page_size
     first = first_seen(np.array(start), pages.window)
     level, chunks = int(first) // chunk, -(-(start + length) // chunk)
-    columns = np.arange(level * shape.pages_per_chunk, chunks * shape.pages_per_chunk)
+    columns = np.arange(level * shape.pages_per_span, chunks * shape.pages_per_span)
     end = np.array(-(-(start + length) // shape.page_size))
     rows = _rows(pages, np.array(index), columns, first // shape.page_size, end)
-    return Span(row, length, start, level, rows.reshape(chunks - level, shape.pages_per_chunk))
+    return AttentionSpan(row, length, start, level, rows.reshape(chunks - level, shape.pages_per_span))
 
 
-def _singles(shape: Shape, slices: Slices, pages: Pages, index: Integers) -> SingleQueries | None:
+def _singles(shape: ExecutorLimits, slices: Slices, pages: PageTables, index: Integers) -> SingleQueries | None:
     if not len(index):
         return None
-    chunk = shape.pages_per_chunk * shape.page_size
+    chunk = shape.pages_per_span * shape.page_size
     context = slices.starts[index] + 1
     base = first_seen(context - 1, pages.window) // chunk
     chunks = -(-context // chunk) - base
@@ -90,7 +90,7 @@ def _singles(shape: Shape, slices: Slices, pages: Pages, index: Integers) -> Sin
     for level in range(int(chunks[0])):
         count = int(np.count_nonzero(chunks > level))
         number = base[:count] + level
-        columns = number[:, None] * shape.pages_per_chunk + np.arange(shape.pages_per_chunk)
+        columns = number[:, None] * shape.pages_per_span + np.arange(shape.pages_per_span)
         counts.append(count)
         members.append(np.arange(count))
         found.append(_rows(pages, index[:count, None], columns, first_page[:count], end_page[:count]))

@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 from noria.proto.execution import Copy
 from noria.services.executor.plan.limits import Integers
-from noria.services.executor.plan.sampling_metadata import Sampler
-from noria.services.executor.plan.slot_state import Occupant
+from noria.services.executor.plan.sampling_metadata import SamplingMetadata
+from noria.services.executor.plan.slot_state import SlotState
 
 Rows = NDArray[np.int32]
 
 
 class Slices(msgspec.Struct, frozen=True):
-    """By slice: the position of its first query token, how many it has, and its first query row."""
+    """The slices of a step: for each, the position of its first query token, its length and its first query row [slices]."""
 
     starts: Integers
     lengths: Integers
     rows: Integers
 
 
-class Pages(msgspec.Struct, frozen=True):
-    """One group's part of a step.
+class PageTables(msgspec.Struct, frozen=True):
+    """Where one group's layers read and write the cache in a step.
 
     table [slices, entries]: the pool rows of each slice's pages; page p is entry p, or p % ring where ring is not 0. What
-    lies beyond a slot's pages may be a former occupant's, and what lies before its window has been overwritten.
+    lies beyond a slot's pages may be a former state's, and what lies before its window has been overwritten.
     write_slots [T]: where each query token's keys and values go, in tokens of the pool.
     """
 
@@ -38,18 +38,20 @@ class Pages(msgspec.Struct, frozen=True):
     write_slots: Integers
 
 
-class Product(msgspec.Struct, frozen=True):
-    """Whose token a sampled row is: occupant of `slot`, at output position `start`."""
+class SampledRow(msgspec.Struct, frozen=True):
+    """Whose token a sampled row gives: the stream of `slot`, at output position `start`."""
 
     slot: int
-    occupant: Occupant
+    state: SlotState
     start: int
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step, ready for a lane. token_ids and positions are [T]; carried rows take their id on device.
+    """One step as the model runner computes it. token_ids and positions are [T].
 
-    pages: by group, where its layers write and read. occupants: by slice. Copies are done first, in the order of StepPlan.
+    carry_rows: query rows whose id is the last token of carry_slots, which only the device may know yet.
+
+    pages: by group, where its layers write and read. states: by slice. Copies are done first, in the order of StepPlan.
     """
 
     epoch: int
@@ -59,20 +61,20 @@ class Batch(msgspec.Struct, frozen=True):
     carry_rows: Integers
     carry_slots: Integers
     slices: Slices
-    pages: tuple[Pages, ...]
-    sampler: Sampler | None
-    products: tuple[Product, ...]
+    pages: tuple[PageTables, ...]
+    sampler: SamplingMetadata | None
+    sampled_rows: tuple[SampledRow, ...]
     swap_out: tuple[Copy, ...]
     copies: tuple[Copy, ...]
     swap_in: tuple[Copy, ...]
-    occupants: tuple[Occupant, ...] = ()
+    states: tuple[SlotState, ...] = ()
 
 
 def entry(page: Integers, ring: int) -> Integers:
-    """The table entries of a sequence's pages."""
+    """The entries in a block table of pages: the pages themselves, or their places in a ring of `ring` entries."""
     return page % ring if ring else page
 
 
 def first_seen(position: Integers, window: int) -> Integers:
-    """The first position that a token at `position` sees; window 0 is all."""
+    """The first position that a token at `position` attends to; window 0 is the whole context."""
     return np.maximum(position - window + 1, 0) if window else np.zeros_like(position)

@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.proto.execution import Sampled, Slice, StepPlan
-from noria.services.executor.plan.batch import Batch, Product, Slices
-from noria.services.executor.plan.limits import Integers, Shape
+from noria.services.executor.plan.batch import Batch, SampledRow, Slices
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
 from noria.services.executor.plan.page_tables import pages
-from noria.services.executor.plan.sampled_rows import sampled_rows
-from noria.services.executor.plan.sampling_metadata import Drawn
-from noria.services.executor.plan.slot_state import Occupant
-from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
+from noria.services.executor.plan.sampled_rows import sampling_metadata
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
+from noria.services.executor.plan.slot_state import SlotState
+from noria.services.executor.plan.slot_table import IllegalPlanError, SlotTable
 
 _Booleans = NDArray[np.bool_]
 
 
-def prepare(slots: Slots, plan: StepPlan) -> Batch:
+def prepare(slots: SlotTable, plan: StepPlan) -> Batch:
     """Apply a plan and lay it out. Raises IllegalPlanError; the epoch is dead then, whatever was applied of it."""
     try:
         slots.apply(plan)
@@ -28,36 +28,36 @@ def prepare(slots: Slots, plan: StepPlan) -> Batch:
         raise
 
 
-def idle_batch(shape: Shape) -> Batch:
-    """A step of nobody: what a device is given to compute padding alone."""
-    slots = Slots(shape)
+def idle_batch(shape: ExecutorLimits) -> Batch:
+    """A batch without query tokens, by which a device computes padding alone."""
+    slots = SlotTable(shape)
     return _layout(slots, StepPlan(0, 0, ()))
 
 
-def results(slots: Slots, batch: Batch, drawn: Drawn | None) -> tuple[Sampled, ...]:
-    """Take what a finished step computed and sampled into the slots and name whose it is, in plan order."""
-    for occupant, end in zip(batch.occupants, (batch.slices.starts + batch.slices.lengths).tolist(), strict=True):
-        occupant.cached = end
+def results(slots: SlotTable, batch: Batch, drawn: SamplerOutput | None) -> tuple[Sampled, ...]:
+    """Write what a finished step sampled into the slots. Returns the tokens by stream, in plan order."""
+    for state, end in zip(batch.states, (batch.slices.starts + batch.slices.lengths).tolist(), strict=True):
+        state.cached = end
     if drawn is None:
         return ()
     ids = drawn.ids.tolist()
-    for product, token in zip(batch.products, ids, strict=True):
-        slots.record(product.slot, product.occupant, token)
+    for sampled, token in zip(batch.sampled_rows, ids, strict=True):
+        slots.record(sampled.slot, sampled.state, token)
     return tuple(
-        _sampled(product, row, token, drawn)
-        for row, (product, token) in enumerate(zip(batch.products, ids, strict=True))
+        _sampled(sampled, row, token, drawn)
+        for row, (sampled, token) in enumerate(zip(batch.sampled_rows, ids, strict=True))
     )
 
 
-def _sampled(product: Product, row: int, token: int, drawn: Drawn) -> Sampled:
-    occupant = product.occupant
-    wanted = occupant.sampling.logprobs
+def _sampled(sampled: SampledRow, row: int, token: int, drawn: SamplerOutput) -> Sampled:
+    state = sampled.state
+    wanted = state.sampling.logprobs
     likelihoods = () if wanted is None else (drawn.likelihood(row, wanted),)
-    occupant.likelihoods += likelihoods
-    return Sampled(occupant.stream, occupant.attempt, product.start, (token,), likelihoods)
+    state.likelihoods += likelihoods
+    return Sampled(state.stream, state.attempt, sampled.start, (token,), likelihoods)
 
 
-def _layout(slots: Slots, plan: StepPlan) -> Batch:
+def _layout(slots: SlotTable, plan: StepPlan) -> Batch:
     shape = slots.shape
     columns = np.array(
         [(each.slot, each.start, each.length, each.carry, each.sample) for each in plan.slices], np.int64
@@ -78,12 +78,12 @@ def _layout(slots: Slots, plan: StepPlan) -> Batch:
         carry_slots=slot[carry],
         slices=slices,
         pages=tuple(pages(slots, group, slot, slices, of_slice, positions) for group in range(len(shape.groups))),
-        sampler=sampled_rows(slots, slot[sample], (first + length - 1)[sample]),
-        products=_products(slots, slot[sample]),
+        sampler=sampling_metadata(slots, slot[sample], (first + length - 1)[sample]),
+        sampled_rows=_sampled_rows(slots, slot[sample]),
         swap_out=plan.swap_out,
         copies=plan.copies,
         swap_in=plan.swap_in,
-        occupants=tuple(_occupants(slots, slot)),
+        states=tuple(_states(slots, slot)),
     )
     sampled = slot[sample]
     slots.total[sampled] += 1
@@ -92,7 +92,7 @@ def _layout(slots: Slots, plan: StepPlan) -> Batch:
 
 
 def _check(
-    slots: Slots,
+    slots: SlotTable,
     slices: tuple[Slice, ...],
     slot: Integers,
     start: Integers,
@@ -111,7 +111,7 @@ def _check(
         raise IllegalPlanError("a slot has two slices in one plan")
     if length.sum() > shape.max_batch_tokens:
         raise IllegalPlanError(f"{length.sum()} query tokens, at most {shape.max_batch_tokens} are possible")
-    demand("the slot is not filled", np.array([slots.occupants[each] is None for each in slot], np.bool_))
+    demand("the slot is not filled", np.array([slots.states[each] is None for each in slot], np.bool_))
     total, end = slots.total[slot], start + length
     demand("a slice is empty", (length < 1) | (start < 0))
     demand("the slice reaches beyond the tokens", end > total)
@@ -126,13 +126,13 @@ def _check(
     demand("the token's value is not known yet", ~carry & (end > slots.known[slot]))
 
 
-def _products(slots: Slots, slot: Integers) -> tuple[Product, ...]:
+def _sampled_rows(slots: SlotTable, slot: Integers) -> tuple[SampledRow, ...]:
     starts = slots.total[slot] - slots.prompt[slot]
     return tuple(
-        Product(int(each), occupant, int(start))
-        for each, occupant, start in zip(slot, _occupants(slots, slot), starts, strict=True)
+        SampledRow(int(each), state, int(start))
+        for each, state, start in zip(slot, _states(slots, slot), starts, strict=True)
     )
 
 
-def _occupants(slots: Slots, slot: Integers) -> list[Occupant]:
-    return [occupant for each in slot if (occupant := slots.occupants[each]) is not None]
+def _states(slots: SlotTable, slot: Integers) -> list[SlotState]:
+    return [state for each in slot if (state := slots.states[each]) is not None]

@@ -1,52 +1,50 @@
-"""What the slots and the host still hold of streams, for a scheduler that does not know it. Pure.
+"""The inventory for a scheduler that restarted: which streams are in slots or on the host, and what was sampled of them. Pure.
 
 Only positions whose step has come back count as cached; what was sampled there is told, whether or not anybody heard
 of it. To be taken when no step is under way.
 """
 
 from noria.proto.execution import Held, Inventory, cache_digest
-from noria.services.executor.plan.slot_state import Occupant
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.slot_state import SlotState
+from noria.services.executor.plan.slot_table import SlotTable
 
 
-def inventory(slots: Slots) -> Inventory:
-    """List every stream that something is cached of, or was a moment ago."""
+def inventory(slots: SlotTable) -> Inventory:
+    """List every stream of which something is cached, or whose slot was released a moment ago."""
     entries = [
-        _in_slot(slots, slot, occupant)
-        for slot, occupant in enumerate(slots.occupants)
-        if occupant is not None and occupant.cached
+        _in_slot(slots, slot, state) for slot, state in enumerate(slots.states) if state is not None and state.cached
     ]
-    for stashed in slots.stashes.all:
-        occupant, stash = stashed.occupant, stashed.stash
-        ids = [*stashed.ids, *occupant.late]
+    for swapped in slots.swapped_out.all:
+        state, stash = swapped.state, swapped.stash
+        ids = [*swapped.ids, *state.late]
         if stash.length <= len(ids):
-            entries.append(_held(-1, occupant, ids, stashed.prompt, stash.length, stash.blocks))
+            entries.append(_held(-1, state, ids, swapped.prompt, stash.length, stash.blocks))
     listed = {each.stream for each in entries}
     # Nothing is cached any more of who has left, but its last tokens may be news.
     entries += [
-        _held(-1, left.occupant, [*left.ids, *left.occupant.late], left.prompt, 0, ())
-        for left in slots.departures
-        if left.occupant.stream not in listed
+        _held(-1, left.state, [*left.ids, *left.state.late], left.prompt, 0, ())
+        for left in slots.released_slots
+        if left.state.stream not in listed
     ]
     return Inventory(slots.epoch, tuple(entries))
 
 
-def _in_slot(slots: Slots, slot: int, occupant: Occupant) -> Held:
+def _in_slot(slots: SlotTable, slot: int, state: SlotState) -> Held:
     ids = slots.tokens[slot, : slots.known[slot]].tolist()
     blocks = tuple(tuple(table[slot, : slots.blocks[group, slot]].tolist()) for group, table in enumerate(slots.tables))
-    return _held(slot, occupant, ids, int(slots.prompt[slot]), occupant.cached, blocks)
+    return _held(slot, state, ids, int(slots.prompt[slot]), state.cached, blocks)
 
 
 def _held(
-    slot: int, occupant: Occupant, ids: list[int], prompt: int, length: int, blocks: tuple[tuple[int, ...], ...]
+    slot: int, state: SlotState, ids: list[int], prompt: int, length: int, blocks: tuple[tuple[int, ...], ...]
 ) -> Held:
     return Held(
         slot=slot,
-        stream=occupant.stream,
-        attempt=occupant.attempt,
+        stream=state.stream,
+        attempt=state.attempt,
         digest=cache_digest(ids[:length]),
         length=length,
         blocks=blocks,
         output_ids=tuple(ids[prompt:]),
-        likelihoods=tuple(occupant.likelihoods),
+        likelihoods=tuple(state.likelihoods),
     )

@@ -1,4 +1,4 @@
-"""The fixed sizes that plans are checked against and arrays are laid out by."""
+"""The fixed sizes by which plans are checked and arrays are laid out."""
 
 from typing import Final, TypeVar
 
@@ -14,7 +14,7 @@ Whole = TypeVar("Whole", np.int32, np.int64)
 RESERVED_CHUNKS: Final = 2
 """Chunk 0 of the pool is what padding reads (always zero), chunk 1 what padding writes; neither is ever allocated."""
 
-CHUNK_TOKENS: Final = 256
+ATTENTION_SPAN_TOKENS: Final = 256
 """Attention sums keys in spans of about so many tokens, one after the other.
 
 A fixed span is what makes a result independent of batch and prefill chunk; 256 was as fast as 512 and faster than 128
@@ -22,22 +22,22 @@ on contexts of 256 tokens (docs/decisions/0004).
 """
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """What a step may be: slots, query tokens, context, pages and vocabulary; num_blocks and host_slots count chunks."""
+class ExecutorLimits(msgspec.Struct, frozen=True):
+    """The largest step: slots, query tokens, context, vocabulary and page size; and how many chunks the cache and the host pool have."""
 
     max_slots: int
     max_batch_tokens: int
     max_model_tokens: int
     page_size: int
-    num_blocks: int
+    num_chunks: int
     vocabulary: int
     groups: tuple[Group, ...] = (Group(0, 1),)
-    host_slots: int = 0
+    num_host_chunks: int = 0
 
     @property
-    def pages_per_chunk(self) -> int:
-        """Pages that attention sums in one go."""
-        return max(1, CHUNK_TOKENS // self.page_size)
+    def pages_per_span(self) -> int:
+        """Pages in one attention span."""
+        return max(1, ATTENTION_SPAN_TOKENS // self.page_size)
 
     @property
     def pool_chunk_pages(self) -> int:
@@ -45,7 +45,7 @@ class Shape(msgspec.Struct, frozen=True):
         return self.groups[0].layers * self.groups[0].blocks_per_chunk
 
     def rows(self, group: int, blocks: NDArray[Whole], chunks: int) -> NDArray[Whole]:
-        """Rows of blocks of a group in a pool of `chunks` chunks, for the group's first layer; layer r's lie r * chunks further.
+        """The pool rows of a group's blocks in its first layer; those of its layer r lie r * chunks further.
 
         The rows of a layer lie together, block after block: gathering them a chunk apart took a fifth more of a step.
         """
@@ -57,6 +57,6 @@ class Shape(msgspec.Struct, frozen=True):
 
     def table_width(self, group: int) -> int:
         """Entries in a slot's table: enough for the context in whole chunks of keys, or the ring."""
-        chunk = self.pages_per_chunk * self.page_size
-        whole = -(-self.max_model_tokens // chunk) * self.pages_per_chunk
+        chunk = self.pages_per_span * self.page_size
+        whole = -(-self.max_model_tokens // chunk) * self.pages_per_span
         return self.groups[group].ring_pages or whole

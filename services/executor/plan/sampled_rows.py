@@ -1,4 +1,4 @@
-"""The sampled rows of a plan: whose parameters, which tokens count, what is added to their logits.
+"""Builds the sampling metadata of a step: parameters, tokens that penalties count, and what is added to logits.
 
 Pure. Rows without penalties, bias or bans, which are most, cost nothing here but a look at their slot.
 """
@@ -7,19 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.services.executor.plan.limits import Integers
-from noria.services.executor.plan.sampling_metadata import Floats, Ids, Sampler
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.sampling_metadata import Floats, Ids, SamplingMetadata
+from noria.services.executor.plan.slot_table import SlotTable
 
 _NO_IDS = np.zeros(0, np.int32)
 
 
-def sampled_rows(slots: Slots, slot: Integers, rows: Integers) -> Sampler | None:
-    """Lay out the sampling of a step; slot, rows: by sampled row, its slot and query token. None when there is none."""
+def sampling_metadata(slots: SlotTable, slot: Integers, rows: Integers) -> SamplingMetadata | None:
+    """The sampling metadata of a step, None when it samples nothing. slot, rows [S]: each sampled row's slot and query token."""
     if not len(slot):
         return None
-    history = _History(slots, slot)
+    history = _PenaltyHistory(slots, slot)
     bias_ids, bias_values, bias_starts = _bias(slots, slot)
-    return Sampler(
+    return SamplingMetadata(
         rows=rows,
         slots=slot,
         positions=slots.total[slot],
@@ -36,10 +36,10 @@ def sampled_rows(slots: Slots, slot: Integers, rows: Integers) -> Sampler | None
     )
 
 
-class _History:
-    """The ids that penalties count: of the output, and before them of the prompt where repetition is penalised."""
+class _PenaltyHistory:
+    """Token ids that penalties count, row after row: the output, and before it the prompt where repetition is penalised."""
 
-    def __init__(self, slots: Slots, slot: Integers) -> None:
+    def __init__(self, slots: SlotTable, slot: Integers) -> None:
         counted: NDArray[np.bool_] = slots.penalised[slot]
         if not counted.any():
             nothing = np.zeros(0, np.int64)
@@ -67,8 +67,8 @@ class _History:
         self.pending_at = self.starts[of_row] + self.pending_positions - first[of_row]
 
 
-def _bias(slots: Slots, slot: Integers) -> tuple[Ids, Floats, Integers]:
-    """What is added to logits, and where each row's part begins: a bias, and -inf at ends that come too early."""
+def _bias(slots: SlotTable, slot: Integers) -> tuple[Ids, Floats, Integers]:
+    """Ids, values and starts by row of what is added to logits: the logit bias, and -inf at end ids before `min_tokens`."""
     starts = np.zeros(len(slot) + 1, np.int64)
     early = slots.total[slot] - slots.prompt[slot] < slots.min_tokens[slot]
     touched = np.flatnonzero(early | slots.biased[slot])
@@ -77,12 +77,12 @@ def _bias(slots: Slots, slot: Integers) -> tuple[Ids, Floats, Integers]:
     ids: list[Ids] = []
     values: list[Floats] = []
     for row in touched:
-        occupant = slots.occupants[slot[row]]
-        assert occupant is not None
-        ids.append(occupant.bias_ids)
-        values.append(occupant.bias_values)
+        state = slots.states[slot[row]]
+        assert state is not None
+        ids.append(state.bias_ids)
+        values.append(state.bias_values)
         if early[row]:
-            ids.append(np.array(occupant.end_ids, np.int32))
-            values.append(np.full(len(occupant.end_ids), -np.inf, np.float32))
-        starts[row + 1] = len(occupant.bias_ids) + (len(occupant.end_ids) if early[row] else 0)
+            ids.append(np.array(state.end_ids, np.int32))
+            values.append(np.full(len(state.end_ids), -np.inf, np.float32))
+        starts[row + 1] = len(state.bias_ids) + (len(state.end_ids) if early[row] else 0)
     return np.concatenate(ids), np.concatenate(values), np.cumsum(starts)

@@ -1,4 +1,4 @@
-"""What a step samples and what comes out: parameters by slot, the tokens that penalties count, the ids drawn.
+"""The input and output of sampling a step: parameters by row, tokens that penalties count, sampled ids.
 
 Pure: numpy only. A row's parameters are one record, laid out as the native kernels read it.
 """
@@ -15,7 +15,7 @@ from noria.proto.sampling import LOGPROBS_MAX, TEMPERATURE_MIN, Sampling
 from noria.services.executor.plan.limits import Integers
 
 RECENT_TOKENS: Final = 8
-"""Sampled tokens that a lane remembers of each slot: more than steps may be in flight."""
+"""Sampled tokens that a model runner remembers of each slot: more than steps may be in flight."""
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -44,8 +44,8 @@ Parameters = np.ndarray[tuple[int], np.dtype[np.void]]
 Record = tuple[float, int, float, float, int, float, float, float, int]
 
 
-class Sampler(msgspec.Struct, frozen=True):
-    """What to sample, by row [S]: its query token, slot, parameters, and position of the token to come.
+class SamplingMetadata(msgspec.Struct, frozen=True):
+    """What is sampled, by row [S]: query token, slot, parameters, and the position of the token to come.
 
     A position is the counter of its row's randomness. history: for row i, history[history_starts[i] :
     history_starts[i + 1]] are the ids that its penalties count, the first prompts[i] of them of the prompt; nothing for
@@ -68,8 +68,8 @@ class Sampler(msgspec.Struct, frozen=True):
     bias_starts: Integers
 
 
-class Drawn(msgspec.Struct, frozen=True):
-    """The sampled ids [S]; where asked for, their log-probabilities [S] and those of the likeliest tokens [S, N].
+class SamplerOutput(msgspec.Struct, frozen=True):
+    """What a step sampled: ids [S] and, where asked for, log-probabilities [S] and those of the likeliest tokens [S, N].
 
     A row that asked for fewer than N, or for none, has only so many in the last two; the rest means nothing.
     """
@@ -80,30 +80,30 @@ class Drawn(msgspec.Struct, frozen=True):
     top_logprobs: Floats
 
     def likelihood(self, row: int, wanted: int) -> Likelihood:
-        """One row's, with the `wanted` likeliest tokens."""
+        """The log-probability of one row's token and of its `wanted` likeliest tokens."""
         top = zip(self.top_ids[row, :wanted].tolist(), self.top_logprobs[row, :wanted].tolist(), strict=True)
         return Likelihood(float(self.logprobs[row]), tuple(top))
 
 
 class RecentTokens:
-    """The last tokens sampled in each slot, on the lane, which knows them before anybody else does."""
+    """The last tokens sampled in each slot, kept where steps are computed, before the shell knows them."""
 
     def __init__(self, max_slots: int) -> None:
         self._ids = np.zeros((max_slots, RECENT_TOKENS), np.int32)
 
-    def complete(self, sampler: Sampler) -> None:
-        """Fill in the history's pending tokens."""
+    def complete(self, sampler: SamplingMetadata) -> None:
+        """Write the tokens into a history that were not known when it was laid out."""
         if len(sampler.pending_at):
             places = sampler.pending_positions % RECENT_TOKENS
             sampler.history[sampler.pending_at] = self._ids[sampler.pending_slots, places]
 
-    def note(self, sampler: Sampler, ids: Integers) -> None:
-        """Remember what was sampled."""
+    def note(self, sampler: SamplingMetadata, ids: Integers) -> None:
+        """Keep the ids [S] that a step sampled."""
         self._ids[sampler.slots, sampler.positions % RECENT_TOKENS] = ids
 
 
 def record(sampling: Sampling, vocabulary: int) -> Record:
-    """A stream's parameters, in the order of PARAMETERS."""
+    """A stream's sampling parameters as one record, in the order of PARAMETERS."""
     temperature = max(sampling.temperature, TEMPERATURE_MIN)
     return (
         sampling.top_p,
@@ -118,6 +118,6 @@ def record(sampling: Sampling, vocabulary: int) -> Record:
     )
 
 
-def wanted_logprobs(sampler: Sampler) -> int:
-    """The most that any row asks for; -1 when none asks."""
+def wanted_logprobs(sampler: SamplingMetadata) -> int:
+    """The most log-probabilities that any row asks for; -1 when none asks."""
     return int(sampler.parameters["logprobs"].max(initial=-1))

@@ -10,8 +10,8 @@ from noria.proto.sampling import Sampling
 
 
 @dataclass(slots=True, eq=False)
-class Occupant:
-    """The stream in a slot. bias_ids, bias_values: its logit bias.
+class SlotState:
+    """What is known of the stream in a slot. bias_ids, bias_values: its logit bias.
 
     cached: positions whose keys and values are in the cache, by what it came with and the steps that have come back.
     likelihoods: of the tokens sampled since it came, if it asks for them; late: those tokens that came when it had left

@@ -1,4 +1,4 @@
-"""What the executor remembers between steps: each slot's tokens, block tables and sampling, and the epoch.
+"""The slot table: each slot's tokens, block tables and sampling parameters, and the epoch they belong to.
 
 Applies plans by the epoch and number rules and refuses what breaks them. Knows no tensors and no policy. Tokens that
 a step in flight will produce are counted as pending: their place is known before their value is.
@@ -7,34 +7,34 @@ a step in flight will produce are counted as pending: their place is known befor
 import numpy as np
 
 from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.plan.released_slots import Departure, Departures
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.plan.released_slots import ReleasedSlot, ReleasedSlots
 from noria.services.executor.plan.sampling_metadata import PARAMETERS, record
-from noria.services.executor.plan.slot_state import Occupant
-from noria.services.executor.plan.swapped_out import Stashed, Stashes
+from noria.services.executor.plan.slot_state import SlotState
+from noria.services.executor.plan.swapped_out import SwappedOut, SwappedStream
 
 
 class IllegalPlanError(ValueError):
     """A plan that breaks the protocol; its epoch is dead and a new one must be opened."""
 
 
-class Slots:
+class SlotTable:
     """All slots of one epoch as flat arrays.
 
     tokens[slot, i] is the id at position i; tables[group][slot, i] the block of page i, or of the pages that share the
     ring's entry i; `known` counts ids whose value is here, `total` also those still pending, `prompt` those of the
     prompt, blocks[group, slot] a table's entries.
     `sampled` says whether the device holds the slot's last token. parameters: how a slot is sampled; penalised, biased,
-    min_tokens: whether its tokens count, its logits are added to, its ends come too early. stashes: what is on the host.
+    min_tokens: whether its tokens count, its logits are added to, its ends come too early. swapped_out: what is on the host.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ExecutorLimits) -> None:
         self.shape = shape
         self.epoch = 0
         self.number = 0
         self.alive = False
         slots = shape.max_slots
-        self.occupants: list[Occupant | None] = [None] * slots
+        self.states: list[SlotState | None] = [None] * slots
         self.tokens = np.zeros((slots, shape.max_model_tokens + 1), np.int32)
         self.tables = [np.zeros((slots, shape.table_width(group)), np.int32) for group in range(len(shape.groups))]
         self.known = np.zeros(slots, np.int64)
@@ -46,34 +46,34 @@ class Slots:
         self.penalised = np.zeros(slots, np.bool_)
         self.biased = np.zeros(slots, np.bool_)
         self.min_tokens = np.zeros(slots, np.int64)
-        self.stashes = Stashes()
-        self.departures = Departures()
+        self.swapped_out = SwappedOut()
+        self.released_slots = ReleasedSlots()
 
     def rest(self) -> None:
-        """End the epoch, with everything where it is: no step is under way, what was awaited will not come."""
+        """End the epoch and keep everything in its place; tokens still awaited are given up. No step may be under way."""
         self.alive = False
         self.total[:] = self.known
 
     def clear(self) -> None:
         """Empty every slot and end the epoch; only a plan numbered 1 is accepted next."""
         self.alive = False
-        self.departures.clear()
-        self.occupants = [None] * self.shape.max_slots
+        self.released_slots.clear()
+        self.states = [None] * self.shape.max_slots
         self.known[:] = 0
         self.total[:] = 0
         self.blocks[:] = 0
         self.sampled[:] = False
 
     def used(self) -> int:
-        """How many slots are filled."""
-        return sum(occupant is not None for occupant in self.occupants)
+        """How many slots hold a stream."""
+        return sum(state is not None for state in self.states)
 
     def belongs(self, plan: StepPlan) -> bool:
-        """Whether a plan opens an epoch or is of the living one; others are discarded unanswered."""
+        """Whether a plan opens an epoch or is of the living one; the shell discards others."""
         return plan.number == 1 or (self.alive and plan.epoch == self.epoch)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take a plan's changes of slots and tables, but not its slices. Raises IllegalPlanError."""
+        """Apply a plan's changes of slots and tables; its slices are laid out elsewhere. Raises IllegalPlanError."""
         if plan.number == 1:
             self.clear()
             self.epoch, self.number, self.alive = plan.epoch, 0, True
@@ -81,7 +81,7 @@ class Slots:
             raise IllegalPlanError(f"plan {plan.number} of epoch {plan.epoch} follows plan {self.number}")
         self._check_copies(plan)
         self.number = plan.number
-        self.stashes.overwrite(plan.swap_out)
+        self.swapped_out.overwrite(plan.swap_out)
         for stash in plan.stash:
             self._stash(stash)
         for slot in plan.release:
@@ -94,34 +94,34 @@ class Slots:
             self._replace(replace)
 
     def _release(self, slot: int) -> None:
-        occupant = self.occupants[slot] if 0 <= slot < self.shape.max_slots else None
-        if occupant is None:
+        state = self.states[slot] if 0 <= slot < self.shape.max_slots else None
+        if state is None:
             raise IllegalPlanError(f"slot {slot} is released but not filled")
         ids, prompt = self.tokens[slot, : self.known[slot]].tolist(), int(self.prompt[slot])
-        self.departures.add(Departure(occupant, ids, prompt, self.number))
-        self.occupants[slot] = None
+        self.released_slots.add(ReleasedSlot(state, ids, prompt, self.number))
+        self.states[slot] = None
 
-    def record(self, slot: int, occupant: Occupant, token: int) -> None:
-        """Note the value of a slot's oldest pending token; if the slot has another occupant by now, with its own."""
-        if self.occupants[slot] is occupant:
+    def record(self, slot: int, state: SlotState, token: int) -> None:
+        """Write a sampled id at the stream's oldest pending place, or into its state if it has left the slot."""
+        if self.states[slot] is state:
             self.tokens[slot, self.known[slot]] = token
             self.known[slot] += 1
         else:
-            occupant.late.append(token)
+            state.late.append(token)
 
     def _stash(self, stash: Stash) -> None:
         slot = stash.slot
-        occupant = self.occupants[slot] if 0 <= slot < self.shape.max_slots else None
-        if occupant is None:
+        state = self.states[slot] if 0 <= slot < self.shape.max_slots else None
+        if state is None:
             raise IllegalPlanError(f"slot {slot} is swapped out but not filled")
         if len(stash.blocks) != len(self.shape.groups) or not 0 < stash.length <= self.total[slot]:
             raise IllegalPlanError(f"slot {slot} is swapped out with tables that are not its own")
         ids = self.tokens[slot, : self.known[slot]].tolist()
-        self.stashes.add(Stashed(occupant, ids, int(self.prompt[slot]), stash))
+        self.swapped_out.add(SwappedStream(state, ids, int(self.prompt[slot]), stash))
 
     def _fill(self, fill: Fill) -> None:
         slot, count = fill.slot, len(fill.prompt_ids) + len(fill.output_ids)
-        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is not None:
+        if not 0 <= slot < self.shape.max_slots or self.states[slot] is not None:
             raise IllegalPlanError(f"slot {slot} is filled but not free")
         if not 0 < count <= self.shape.max_model_tokens or not fill.prompt_ids:
             raise IllegalPlanError(f"{count} tokens do not fit a context of {self.shape.max_model_tokens}")
@@ -135,7 +135,7 @@ class Slots:
         if any(not 0 <= end < self.shape.vocabulary for end in fill.end_ids):
             raise IllegalPlanError(f"slot {slot} ends at token ids outside the vocabulary")
         self._take_sampling(fill)
-        self.stashes.drop(fill.stream)
+        self.swapped_out.drop(fill.stream)
         self.tokens[slot, :count] = ids
         self.known[slot] = self.total[slot] = count
         self.prompt[slot] = len(fill.prompt_ids)
@@ -148,7 +148,7 @@ class Slots:
         slot, sampling = fill.slot, fill.sampling
         if any(not 0 <= token < self.shape.vocabulary for token, _ in sampling.logit_bias):
             raise IllegalPlanError(f"slot {slot} has a bias for token ids outside the vocabulary")
-        self.occupants[slot] = Occupant(
+        self.states[slot] = SlotState(
             fill.stream,
             fill.attempt,
             sampling,
@@ -166,7 +166,7 @@ class Slots:
 
     def _grow(self, grow: Grow) -> None:
         slot = grow.slot
-        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
+        if not 0 <= slot < self.shape.max_slots or self.states[slot] is None:
             raise IllegalPlanError(f"slot {slot} grows but is not filled")
         self._check_blocks(grow.group, grow.blocks)
         table, first = self.tables[grow.group], int(self.blocks[grow.group, slot])
@@ -177,7 +177,7 @@ class Slots:
 
     def _replace(self, replace: Replace) -> None:
         slot = replace.slot
-        if not 0 <= slot < self.shape.max_slots or self.occupants[slot] is None:
+        if not 0 <= slot < self.shape.max_slots or self.states[slot] is None:
             raise IllegalPlanError(f"slot {slot} has a block replaced but is not filled")
         self._check_blocks(replace.group, (replace.block,))
         if not 0 <= replace.index < self.blocks[replace.group, slot]:
@@ -197,13 +197,13 @@ class Slots:
     def _check_blocks(self, group: int, blocks: tuple[int, ...]) -> None:
         self._check_group(group)
         tiles = self.shape.groups[group].blocks_per_chunk
-        least, end = RESERVED_CHUNKS * tiles, self.shape.num_blocks * tiles
+        least, end = RESERVED_CHUNKS * tiles, self.shape.num_chunks * tiles
         if blocks and not (least <= min(blocks) and max(blocks) < end):
             raise IllegalPlanError(f"a block of group {group} lies outside {least} … {end - 1}")
 
     def _check_host_block(self, group: int, block: int) -> None:
         self._check_group(group)
-        if not 0 <= block < self.shape.host_slots * self.shape.groups[group].blocks_per_chunk:
+        if not 0 <= block < self.shape.num_host_chunks * self.shape.groups[group].blocks_per_chunk:
             raise IllegalPlanError(f"host block {block} of group {group} does not exist")
 
     def _check_group(self, group: int) -> None:

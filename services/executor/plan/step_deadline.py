@@ -1,4 +1,4 @@
-"""How long the step under way may take before it must be taken for hung: ten times its prediction, and never too short.
+"""The deadline of the step under way: ten times its predicted duration, and never less than a configured minimum.
 
 Pure: the shell says what time it is.
 """
@@ -11,8 +11,8 @@ _PREDICTIONS: Final = 10
 _GAP_NS: Final = 3_000_000_000
 
 
-class Vigil:
-    """Watches over a lane, whose oldest step is the one under way. least_ns: what every step is given."""
+class StepDeadline:
+    """Tells when the step under way hangs. least_ns: the time that every step has."""
 
     def __init__(self, least_ns: int) -> None:
         self._least_ns = least_ns
@@ -22,18 +22,18 @@ class Vigil:
 
     @property
     def expected_us(self) -> int:
-        """How long the step under way should take; 0 where there is none, or nobody knows."""
+        """Predicted microseconds of the step under way; 0 when there is none, or no prediction."""
         return round(self._predicted_us[0]) if self._predicted_us else 0
 
     @property
     def due_ns(self) -> int | None:
-        """When the step under way must be over."""
+        """The deadline of the step under way, on the clock of `posted`; None when there is none."""
         if not self._predicted_us:
             return None
         return self._began_ns + max(self._least_ns, int(_PREDICTIONS * 1000 * self._predicted_us[0]))
 
     def over(self, now_ns: int) -> bool:
-        """Whether the step under way must be taken for hung; to be asked in every turn."""
+        """Whether the step under way is past its deadline; to be asked in every turn."""
         gap_ns = now_ns - self._seen_ns if self._seen_ns is not None else 0
         self._seen_ns = now_ns
         if gap_ns > _GAP_NS:
@@ -41,12 +41,12 @@ class Vigil:
         return self.due_ns is not None and now_ns >= self.due_ns
 
     def posted(self, predicted_us: float, now_ns: int) -> None:
-        """A step was given to the lane."""
+        """Note a step that was given to the model runner."""
         if not self._predicted_us:
             self._began_ns = now_ns
         self._predicted_us.append(predicted_us)
 
     def finished(self, now_ns: int) -> None:
-        """The oldest step is over, whatever came of it."""
+        """Drop the oldest step, which succeeded or failed; the next one's time begins."""
         self._predicted_us.popleft()
         self._began_ns = now_ns

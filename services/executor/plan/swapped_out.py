@@ -1,4 +1,4 @@
-"""Streams whose cache was swapped out: which blocks of the host pool hold how much of them.
+"""Streams whose cache was swapped out: which blocks of the host pool hold how many of their tokens.
 
 The scheduler owns the host's block numbers; this is only what its plans said, for another scheduler to be told. An entry
 goes when its stream is in a slot again, or when one of its blocks is written anew.
@@ -8,59 +8,59 @@ from dataclasses import dataclass
 
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Stash
-from noria.services.executor.plan.slot_state import Occupant
+from noria.services.executor.plan.slot_state import SlotState
 
 
 @dataclass(slots=True, eq=False)
-class Stashed:
-    """A stream on the host. ids: the tokens known when it left its slot; its occupant has those that came later."""
+class SwappedStream:
+    """A stream swapped out to the host. ids: tokens known when it left its slot; later ones are in its state."""
 
-    occupant: Occupant
+    state: SlotState
     ids: list[int]
     prompt: int
     stash: Stash
 
 
-class Stashes:
-    """All of them, by stream and by block."""
+class SwappedOut:
+    """The swapped-out streams, by stream and by host block."""
 
     def __init__(self) -> None:
-        self._by_stream: dict[Stream, Stashed] = {}
-        self._by_block: dict[tuple[int, int], Stashed] = {}
+        self._by_stream: dict[Stream, SwappedStream] = {}
+        self._by_block: dict[tuple[int, int], SwappedStream] = {}
 
     def __len__(self) -> int:
         return len(self._by_stream)
 
     @property
-    def all(self) -> list[Stashed]:
-        """In the order in which they were swapped out."""
+    def all(self) -> list[SwappedStream]:
+        """The swapped-out streams in the order in which they left."""
         return list(self._by_stream.values())
 
     def overwrite(self, copies: tuple[Copy, ...]) -> None:
-        """These host blocks are written: what they held before is gone."""
+        """Drop the streams of which a host block is written anew."""
         for copy in copies:
-            stashed = self._by_block.get((copy.group, copy.target))
-            if stashed is not None:
-                self.drop(stashed.occupant.stream)
+            swapped = self._by_block.get((copy.group, copy.target))
+            if swapped is not None:
+                self.drop(swapped.state.stream)
 
-    def add(self, stashed: Stashed) -> None:
-        """A stream is on the host from now on."""
-        stream = stashed.occupant.stream
+    def add(self, swapped: SwappedStream) -> None:
+        """Keep a stream that was swapped out."""
+        stream = swapped.state.stream
         self.drop(stream)
-        self._by_stream[stream] = stashed
-        for group, blocks in enumerate(stashed.stash.blocks):
-            self._by_block.update(((group, block), stashed) for block in blocks)
+        self._by_stream[stream] = swapped
+        for group, blocks in enumerate(swapped.stash.blocks):
+            self._by_block.update(((group, block), swapped) for block in blocks)
 
     def drop(self, stream: Stream) -> None:
-        """A stream is not there any more, if it ever was."""
-        stashed = self._by_stream.pop(stream, None)
-        if stashed is not None:
-            for group, blocks in enumerate(stashed.stash.blocks):
+        """Drop a stream, if it is here."""
+        swapped = self._by_stream.pop(stream, None)
+        if swapped is not None:
+            for group, blocks in enumerate(swapped.stash.blocks):
                 for block in blocks:
-                    if self._by_block.get((group, block)) is stashed:
+                    if self._by_block.get((group, block)) is swapped:
                         del self._by_block[group, block]
 
     def clear(self) -> None:
-        """Nothing of the host's content can be relied on."""
+        """Drop all: the host pool's content is unknown."""
         self._by_stream.clear()
         self._by_block.clear()

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step should have: measured on the loaded model when it starts, once for each way to compute.
+"""Measures on the loaded model how many prompt tokens a step should have.
 
 Few tokens a step leave the processor's multipliers idle, many make everybody who decodes wait. So a step without decodes
 gets the fewest tokens at which a token costs nearly as little as it can; a step with many decodes as many as make it take
@@ -24,9 +24,9 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.kv_cache.memory_plan import request_pages
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.plan.sampling_metadata import Drawn
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
+from noria.services.executor.plan.slot_table import SlotTable
 
 SECONDS_MAX: Final = 1.5
 STRETCH_MAX: Final = 3.0
@@ -42,14 +42,14 @@ _CHUNK: Final = 16
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """What was measured, in microseconds: a step of many decodes, and steps of so many prompt tokens, ascending."""
+class StepPace(msgspec.Struct, frozen=True):
+    """Measured microseconds of a step of many decodes, and of steps of so many prompt tokens, ascending."""
 
     decodes_us: float
     prompts: tuple[tuple[int, float], ...]
 
-    def advice(self) -> "Advice":
-        """What follows from it."""
+    def advice(self) -> "PrefillAdvice":
+        """The advice that follows from these times."""
         rates = [(tokens, tokens / us) for tokens, us in self.prompts]
         best = max(rate for _, rate in rates)
         alone = next(tokens for tokens, rate in rates if rate >= EFFICIENCY_MIN * best)
@@ -59,10 +59,10 @@ class Pace(msgspec.Struct, frozen=True):
         def stretched(times: float) -> int:
             return min(max(int(times * self.decodes_us / token_us) // _CHUNK * _CHUNK, first), last)
 
-        return Advice(alone, stretched(STRETCH_MAX - 1), stretched(FEW_STRETCH_MAX))
+        return PrefillAdvice(alone, stretched(STRETCH_MAX - 1), stretched(FEW_STRETCH_MAX))
 
 
-class Measured(msgspec.Struct, frozen=True):
+class StepMeasurements(msgspec.Struct, frozen=True):
     """The two least times that each step took so far, in microseconds: many decodes, then each number of prompt tokens.
 
     What else runs here makes no step shorter, so the least counts, once two agree on it. A start among other processes may
@@ -72,15 +72,15 @@ class Measured(msgspec.Struct, frozen=True):
     prompts: tuple[int, ...]
     least_us: tuple[tuple[float, ...], ...]
 
-    def pace(self) -> Pace | None:
-        """None while no two results of a step agree."""
+    def pace(self) -> StepPace | None:
+        """The pace by the least times; None while no two results of a step agree."""
         if not all(len(each) > 1 and each[1] <= AGREEMENT_MAX * each[0] for each in self.least_us):
             return None
         decodes, *prompts = (each[0] for each in self.least_us)
-        return Pace(decodes, tuple(zip(self.prompts, prompts, strict=True)))
+        return StepPace(decodes, tuple(zip(self.prompts, prompts, strict=True)))
 
 
-class Advice(msgspec.Struct, frozen=True):
+class PrefillAdvice(msgspec.Struct, frozen=True):
     """Prompt tokens for a step without decodes, beside `DECODES` decodes, and beside a few.
 
     The defaults are for machines too busy to be measured. As both kinds of steps take the longer the slower a machine
@@ -92,17 +92,19 @@ class Advice(msgspec.Struct, frozen=True):
     few: int = 192
 
 
-class Runner(Protocol):
-    """What is measured: an engine."""
+class MeasuredEngine(Protocol):
+    """An engine whose steps are measured."""
 
-    shape: Shape
+    shape: ExecutorLimits
 
-    def run(self, batch: Batch) -> Drawn | None:
+    def run(self, batch: Batch) -> SamplerOutput | None:
         """Compute a batch."""
 
 
-def calibrated(runner: Runner, path: Path | None, key: str, clock_s: Callable[[], float] = time.monotonic) -> Advice:
-    """By the pace that earlier starts measured for this key, else measured together with them, and kept if there is a path."""
+def calibrated(
+    runner: MeasuredEngine, path: Path | None, key: str, clock_s: Callable[[], float] = time.monotonic
+) -> PrefillAdvice:
+    """The advice by what earlier starts measured for this key, else by a new measurement, which is kept at `path`."""
     known = _read(path, key) if path is not None else None
     if known is not None and (pace := known.pace()) is not None:
         return pace.advice()
@@ -112,11 +114,13 @@ def calibrated(runner: Runner, path: Path | None, key: str, clock_s: Callable[[]
     pace = measured.pace() if measured is not None else None
     if pace is None:
         most = min(runner.shape.max_batch_tokens, runner.shape.max_model_tokens)
-        return Advice(*(min(tokens, most) for tokens in (Advice().alone, Advice().beside, Advice().few)))
+        return PrefillAdvice(
+            *(min(tokens, most) for tokens in (PrefillAdvice().alone, PrefillAdvice().beside, PrefillAdvice().few))
+        )
     return pace.advice()
 
 
-def calibration_key(config_json: bytes, shape: Shape, *ways: str) -> str:
+def calibration_key(config_json: bytes, shape: ExecutorLimits, *ways: str) -> str:
     """What a pace depends on: the model, the step's shape, the processor and the named ways to compute."""
     processor = next((line for line in _lines(_PROCESSOR) if line.startswith("model name")), "")
     found = hashlib.sha256(config_json)
@@ -125,16 +129,18 @@ def calibration_key(config_json: bytes, shape: Shape, *ways: str) -> str:
     return found.hexdigest()
 
 
-def many(shape: Shape) -> int:
-    """The decodes of a step that has many: what the advice beside them is for."""
+def decodes_measured(shape: ExecutorLimits) -> int:
+    """How many decodes the step has that stands for many: `DECODES`, or as many as fit."""
     return min(DECODES, shape.max_slots, shape.max_batch_tokens)
 
 
-def measure(runner: Runner, clock_s: Callable[[], float], known: Measured | None = None) -> Measured | None:
-    """Measure in rounds, as many as there is time for, and add what is `known`. None when the model has no room for the steps."""
-    shape, slots = runner.shape, Slots(runner.shape)
+def measure(
+    runner: MeasuredEngine, clock_s: Callable[[], float], known: StepMeasurements | None = None
+) -> StepMeasurements | None:
+    """Measure steps in rounds for about `SECONDS_MAX`, and add the `known` times. None when the cache cannot hold the steps."""
+    shape, slots = runner.shape, SlotTable(runner.shape)
     context = min(_CONTEXT, shape.max_model_tokens - 1)
-    steps = [(many(shape), context, 1)]
+    steps = [(decodes_measured(shape), context, 1)]
     fitting = min(shape.max_batch_tokens, shape.max_model_tokens)
     steps += [(1, tokens, tokens) for tokens in _PROMPTS if tokens <= fitting and _fits(shape, tokens)]
     if len(steps) < 3 or not _fits(shape, context):
@@ -153,17 +159,19 @@ def measure(runner: Runner, clock_s: Callable[[], float], known: Measured | None
             taken[turn].append(clock_s() - began_s)
     earlier = known.least_us if known is not None and known.prompts == prompts else ((),) * len(steps)
     now_us = [[1e6 * each_s for each_s in each] for each in taken]
-    return Measured(prompts, tuple(tuple(sorted((*old, *new))[:2]) for old, new in zip(earlier, now_us, strict=True)))
+    return StepMeasurements(
+        prompts, tuple(tuple(sorted((*old, *new))[:2]) for old, new in zip(earlier, now_us, strict=True))
+    )
 
 
-def _fits(shape: Shape, tokens: int) -> bool:
+def _fits(shape: ExecutorLimits, tokens: int) -> bool:
     """Whether the cache holds a sequence of so many tokens."""
-    chunks = shape.num_blocks - RESERVED_CHUNKS
+    chunks = shape.num_chunks - RESERVED_CHUNKS
     pages = request_pages(shape, tokens)
     return all(count <= chunks * group.blocks_per_chunk for count, group in zip(pages, shape.groups, strict=True))
 
 
-def _plan(shape: Shape, epoch: int, fills: int, tokens: int, length: int) -> StepPlan:
+def _plan(shape: ExecutorLimits, epoch: int, fills: int, tokens: int, length: int) -> StepPlan:
     """A step that opens an epoch of its own, in which each sequence computes the last `length` of its `tokens`.
 
     All lie in the same blocks, the pool's first: nobody looks at what is computed, and memory that was never touched is
@@ -184,26 +192,28 @@ def _plan(shape: Shape, epoch: int, fills: int, tokens: int, length: int) -> Ste
     )
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _KeptMeasurements(msgspec.Struct, frozen=True):
     key: str
-    measured: Measured
+    measured: StepMeasurements
 
 
-def _read(path: Path, key: str) -> Measured | None:
+def _read(path: Path, key: str) -> StepMeasurements | None:
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(path.read_bytes(), type=_KeptMeasurements)
     except (OSError, msgspec.DecodeError):
         return None
     measured = kept.measured
     return measured if kept.key == key and len(measured.least_us) == len(measured.prompts) + 1 > 2 else None
 
 
-def _write(path: Path, key: str, measured: Measured) -> None:
-    """A folder that cannot be written costs the next start its time and nothing else."""
+def _write(path: Path, key: str, measured: StepMeasurements) -> None:
+    """Keep measurements in a file; a folder that cannot be written only costs the next start its time."""
     written = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, measured)), indent=1) + b"\n")
+        written.write_bytes(
+            msgspec.json.format(msgspec.json.encode(_KeptMeasurements(key, measured)), indent=1) + b"\n"
+        )
         written.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""What loading a model found out, for the shell and for people. Knows neither tensors nor the device."""
+"""What loading found out: limits, geometry, memory and what computes."""
 
 from typing import Final
 
@@ -7,26 +7,26 @@ import structlog
 import torch
 
 from noria.proto.execution import Geometry
-from noria.services.executor.kv_cache.memory_plan import Memory
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
-from noria.services.executor.runner.calibration import Advice, many
+from noria.services.executor.kv_cache.memory_plan import MemoryPlan
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
+from noria.services.executor.runner.calibration import PrefillAdvice, decodes_measured
 
 _NAMES_MAX: Final = 50
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """What loading found out. steady: every matrix product gives a row the same bits in any batch.
+class LoadedModel(msgspec.Struct, frozen=True):
+    """What loading found out. batch_invariant: every matrix product gives a row the same bits in any batch.
 
     kernels: what computes, for a person. unkept: why packed weights could not be kept, or nothing. unused: names of
     tensors and files in the model's folder that it does not read.
     """
 
-    shape: Shape
+    shape: ExecutorLimits
     geometry: Geometry
     threads: int
-    memory: Memory
+    memory: MemoryPlan
     load_s: float
-    steady: bool
+    batch_invariant: bool
     kernels: str = ""
     unkept: str = ""
     unused: tuple[str, ...] = ()
@@ -34,17 +34,17 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def geometry_of(
     name: str,
-    shape: Shape,
+    shape: ExecutorLimits,
     dtype: torch.dtype,
     chunk_bytes: int,
-    advice: Advice | None = None,
+    advice: PrefillAdvice | None = None,
     device: str = "cpu",
 ) -> Geometry:
-    """What the scheduler is told."""
+    """The geometry message for the scheduler. chunk_bytes: of keys and values; advice: None where nothing was measured."""
     return Geometry(
         model=name,
         groups=shape.groups,
-        num_blocks=shape.num_blocks,
+        num_blocks=shape.num_chunks,
         reserved_blocks=RESERVED_CHUNKS,
         page_size=shape.page_size,
         max_slots=shape.max_slots,
@@ -53,17 +53,17 @@ def geometry_of(
         vocabulary=shape.vocabulary,
         dtype=str(dtype).removeprefix("torch."),
         device=device,
-        host_slots=shape.host_slots,
+        host_slots=shape.num_host_chunks,
         bytes_per_chunk=chunk_bytes,
         prefill_tokens=advice.alone if advice else 0,
         prefill_tokens_beside=advice.beside if advice else 0,
         prefill_tokens_few=advice.few if advice else 0,
-        prefill_decodes=many(shape) if advice else 0,
+        prefill_decodes=decodes_measured(shape) if advice else 0,
     )
 
 
-def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Write down what the model is, where its memory goes, and what is not as it should be."""
+def log_loaded_model(loaded: LoadedModel, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Log the model, where its memory goes, and warnings."""
     geometry, memory = loaded.geometry, loaded.memory
     log.info(
         "model loaded",
@@ -86,5 +86,5 @@ def report(loaded: Loaded, log: structlog.typing.FilteringBoundLogger) -> None:
     if loaded.unused:
         # Cut, because a folder may hold another model's thousand tensors too.
         log.warning("weights are not used", count=len(loaded.unused), names=list(loaded.unused[:_NAMES_MAX]))
-    if not loaded.steady:
+    if not loaded.batch_invariant:
         log.warning("results depend on the batch", reason="a matrix product's order of summation varies")

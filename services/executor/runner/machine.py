@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processor cores and memory, within its cgroup and all that are around it."""
+"""The processor cores and memory that this process may use, by its affinity and cgroups."""
 
 import ctypes
 import os

@@ -24,7 +24,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_plain_pytorch_serves_where_no_kernels_were_built(elsewhere: Path) -> None:
-    chosen = backend.choose("auto", "none")
+    chosen = backend.choose_backend("auto", "none")
     assert chosen.kernels is None
     assert "plain PyTorch: the kernels were not built" in chosen.name
     assert library.levels() == []
@@ -32,26 +32,26 @@ def test_plain_pytorch_serves_where_no_kernels_were_built(elsewhere: Path) -> No
 
 def test_a_library_that_is_none_is_not_used(elsewhere: Path) -> None:
     (elsewhere / library.LIBRARY).write_text("no library")
-    assert "cannot be loaded" in backend.choose("auto", "none").name
+    assert "cannot be loaded" in backend.choose_backend("auto", "none").name
 
 
 def test_what_is_asked_for_by_name_and_missing_is_an_error(elsewhere: Path) -> None:
     with pytest.raises(UserError, match=r"executor\.kernels is avx2, but the kernels were not built"):
-        backend.choose("avx2", "none")
+        backend.choose_backend("avx2", "none")
     with pytest.raises(UserError, match=r"executor\.quantization int8 needs native kernels.*not built"):
-        backend.choose("auto", "int8")
+        backend.choose_backend("auto", "int8")
 
 
 def test_plain_pytorch_does_not_quantise() -> None:
-    assert backend.choose("reference", "none").kernels is None
+    assert backend.choose_backend("reference", "none").kernels is None
     with pytest.raises(UserError, match="int8 needs native kernels"):
-        backend.choose("reference", "int8")
+        backend.choose_backend("reference", "int8")
 
 
 @pytest.mark.skipif(not library.levels(), reason="the kernels are not built")
 def test_each_level_of_this_processor_can_be_chosen() -> None:
     for level in library.levels():
-        assert backend.choose(level, "int8").name == f"{level}, int8 weights"
+        assert backend.choose_backend(level, "int8").name == f"{level}, int8 weights"
 
 
 def test_a_build_without_a_compiler_says_which_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,4 +86,4 @@ def test_packed_weights_are_another_models_when_anything_changes(tmp_path: Path)
 @pytest.mark.parametrize(("kernels", "quantization"), [("triton", "none"), ("auto", "fp8")])
 def test_what_is_of_gpus_is_refused_on_a_processor(kernels: str, quantization: str) -> None:
     with pytest.raises(UserError, match=r"(of|for) GPUs"):
-        backend.choose(kernels, quantization)
+        backend.choose_backend(kernels, quantization)

@@ -11,12 +11,12 @@ import torch
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.loading import pick_dtype
 from noria.services.executor.kv_cache.layer_groups import cache_groups, layer_groups
-from noria.services.executor.kv_cache.memory_plan import Footprint, Memory, request_pages, sized
+from noria.services.executor.kv_cache.memory_plan import MemoryPlan, StepMemory, plan_memory, request_pages
 from noria.services.executor.kv_cache.page_formats import page_bytes
 from noria.services.executor.model.architecture import Architecture, architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.reference_linear import Floors, ReferenceLinear, computed_rows
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.model.reference_linear import LeastRows, ReferenceLinear, computed_rows
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.services.executor.runner.machine import cores, free_memory
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
@@ -79,27 +79,29 @@ def settings(**changes: Any) -> ExecutorConfig:
     return ExecutorConfig(model=ModelSettings(), **{**values, **changes})
 
 
-NOTHING = Footprint(0, 0, 0, 0, 0)
+NOTHING = StepMemory(0, 0, 0, 0, 0)
 
 
-def shape_of(windows: tuple[int, ...] = (0, 0), context: int = 512, batch: int = 64) -> Shape:
-    return Shape(4, batch, context, 16, RESERVED_CHUNKS, 100, cache_groups(windows, context, batch, 16))
+def shape_of(windows: tuple[int, ...] = (0, 0), context: int = 512, batch: int = 64) -> ExecutorLimits:
+    return ExecutorLimits(4, batch, context, 16, RESERVED_CHUNKS, 100, cache_groups(windows, context, batch, 16))
 
 
-def fit(free: int, *, rest: Footprint = NOTHING, shape: Shape | None = None, **changes: Any) -> tuple[Shape, Memory]:
+def fit(
+    free: int, *, rest: StepMemory = NOTHING, shape: ExecutorLimits | None = None, **changes: Any
+) -> tuple[ExecutorLimits, MemoryPlan]:
     """Chunks of 1000 bytes, weights of 5000."""
-    return sized(settings(**changes), shape or shape_of(), 1000, free, 5000, rest)
+    return plan_memory(settings(**changes), shape or shape_of(), 1000, free, 5000, rest)
 
 
 def test_the_cache_takes_what_is_left_but_no_more_than_all_slots_can_use() -> None:
-    assert fit(10**9)[0].num_blocks == 4 * 32 + 2 + 1
-    assert fit(2 * 65_000)[0].num_blocks == 60
-    assert fit(2 * 65_000, rest=Footprint(7000, 2000, 500, 200, 300))[0].num_blocks == 50
-    assert fit(12_000, shape=shape_of(context=80), num_blocks=7)[0].num_blocks == 7
+    assert fit(10**9)[0].num_chunks == 4 * 32 + 2 + 1
+    assert fit(2 * 65_000)[0].num_chunks == 60
+    assert fit(2 * 65_000, rest=StepMemory(7000, 2000, 500, 200, 300))[0].num_chunks == 50
+    assert fit(12_000, shape=shape_of(context=80), num_blocks=7)[0].num_chunks == 7
 
 
 def test_the_table_names_every_byte_and_what_it_holds() -> None:
-    _, memory = fit(2 * 105_000, rest=Footprint(7000, 2000, 500, 200, 300))
+    _, memory = fit(2 * 105_000, rest=StepMemory(7000, 2000, 500, 200, 300))
     assert sum(share.bytes for share in memory.shares) == 105_000
     assert {share.name: share.bytes for share in memory.shares}["cache"] == 90_000
     assert (memory.full_requests, memory.cache_tokens) == (2, 88 * 16)
@@ -110,7 +112,7 @@ def test_too_little_memory_for_one_request_is_an_error_with_numbers() -> None:
         fit(2 * 38_999)
     with pytest.raises(UserError, match=r"--max-memory-percent 0\.001 may be used"):
         fit(10**6, max_memory_percent=0.001)
-    assert fit(2 * 39_000)[0].num_blocks == 34
+    assert fit(2 * 39_000)[0].num_chunks == 34
 
 
 @pytest.mark.parametrize("windows", [(0, 0), (64, 64), (64, 0, 64)])
@@ -119,7 +121,7 @@ def test_pinned_blocks_that_hold_no_whole_request_are_an_error_that_says_what_wo
     windows: tuple[int, ...], blocks: int
 ) -> None:
     def start(context: int, num_blocks: int) -> int:
-        return fit(10**9, shape=shape_of(windows, context), num_blocks=num_blocks)[0].num_blocks
+        return fit(10**9, shape=shape_of(windows, context), num_blocks=num_blocks)[0].num_chunks
 
     with pytest.raises(UserError, match=r"raise --num-blocks to at least \d+$") as refused:
         start(4096, blocks)
@@ -151,8 +153,8 @@ def test_the_advice_of_too_small_a_cache_is_enough_and_no_more_than_that() -> No
 def test_a_host_pool_takes_its_share_of_what_stays_free_and_no_more() -> None:
     left = 2**20
     shape, memory = fit(45_000 + left, num_blocks=40, host_gib=0.5 / 1024)
-    assert shape.host_slots == 2**19 // 1000
-    assert memory.shares[-1].bytes == shape.host_slots * 1000
+    assert shape.num_host_chunks == 2**19 // 1000
+    assert memory.shares[-1].bytes == shape.num_host_chunks * 1000
     with pytest.raises(UserError, match=r"asks for 0 MiB.* --cpu-offload-space"):
         fit(45_000 + left, num_blocks=40, host_gib=0.9 / 1024)
 
@@ -185,7 +187,7 @@ def test_int8_takes_little_more_than_half_of_bfloat16(tmp_path: Path, name: str,
 def test_more_pinned_blocks_than_memory_are_an_error_with_numbers() -> None:
     with pytest.raises(UserError, match=r"100000000 cache blocks need 95367 MiB, but 1 MiB are free, .* at most 1048 "):
         fit(2**20 + 5000, num_blocks=100_000_000)
-    rest = Footprint(7000, 2000, 500, 200, 300)
+    rest = StepMemory(7000, 2000, 500, 200, 300)
     with pytest.raises(UserError, match=r"weights take .* logits .* lower --num-blocks to at most 33 "):
         fit(48_999, rest=rest, num_blocks=34)
     assert fit(49_000, rest=rest, num_blocks=34)
@@ -220,9 +222,9 @@ def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtyp
     weight = torch.randn(96, inputs, generator=generator).to(dtype)
     bias = torch.randn(96, generator=generator).to(dtype)
     x = torch.randn(70, inputs, generator=generator).to(dtype)
-    floors = Floors()
+    floors = LeastRows()
     linear = ReferenceLinear(weight, bias, floors.of(weight, 70))
-    if not floors.steady:
+    if not floors.batch_invariant:
         pytest.skip("this processor's kernels have no steady order of summation, which the executor says at start")
     whole = linear(x)
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.02, atol=0.5)

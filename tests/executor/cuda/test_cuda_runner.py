@@ -19,11 +19,11 @@ from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda import backend
 from noria.services.executor.cuda.backend import choose_operations
-from noria.services.executor.cuda.cuda_runner import CudaLane
+from noria.services.executor.cuda.cuda_runner import CudaModelRunner
 from noria.services.executor.cuda.device.streams import Device, DeviceLostError
 from noria.services.executor.cuda.device.torch_device import open_device
 from noria.services.executor.cuda.loading import load
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
@@ -62,7 +62,7 @@ def config(model: Path, **changes: Any) -> ExecutorConfig:
 
 def drive(settings: ExecutorConfig, device: Device) -> ShellDrive:
     return ShellDrive(
-        lambda wake: CudaLane(lambda tell: load(settings, device, make_plain_operations, tell), wake),
+        lambda wake: CudaModelRunner(lambda tell: load(settings, device, make_plain_operations, tell), wake),
         CoreSettings(max_batch_tokens=48, max_requests_per_batch=6, steps_in_flight=2),
     )
 
@@ -84,9 +84,9 @@ def asked(seed: int) -> list[tuple[tuple[int, ...], Sampling]]:
     ]
 
 
-def shape_of(geometry: Geometry) -> Shape:
+def shape_of(geometry: Geometry) -> ExecutorLimits:
     names = ("max_slots", "max_batch_tokens", "max_model_tokens", "page_size", "num_blocks", "vocabulary", "groups")
-    return Shape(*(getattr(geometry, name) for name in names))
+    return ExecutorLimits(*(getattr(geometry, name) for name in names))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,7 +113,7 @@ def test_loading_sizes_the_cache_by_what_the_largest_step_took_and_records_the_c
     assert shares["cache"] == pipeline.engine.pool.data.nbytes and shares["weights"] > 0
     assert shares["input buffers"] == pytest.approx(pipeline.buffer_bytes, rel=0.01)
     assert loaded.geometry.host_slots > 0 and loaded.geometry.device == "cpu"
-    assert "4 graphs" in loaded.kernels and not loaded.steady
+    assert "4 graphs" in loaded.kernels and not loaded.batch_invariant
 
 
 def test_a_step_that_does_not_fit_is_told_and_planned_smaller(model: Path) -> None:

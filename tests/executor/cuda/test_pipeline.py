@@ -13,11 +13,11 @@ from fakes.tiny_weights import write_tiny_weights
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.pipeline import Flight, Pipeline
+from noria.services.executor.cuda.pipeline import Pipeline, StepFlight
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 
 SEEDS = range(6)
 
@@ -105,9 +105,9 @@ def test_a_stream_that_does_not_wait_for_the_others_is_a_race(model: Path, strea
         Drive(tight, safety_margin=0.0).run(pipeline(model, tight, device), asked(0, count=9))
 
 
-def plans(shape: Shape) -> Iterator[Batch]:
+def plans(shape: ExecutorLimits) -> Iterator[Batch]:
     """A prompt; then its first two blocks out to the host beside a token; then back, elsewhere, beside another."""
-    slots = Slots(shape)
+    slots = SlotTable(shape)
     fill = Fill(0, Stream(0, 0), 0, tuple(range(5, 15)), (), Sampling(temperature=0.0), (), ((2, 3, 4, 5, 6),))
     yield prepare(slots, StepPlan(1, 1, (Slice(0, 0, 10, False, True),), fill=(fill,)))
     out = (Copy(0, 2, 7), Copy(0, 3, 1))
@@ -159,13 +159,13 @@ def test_what_comes_in_is_on_the_device_before_the_step_before_is_over(model: Pa
 def test_moves_larger_than_the_staging_buffers_go_in_portions_one_after_the_other(model: Path) -> None:
     shape = shape_of(model, host_slots=16)
     made = pipeline(model, shape, FakeDevice(6), staging_bytes=1)  # room for one block, so that each is a portion
-    slots = Slots(shape)
+    slots = SlotTable(shape)
     fill = Fill(0, Stream(0, 0), 0, tuple(range(5, 25)), (), Sampling(temperature=0.0), (), ((2, 3, 4, 5, 6, 7),))
     first = StepPlan(1, 1, (Slice(0, 0, 20, False, True),), fill=(fill,))
     out = StepPlan(1, 2, (), swap_out=tuple(Copy(0, 2 + each, 9 - each) for each in range(5)))
     back = StepPlan(1, 3, (), swap_in=tuple(Copy(0, 9 - each, 20 + each) for each in range(3)))
     rest = StepPlan(1, 4, (), swap_in=tuple(Copy(0, 9 - each, 20 + each) for each in range(3, 5)))
-    flights: list[Flight] = []
+    flights: list[StepFlight] = []
     for plan in (first, out, back, rest):
         if len(flights) == 2:
             made.finish(flights.pop(0))
@@ -180,7 +180,7 @@ def test_moves_larger_than_the_staging_buffers_go_in_portions_one_after_the_othe
 class Hasty(Pipeline):
     """Takes a pair for free as soon as its step was queued."""
 
-    def launch(self, batch: Batch) -> Flight:
+    def launch(self, batch: Batch) -> StepFlight:
         flight = super().launch(batch)
         flight.pair.busy = False
         return flight
@@ -198,13 +198,13 @@ def test_a_shape_that_cannot_be_recorded_is_computed_plainly_and_told_once(model
     shape = shape_of(model)
     told: list[tuple[str, str]] = []
     made = pipeline(model, shape, FakeDevice(1, refuses=True))
-    made.recorded.told = lambda shape, reason: told.append((shape, reason))
+    made.graph_runner.on_refused = lambda shape, reason: told.append((shape, reason))
     drive = Drive(shape)
     engine = reference(model, shape)
     assert engine.agrees(drive.run(made, asked(1)), Drive(shape).run(engine, asked(1)))
     assert set(drive.ways) == {"eager"}
     assert len(told) == 1 and told[0][1] == "refused" and "query tokens of" in told[0][0]
-    assert len(made.recorded.book._refused) > 1
+    assert len(made.graph_runner.dispatcher._refused) > 1
 
 
 def test_warm_shapes_are_replayed_from_the_first_step_on_and_leave_the_cache_alone(model: Path) -> None:
@@ -213,7 +213,7 @@ def test_warm_shapes_are_replayed_from_the_first_step_on_and_leave_the_cache_alo
     made = pipeline(model, shape, device)
     for sizes in made.common:
         made.warm(sizes)
-    assert len(made.recorded.book) == len(made.common)
+    assert len(made.graph_runner.dispatcher) == len(made.common)
     drive = Drive(shape)
     engine = reference(model, shape)
     requests = [((5, 6, 7), Sampling(temperature=0.0, max_tokens=12, ignore_eos=True))]
@@ -230,7 +230,7 @@ def test_a_step_without_memory_leaves_the_pipeline_as_it_was(model: Path) -> Non
     with pytest.raises(MemoryError):
         Drive(shape).run(made, asked(5))
     made.make_room()
-    assert len(made.recorded.book) == 0
+    assert len(made.graph_runner.dispatcher) == 0
     device.finish()
     assert Drive(shape).run(made, asked(5)) == want
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from noria.services.executor.kv_cache.cache_prefault import Ahead
+from noria.services.executor.kv_cache.cache_prefault import CachePrefault
 
 PAGE = mmap.PAGESIZE
 CHUNK_BYTES, CHUNKS, AHEAD_CHUNKS = PAGE, 4096, 64
@@ -52,7 +52,7 @@ def regions() -> Regions:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes memory ready")
 def test_more_memory_is_made_ready_while_nothing_is_computed(regions: Regions) -> None:
     one = 2 * CHUNK_BYTES
-    ahead = Ahead(regions.addresses, CHUNK_BYTES, CHUNKS, AHEAD_CHUNKS * one, 4 * AHEAD_CHUNKS * one)
+    ahead = CachePrefault(regions.addresses, CHUNK_BYTES, CHUNKS, AHEAD_CHUNKS * one, 4 * AHEAD_CHUNKS * one)
     while min(regions.ready()) <= AHEAD_CHUNKS:
         ahead.reach(0)  # something is computed all the time
     regions.wait(1 + 4 * AHEAD_CHUNKS)
@@ -61,7 +61,7 @@ def test_more_memory_is_made_ready_while_nothing_is_computed(regions: Regions) -
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes memory ready")
 def test_memory_is_ready_a_fixed_distance_before_what_is_used_and_no_further(regions: Regions) -> None:
     distance = AHEAD_CHUNKS * 2 * CHUNK_BYTES
-    ahead = Ahead(regions.addresses, CHUNK_BYTES, CHUNKS, distance, distance)
+    ahead = CachePrefault(regions.addresses, CHUNK_BYTES, CHUNKS, distance, distance)
     regions.wait(AHEAD_CHUNKS)
     ahead.reach(CHUNKS // 2 + 63)
     regions.wait(CHUNKS // 2 + 64 + AHEAD_CHUNKS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from noria.services.executor.kv_cache.page_formats import FloatStore, Int8Store, spread
+from noria.services.executor.kv_cache.page_formats import FloatPages, Int8Pages, spread
 
 
 @pytest.mark.parametrize("size", [16, 64, 96, 256])
@@ -20,7 +20,7 @@ def test_spreading_makes_a_key_with_one_large_channel_even() -> None:
 
 
 def test_integers_come_back_within_half_a_step_and_zero_as_zero() -> None:
-    store = Int8Store(4, 2, 16, torch.float32)
+    store = Int8Pages(4, 2, 16, torch.float32)
     pool = torch.zeros(2, 3, store.page_bytes, dtype=torch.uint8)
     layer = store.layer(pool)
     generator = torch.Generator().manual_seed(1)
@@ -38,7 +38,7 @@ def test_integers_come_back_within_half_a_step_and_zero_as_zero() -> None:
 def test_infinities_and_nan_are_stored_as_finite_numbers() -> None:
     bad = torch.full((1, 32), torch.nan)
     bad[0, 0] = torch.inf
-    for store in (Int8Store(4, 2, 16, torch.float32), FloatStore(4, 32, torch.float32, torch.float16)):
+    for store in (Int8Pages(4, 2, 16, torch.float32), FloatPages(4, 32, torch.float32, torch.float16)):
         layer = store.layer(torch.zeros(2, 1, store.page_bytes, dtype=torch.uint8))
         layer.write(torch.tensor([1]), bad.clone(), bad.clone())
         for part in layer.gather(torch.tensor([0])):

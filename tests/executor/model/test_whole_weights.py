@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cpu.loading import load
-from noria.services.executor.runner.loaded_model import Loaded, report
+from noria.services.executor.runner.loaded_model import LoadedModel, log_loaded_model
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 Tensors = dict[str, torch.Tensor]
 
 
-def loaded(folder: Path) -> Loaded:
+def loaded(folder: Path) -> LoadedModel:
     config = ExecutorConfig(
         model=ModelSettings(name=str(folder), dtype="float32"),
         max_slots=4,
@@ -113,7 +113,7 @@ def test_what_is_not_used_is_served_and_logged_by_name(tmp_path: Path) -> None:
     found = loaded(folder)
     assert found.unused == ("consolidated.safetensors", "visual.weight")
     with structlog.testing.capture_logs() as lines:
-        report(found, structlog.get_logger())
+        log_loaded_model(found, structlog.get_logger())
     assert {
         "event": "weights are not used",
         "count": 2,

@@ -14,13 +14,13 @@ from noria.services.executor.cpu.native.library import open_kernels
 from noria.services.executor.cpu.native.operations import NativeOperations
 from noria.services.executor.cpu.reference_operations import ReferenceOperations
 from noria.services.executor.kv_cache.layer_groups import cache_groups, layer_groups
-from noria.services.executor.kv_cache.paged_cache import Cache
+from noria.services.executor.kv_cache.paged_cache import KVCache
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.operations import Operations
+from noria.services.executor.model.operations import CpuOperations
 from noria.services.executor.model.rope import Rope
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 
 Schedule = list[list[tuple[int, int, int]]]
 """Steps of slices (sequence, start, length)."""
@@ -114,21 +114,21 @@ def attended(
     longest = max(layer.lengths)
     groups = cache_groups(facts.windows, longest + 1, layer.step_tokens or longest, layer.page_size)
     per = -(-longest // layer.page_size) + 1
-    shape = Shape(4, 2048, longest + 1, layer.page_size, 2 + 4 * per, 50, groups)
+    shape = ExecutorLimits(4, 2048, longest + 1, layer.page_size, 2 + 4 * per, 50, groups)
     places = layer_groups(facts.windows, longest + 1)
     native = tiled and not {layer.level, level}.isdisjoint(LEVELS)
-    cache = Cache(facts, shape, places, layer.dtype, layer.cache, native=native)
+    cache = KVCache(facts, shape, places, layer.dtype, layer.cache, native=native)
 
     if spoilt:
         for address in cache.addresses(0):
-            ctypes.memset(address, 127 if cache.tiled else 255, shape.num_blocks * cache.page_bytes)
+            ctypes.memset(address, 127 if cache.tiled else 255, shape.num_chunks * cache.page_bytes)
     sides = [_operations(layer, each, shape, cache, places) for each in (layer.level, level)]
     generator = torch.Generator().manual_seed(7)
     width = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
     given = [torch.randn(length, width, generator=generator) for length in layer.lengths]
     norms = (1 + torch.randn(2, facts.head_dim, generator=generator) / 4).to(layer.dtype)
     rows = [torch.zeros(length, facts.heads * facts.head_dim, dtype=layer.dtype) for length in layer.lengths]
-    slots = Slots(shape)
+    slots = SlotTable(shape)
     for number, slices in enumerate(schedule, 1):
         fills = _fills(layer, shape, per) if number == 1 else ()
         plan = StepPlan(1, number, tuple(Slice(*each, False, False) for each in slices), fill=fills)
@@ -148,8 +148,8 @@ def attended(
 
 
 def _operations(
-    layer: Layer, level: str | None, shape: Shape, cache: Cache, places: list[tuple[int, int]]
-) -> Operations:
+    layer: Layer, level: str | None, shape: ExecutorLimits, cache: KVCache, places: list[tuple[int, int]]
+) -> CpuOperations:
     level = layer.level if level is None else level
     if level in ("device", "flashinfer"):
         from executor.numerics.on_device import OnDevice
@@ -162,7 +162,7 @@ def _operations(
     return ReferenceOperations(layer.architecture, shape, cache, places, layer.dtype)
 
 
-def _fills(layer: Layer, shape: Shape, per: int) -> tuple[Fill, ...]:
+def _fills(layer: Layer, shape: ExecutorLimits, per: int) -> tuple[Fill, ...]:
     entries = min(per, shape.table_width(0))
     blocks = torch.arange(2, 2 + 4 * per)
     if layer.shuffle:

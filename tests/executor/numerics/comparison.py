@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from noria.services.executor.cpu.native.library import levels, open_kernels
-from noria.services.executor.cpu.native.linear import NativeProducts
+from noria.services.executor.cpu.native.linear import NativeLinearFactory
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
@@ -66,10 +66,10 @@ def decoder_of(
     folder: Path, dtype: torch.dtype, level: str = "", quantization: str = "none", threads: int = 1
 ) -> Decoder:
     """A model for steps of 512 query tokens and 32 sampled rows, by kernels of a level or plain PyTorch."""
-    products = None
+    linear_factory = None
     if level:
-        products = NativeProducts(open_kernels(level), dtype, quantization, PackedWeights(), threads)
-    return Decoder(architecture(folder), Checkpoint(folder), dtype, 512, 32, products)
+        linear_factory = NativeLinearFactory(open_kernels(level), dtype, quantization, PackedWeights(), threads)
+    return Decoder(architecture(folder), Checkpoint(folder), dtype, 512, 32, linear_factory)
 
 
 class Reference:

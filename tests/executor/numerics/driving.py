@@ -11,14 +11,14 @@ from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Submission, Submit, Withdraw
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.kv_cache.layer_groups import cache_groups
 from noria.services.executor.kv_cache.page_formats import CACHE_DTYPES
-from noria.services.executor.model.causal_lm import Model
+from noria.services.executor.model.causal_lm import CausalLM
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.loaded_model import geometry_of
 from noria.services.scheduler.core.interface.events import SchedulerEvent
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -59,7 +59,7 @@ class Answer:
     ended: bool = False
 
 
-class Watched(Engine):
+class Watched(CpuEngine):
     """An engine that keeps the logits of each product."""
 
     seen: dict[tuple[Stream, int], torch.Tensor]
@@ -67,30 +67,30 @@ class Watched(Engine):
     def logits(self, batch: Batch, *, everywhere: bool = False) -> torch.Tensor | None:
         found = super().logits(batch, everywhere=everywhere)
         if found is not None:
-            for product, row in zip(batch.products, found, strict=True):
-                self.seen[product.occupant.stream, product.start] = row.clone()
+            for product, row in zip(batch.sampled_rows, found, strict=True):
+                self.seen[product.state.stream, product.start] = row.clone()
         return found
 
 
 class Driver:
     """Runs requests to their ends."""
 
-    def __init__(self, decoder: Model, way: Way, max_model_tokens: int = 2048) -> None:
+    def __init__(self, decoder: CausalLM, way: Way, max_model_tokens: int = 2048) -> None:
         self.way = way
         facts = decoder.architecture
-        shape = Shape(
+        shape = ExecutorLimits(
             max_slots=32,
             max_batch_tokens=way.max_batch_tokens,
             max_model_tokens=max_model_tokens,
             page_size=way.page_size,
-            num_blocks=way.num_blocks,
+            num_chunks=way.num_blocks,
             vocabulary=facts.vocabulary,
             groups=cache_groups(facts.windows, max_model_tokens, way.max_batch_tokens, way.page_size),
-            host_slots=way.host_slots,
+            num_host_chunks=way.host_slots,
         )
         self.engine = Watched(decoder, shape, CACHE_DTYPES.get(way.cache_dtype))
         self.engine.seen = {}
-        self.slots = Slots(shape)
+        self.slots = SlotTable(shape)
         self.core = Scheduler(
             CoreSettings(
                 max_batch_tokens=way.max_batch_tokens,

@@ -7,28 +7,28 @@ import msgspec
 import numpy as np
 import torch
 
-from noria.services.executor.cuda.device.step_inputs import Inputs, host_buffer, inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs, drawn, output_bytes, outputs
+from noria.services.executor.cuda.device.step_inputs import StepInputs, host_buffer, inputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs, drawn, output_bytes, outputs
 from noria.services.executor.cuda.engine import DeviceOperations
 from noria.services.executor.cuda.layers.layer_pages import layer_pages
-from noria.services.executor.cuda.layout.step_layout import Layout
-from noria.services.executor.cuda.layout.step_sizes import GroupSizes, Sizes, needed
+from noria.services.executor.cuda.layout.step_layout import StepLayout
+from noria.services.executor.cuda.layout.step_sizes import GroupSizes, StepSizes, needed
 from noria.services.executor.cuda.triton.attention import TritonAttention
 from noria.services.executor.cuda.triton.operations import TritonOperations
-from noria.services.executor.kv_cache.paged_cache import Cache
+from noria.services.executor.kv_cache.paged_cache import KVCache
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.expert_reads import ExpertsRead
+from noria.services.executor.model.expert_reads import ExpertReads
 from noria.services.executor.model.linear_layers import Linear
-from noria.services.executor.model.operations import Layer
+from noria.services.executor.model.operations import DecoderLayer
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 
 class Samples(Protocol):
     """A part of `DeviceOperations`."""
 
-    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None: ...
+    def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None: ...
 
 
 class OnDevice:
@@ -37,8 +37,8 @@ class OnDevice:
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
-        cache: Cache,
+        shape: ExecutorLimits,
+        cache: KVCache,
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         padding: int = 0,
@@ -59,7 +59,7 @@ class OnDevice:
         )
 
     @property
-    def experts(self) -> ExpertsRead:
+    def experts(self) -> ExpertReads:
         return self._operations.experts
 
     def begin(self, batch: Batch, rows: Integers | None) -> None:
@@ -73,7 +73,7 @@ class OnDevice:
     def embedded(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         return self._operations.embedded(table, scale)
 
-    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layers(self, layers: Sequence[DecoderLayer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._operations.layers(layers, x)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
@@ -107,12 +107,12 @@ class OnDevice:
         self._all = self._operations.logits(x, residual, weight, head)
         return self._all[: self._rows]
 
-    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
+    def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
         del logits  # with padding
         return sampled(self._operations, self._all, self._step, sampler)
 
 
-def sampled(device: Samples, logits: torch.Tensor, step: Inputs, sampler: Sampler) -> Drawn:
+def sampled(device: Samples, logits: torch.Tensor, step: StepInputs, sampler: SamplingMetadata) -> SamplerOutput:
     """What a device samples, brought to the host."""
     buffer = torch.full((output_bytes(step.sizes),), 255, dtype=torch.uint8)
     with np.errstate(all="ignore"):  # the interpreter computes in numpy; infinities have their meaning here
@@ -120,16 +120,16 @@ def sampled(device: Samples, logits: torch.Tensor, step: Inputs, sampler: Sample
     return drawn(step.sizes, buffer.numpy(), sampler)
 
 
-def on_device(shape: Shape, batch: Batch, tile_tokens: int, padding: int = 0) -> Inputs:
+def on_device(shape: ExecutorLimits, batch: Batch, tile_tokens: int, padding: int = 0) -> StepInputs:
     """A batch's inputs, each size larger than needed."""
-    layout = Layout(shape, padded(needed(batch, tile_tokens), padding), tile_tokens)
+    layout = StepLayout(shape, padded(needed(batch, tile_tokens), padding), tile_tokens)
     buffer = host_buffer(layout)
     buffer.copy_(torch.from_numpy(np.random.default_rng(0).integers(0, 256, layout.bytes, np.uint8)))
     layout.fill(buffer.numpy(), batch)
     return inputs(layout, buffer)
 
 
-def padded(sizes: Sizes, padding: int) -> Sizes:
+def padded(sizes: StepSizes, padding: int) -> StepSizes:
     if not padding:
         return sizes
     counts = ("tokens", "slices", "singles", "tiles", "samples", "counted", "history", "pending", "biases")

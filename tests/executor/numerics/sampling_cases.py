@@ -8,7 +8,7 @@ from fakes.sampling import sampler
 from numpy.typing import NDArray
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 KINDS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 0.0},
@@ -41,7 +41,7 @@ class Case:
         self.banned = [(0, int(random.integers(vocabulary)))] if random.random() < 0.2 else []
         self.first_position = int(random.integers(1 << 20))
 
-    def sampler(self) -> Sampler:
+    def sampler(self) -> SamplingMetadata:
         return sampler(
             self.sampling,
             self.logits.shape[1],
@@ -74,7 +74,7 @@ def some_ids(random: np.random.Generator, end: int, count: int) -> tuple[int, ..
     return tuple(random.integers(0, end, count).tolist())
 
 
-def same(found: Drawn, expected: Drawn, rows: Sequence[Sampling]) -> None:
+def same(found: SamplerOutput, expected: SamplerOutput, rows: Sequence[Sampling]) -> None:
     """The same ids, and where asked for the same likeliest ones, their log-probabilities up to rounding."""
     assert found.ids.tolist() == expected.ids.tolist(), rows
     for row, sampling in enumerate(rows):

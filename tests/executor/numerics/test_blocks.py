@@ -18,10 +18,10 @@ from noria.services.executor.cpu.native.linear import (
     INT8,
     INT8_OFFSETS,
     NativeLinear,
-    NativeProducts,
+    NativeLinearFactory,
 )
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.linear_layers import Matrix
+from noria.services.executor.model.linear_layers import WeightMatrix
 from noria.services.executor.model.packed_weights import PackedWeights
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import BLOCK_BYTES, BLOCKS
@@ -33,7 +33,7 @@ ROWS = 37
 pytestmark = pytest.mark.skipif(not levels(), reason="the kernels are not built")
 
 
-def folder_of(folder: Path, kinds: tuple[str, ...], outputs: int = 45) -> tuple[Matrix, torch.Tensor]:
+def folder_of(folder: Path, kinds: tuple[str, ...], outputs: int = 45) -> tuple[WeightMatrix, torch.Tensor]:
     """One matrix whose parts were kept in blocks of such kinds (float: in none), and its weights in float32."""
     weights: dict[str, torch.Tensor] = {}
     blocks: dict[str, torch.Tensor] = {}
@@ -47,13 +47,13 @@ def folder_of(folder: Path, kinds: tuple[str, ...], outputs: int = 45) -> tuple[
     save_file(weights, folder / "model.safetensors")
     save_file(blocks, folder / BLOCKS)
     parts = tuple((str(index), outputs + index) for index in range(len(kinds)))
-    return Matrix(Checkpoint(folder), parts, INPUTS), torch.cat(list(weights.values()))
+    return WeightMatrix(Checkpoint(folder), parts, INPUTS), torch.cat(list(weights.values()))
 
 
 def product_of(
-    matrix: Matrix, level: str = "auto", dtype: torch.dtype = torch.float32, threads: int = 2
+    matrix: WeightMatrix, level: str = "auto", dtype: torch.dtype = torch.float32, threads: int = 2
 ) -> NativeLinear:
-    return NativeProducts(open_kernels(level), dtype, "int8", PackedWeights(), threads).linear(matrix, ROWS)
+    return NativeLinearFactory(open_kernels(level), dtype, "int8", PackedWeights(), threads).linear(matrix, ROWS)
 
 
 def unpacked(product: NativeLinear) -> NDArray[np.float32]:
@@ -163,7 +163,7 @@ def test_products_that_are_kept_exact_and_those_of_other_precisions_leave_blocks
     matrix, weights = folder_of(tmp_path, ("Q4_1",))
     x = numbers(torch.float32)
     for quantization, exact in (("int8", True), ("none", False)):
-        products = NativeProducts(open_kernels(), torch.float32, quantization, PackedWeights(), 1)
+        products = NativeLinearFactory(open_kernels(), torch.float32, quantization, PackedWeights(), 1)
         assert torch.allclose(products.linear(matrix, ROWS, exact=exact)(x), x @ weights.T, atol=1e-4)
 
 
@@ -171,7 +171,7 @@ def test_blocks_of_another_shape_are_an_error_that_names_them(tmp_path: Path) ->
     matrix, _ = folder_of(tmp_path, ("Q8_0",))
     save_file({"0.weight": torch.zeros(45, 101, dtype=torch.uint8)}, tmp_path / BLOCKS)
     with pytest.raises(UserError, match=rf"0\.weight in .*{BLOCKS} has 45 rows of 101 bytes"):
-        product_of(Matrix(Checkpoint(tmp_path), matrix.parts, INPUTS))
+        product_of(WeightMatrix(Checkpoint(tmp_path), matrix.parts, INPUTS))
 
 
 def test_a_damaged_file_of_blocks_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from executor.numerics.driving import Answer, Asked, Driver, Way
 from fakes.scripts import script
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.model.decoder import Decoder
 
 pytestmark = pytest.mark.model
@@ -115,7 +115,7 @@ def benchmark() -> ModuleType:
 def test_an_int8_cache_finds_the_same_likeliest_token_nearly_always(
     float32: Decoder, real_folder: Path, benchmark: ModuleType
 ) -> None:
-    exact, coarse = (Engine(float32, benchmark.shape_of(float32, 1), dtype) for dtype in (None, torch.int8))
+    exact, coarse = (CpuEngine(float32, benchmark.shape_of(float32, 1), dtype) for dtype in (None, torch.int8))
     apart = benchmark.compare(exact, coarse, benchmark.sequences_of(benchmark.prose(real_folder, [])))
     assert apart.tokens >= 5000
     assert 0.98 <= apart.agreement < 1, "of 1, nothing was quantised"

@@ -12,9 +12,9 @@ from executor.numerics.comparison import LEVELS, decoder_of
 from executor.numerics.driving import Asked, Driver, Way
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.cpu.engine import Engine
+from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.sampling_metadata import Drawn
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
 
 pytestmark = [
     pytest.mark.skipif(not LEVELS, reason="the kernels are not built"),
@@ -56,15 +56,15 @@ def test_two_threads_on_one_core_compute_a_step_without_waiting_for_each_other_a
     import torch
 
     took: list[float] = []
-    run = Engine.run
+    run = CpuEngine.run
 
-    def timed(engine: Engine, batch: Batch) -> Drawn | None:
+    def timed(engine: CpuEngine, batch: Batch) -> SamplerOutput | None:
         began_s = time.perf_counter()
         drawn = run(engine, batch)
         took.append(time.perf_counter() - began_s)
         return drawn
 
-    monkeypatch.setattr(Engine, "run", timed)
+    monkeypatch.setattr(CpuEngine, "run", timed)
     driver = Driver(decoder_of(model, torch.float32, LEVELS[-1], threads=2), Way())
     driver.run([Asked((3, 1, 2), Sampling(temperature=0.0, max_tokens=STEPS))])
     assert statistics.median(took) < STEP_S_MAX, took

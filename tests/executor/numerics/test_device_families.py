@@ -9,7 +9,7 @@ from executor.numerics.driving import Answer, Asked, Driver, Way
 from executor.numerics.test_families import CAPS, EXPERTS, TYPES, build
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.kv_cache.layer_groups import layer_groups
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
@@ -35,8 +35,8 @@ ASKED = [
 def _answers(folder: Path, *, device: bool, padding: int = 1) -> tuple[list[Answer], int]:
     """What comes back, and how many experts were read."""
     facts = architecture(folder)
-    products = DeviceProducts(torch.float32, torch.device("cpu")) if device else None
-    decoder = Decoder(facts, Checkpoint(folder), torch.float32, 512, 32, products)
+    linear_factory = DeviceLinearFactory(torch.float32, torch.device("cpu")) if device else None
+    decoder = Decoder(facts, Checkpoint(folder), torch.float32, 512, 32, linear_factory)
     # Two steps in flight: a device carries tokens that the host has not seen.
     driver = Driver(decoder, Way(max_batch_tokens=11, num_blocks=60, every=1), 256)
     engine = driver.engine

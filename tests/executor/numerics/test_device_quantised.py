@@ -7,9 +7,9 @@ import torch
 from executor.numerics.test_families import build
 
 from noria.services.executor.cuda.layers.installed import installed
-from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.linear_layers import Matrix
+from noria.services.executor.model.linear_layers import WeightMatrix
 from noria.shared.errors import UserError
 
 INSTALLED = installed("torchao")
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 def test_a_quantised_product_is_near_and_half_as_large(kind: str, error: float, tmp_path: Path) -> None:
     build("Llama", {"mlp_bias": True}, tmp_path)
     parts = tuple((f"model.layers.0.mlp.{name}_proj", 160) for name in ("gate", "up"))
-    matrix = Matrix(Checkpoint(tmp_path), parts, 96, True)
-    plain, products = DeviceProducts(torch.float32, CPU), DeviceProducts(torch.float32, CPU, kind)
+    matrix = WeightMatrix(Checkpoint(tmp_path), parts, 96, True)
+    plain, products = DeviceLinearFactory(torch.float32, CPU), DeviceLinearFactory(torch.float32, CPU, kind)
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected, found = (each.linear(matrix, 7)(x) for each in (plain, products))
@@ -35,4 +35,4 @@ def test_a_quantised_product_is_near_and_half_as_large(kind: str, error: float, 
 @pytest.mark.skipif(INSTALLED, reason="torchao is installed")
 def test_without_torchao_the_error_says_what_to_install() -> None:
     with pytest.raises(UserError, match=r"executor\.quantization fp8 needs torchao.*noria\[torchao\]"):
-        DeviceProducts(torch.float32, CPU, "fp8")
+        DeviceLinearFactory(torch.float32, CPU, "fp8")

@@ -11,14 +11,14 @@ from executor.numerics.test_families import EXPERTS, build
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.device.step_inputs import Inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
-from noria.services.executor.cuda.layers.linear import DeviceProducts
+from noria.services.executor.cuda.device.step_inputs import StepInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
+from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.kv_cache.layer_groups import layer_groups
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.checkpoint import Checkpoint
 from noria.services.executor.model.decoder import Decoder
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,7 +58,7 @@ def test_a_step_of_a_mixture_and_its_sampling_read_nothing_back(tmp_path: Path) 
         def __init__(self, inner: Samples) -> None:
             self._inner = inner
 
-        def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+        def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None:
             with nothing_read():
                 self._inner.sample(logits, step, out)
 
@@ -69,13 +69,13 @@ def test_a_step_of_a_mixture_and_its_sampling_read_nothing_back(tmp_path: Path) 
             with nothing_read():
                 return super().layers(layers, x)
 
-        def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
+        def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
             return sampled(Quiet(self._operations), self._all, self._step, sampler)
 
     build("Qwen3Moe", {**EXPERTS, "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 80}, tmp_path)
     facts = architecture(tmp_path)
-    products = DeviceProducts(torch.float32, torch.device("cpu"))
-    decoder = Decoder(facts, Checkpoint(tmp_path), torch.float32, 512, 32, products)
+    linear_factory = DeviceLinearFactory(torch.float32, torch.device("cpu"))
+    decoder = Decoder(facts, Checkpoint(tmp_path), torch.float32, 512, 32, linear_factory)
     driver = Driver(decoder, Way(num_blocks=40), 128)
     engine = driver.engine
     places = layer_groups(facts.windows, engine.shape.max_model_tokens)

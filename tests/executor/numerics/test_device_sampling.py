@@ -10,19 +10,19 @@ from fakes.sampling import sampler
 from noria.proto.execution import Group
 from noria.proto.sampling import Sampling
 from noria.services.executor.cpu.reference_sampling import sample
-from noria.services.executor.cuda.device.slot_state import SlotState
-from noria.services.executor.plan.batch import Batch, Pages, Slices
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.cuda.device.recent_tokens import DeviceRecentTokens
+from noria.services.executor.plan.batch import Batch, PageTables, Slices
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 pytest.importorskip("triton")
 
 NONE = np.zeros(0, np.int64)
 
 
-def only_sampled(rows: Sampler) -> Batch:
+def only_sampled(rows: SamplingMetadata) -> Batch:
     """A batch of sampled rows and nothing else."""
-    pages = Pages(0, 0, np.zeros((0, 0), np.int32), NONE)
+    pages = PageTables(0, 0, np.zeros((0, 0), np.int32), NONE)
     return Batch(1, 1, NONE, NONE, NONE, NONE, Slices(NONE, NONE, NONE), (pages,), rows, (), (), (), ())
 
 
@@ -32,11 +32,11 @@ class Device:
     def __init__(self, vocabulary: int) -> None:
         from noria.services.executor.cuda.triton.sampler import TritonSampler
 
-        self.slots = SlotState(40, torch.device("cpu"))
+        self.slots = DeviceRecentTokens(40, torch.device("cpu"))
         self.sampler = TritonSampler(vocabulary, self.slots)
-        self.shape = Shape(40, 0, 0, 16, 2, vocabulary, (Group(0, 1),))
+        self.shape = ExecutorLimits(40, 0, 0, 16, 2, vocabulary, (Group(0, 1),))
 
-    def sample(self, logits: np.ndarray, rows: Sampler, padding: int = 0) -> Drawn:
+    def sample(self, logits: np.ndarray, rows: SamplingMetadata, padding: int = 0) -> SamplerOutput:
         from executor.numerics.on_device import on_device, sampled
 
         step = on_device(self.shape, only_sampled(rows), 1, padding)

@@ -147,7 +147,7 @@ def test_a_step_has_the_same_bits_alone_and_together(
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=12)) for prompt in prompts]
     for level in KERNELS:
         decoder = decoder_of(tmp_path, torch.float32, level)
-        assert decoder.steady
+        assert decoder.batch_invariant
         alone = Driver(decoder, Way(every=-1, cache_dtype=cache_dtype), 1024).run(asked)
         together = Driver(decoder, Way(max_batch_tokens=19, every=1, cache_dtype=cache_dtype), 1024).run(asked)
         same_bits(alone, together)

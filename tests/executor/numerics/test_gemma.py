@@ -38,7 +38,7 @@ def test_greedy_tokens_equal_transformers_beyond_the_window_in_every_batch(folde
     expected = expect(model, prompts, NEW_TOKENS)
     del model
     decoder = decoder_of(folder, torch.float32)
-    assert decoder.steady
+    assert decoder.batch_invariant
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=NEW_TOKENS)) for prompt in prompts]
     everyone = range(len(prompts))
     ways = (

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from noria.proto.sampling import Sampling
 from noria.services.executor.config import ExecutorConfig
-from noria.services.executor.cpu.backend import choose
+from noria.services.executor.cpu.backend import choose_backend
 from noria.services.executor.cpu.hosted_trial import trial_prompts, verify
-from noria.services.executor.cpu.loading import Made, load, make_model
+from noria.services.executor.cpu.loading import LoadedWeights, load, make_model
 from noria.services.executor.cpu.native.library import levels
 from noria.services.executor.hf.hosted_attention import window_of
-from noria.services.executor.hf.hosted_model import Hosted, Wanted, open_network
-from noria.services.executor.model.reference_linear import ReferenceProducts
+from noria.services.executor.hf.hosted_model import HostedModel, HostedOptions, open_network
+from noria.services.executor.model.reference_linear import ReferenceLinearFactory
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
@@ -92,9 +92,9 @@ def configured(folder: Path, kernels: str = "reference", **changes: Any) -> Exec
     return ExecutorConfig(**{**values, **changes})
 
 
-def made(folder: Path, kernels: str = "reference", dtype: torch.dtype = torch.float32, **changes: Any) -> Made:
+def made(folder: Path, kernels: str = "reference", dtype: torch.dtype = torch.float32, **changes: Any) -> LoadedWeights:
     config = configured(folder, kernels, **changes)
-    return make_model(config, folder, dtype, CONTEXT, choose(kernels, config.quantization), 1)
+    return make_model(config, folder, dtype, CONTEXT, choose_backend(kernels, config.quantization), 1)
 
 
 def random_prompts(*lengths: int) -> list[tuple[int, ...]]:
@@ -154,7 +154,7 @@ def test_what_is_called_steady_has_the_same_bits_alone_and_together(
 ) -> None:
     build(name, options, tmp_path)
     model = made(tmp_path, kernels, torch.bfloat16).model
-    assert model.steady
+    assert model.batch_invariant
     asked = [Asked(prompt, Sampling(temperature=0.0, max_tokens=8)) for prompt in random_prompts(2, 33, 180)]
     alone = Driver(model, Way(every=-1), CONTEXT).run(asked)
     together = Driver(model, Way(max_batch_tokens=19, every=1), CONTEXT).run(asked)
@@ -165,7 +165,7 @@ def test_what_is_called_steady_has_the_same_bits_alone_and_together(
 
 def test_matrices_that_pytorch_multiplies_are_not_called_steady(tmp_path: Path) -> None:
     build("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}, tmp_path)
-    assert not made(tmp_path).model.steady
+    assert not made(tmp_path).model.batch_invariant
 
 
 @pytest.mark.skipif(not levels(), reason="the kernels are not built")
@@ -173,7 +173,7 @@ def test_weights_may_be_int8(tmp_path: Path) -> None:
     build("Olmo2", {}, tmp_path)
     half = made(tmp_path, levels()[-1], torch.bfloat16).model
     eighth = made(tmp_path, levels()[-1], torch.bfloat16, quantization="int8").model
-    assert eighth.products.nbytes < 0.7 * half.products.nbytes
+    assert eighth.linear_factory.nbytes < 0.7 * half.linear_factory.nbytes
 
 
 def test_the_executor_loads_it_like_any_model(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_the_executor_loads_it_like_any_model(tmp_path: Path) -> None:
     engine, loaded = load(configured(tmp_path))
     assert loaded.kernels.startswith("transformers (gpt2) over plain PyTorch")
     assert loaded.geometry.max_model_tokens == 256
-    assert isinstance(engine.decoder, Hosted)
+    assert isinstance(engine.decoder, HostedModel)
     assert {share.name: share.bytes for share in loaded.memory.shares}["weights"] == engine.decoder.nbytes > 0
 
 
@@ -209,14 +209,14 @@ def test_what_the_paged_cache_cannot_hold_is_refused_by_name(
 
 def test_a_model_whose_logits_differ_from_its_plain_forward_pass_is_refused(tmp_path: Path) -> None:
     build("Olmo2", {}, tmp_path)
-    wanted = Wanted(tmp_path, torch.float32, 64, 4, CONTEXT)
+    wanted = HostedOptions(tmp_path, torch.float32, 64, 4, CONTEXT)
     opened = open_network(wanted)
     prompts = trial_prompts(300, CONTEXT)
     expected = [opened.plain(prompt) for prompt in prompts]
     # As if each token of the longer sequence saw the one before as the latest.
     expected[0] = expected[0].roll(1, 0)
     with pytest.raises(UserError, match=r"of their spread off its plain forward pass \(0\.001 may be\)"):
-        verify(opened.hosted(wanted, ReferenceProducts(torch.float32)), prompts, expected, 1e-3)
+        verify(opened.hosted(wanted, ReferenceLinearFactory(torch.float32)), prompts, expected, 1e-3)
 
 
 def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

@@ -9,8 +9,8 @@ from executor.numerics.int8_scheme import quantised
 from torch.nn import functional
 
 from noria.services.executor.cpu.native.library import levels, open_kernels
-from noria.services.executor.cpu.native.linear import NativeLinear, NativeProducts
-from noria.services.executor.model.linear_layers import Matrix
+from noria.services.executor.cpu.native.linear import NativeLinear, NativeLinearFactory
+from noria.services.executor.model.linear_layers import WeightMatrix
 from noria.services.executor.model.packed_weights import PackedWeights
 
 SHAPES = ((96, 64), (45, 33), (7, 1), (100, 1537), (64, 576), (33, 2048))
@@ -45,8 +45,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
 def product_of(
     level: str, weight: torch.Tensor, bias: torch.Tensor, quantization: str, dtype: torch.dtype, threads: int = 2
 ) -> NativeLinear:
-    matrix = Matrix(Given(weight, bias), (("given", len(weight)),), weight.shape[1], bias=True)  # type: ignore[arg-type]
-    return NativeProducts(open_kernels(level), dtype, quantization, PackedWeights(), threads).linear(matrix, ROWS)
+    matrix = WeightMatrix(Given(weight, bias), (("given", len(weight)),), weight.shape[1], bias=True)  # type: ignore[arg-type]
+    return NativeLinearFactory(open_kernels(level), dtype, quantization, PackedWeights(), threads).linear(matrix, ROWS)
 
 
 @pytest.mark.parametrize("level", levels())
@@ -133,8 +133,8 @@ def test_packed_weights_are_mapped_the_next_time(tmp_path: Path) -> None:
 
     def compute(key: str) -> tuple[torch.Tensor, bool, str]:
         packed = PackedWeights(path, key)
-        matrix = Matrix(Given(weight, weight[:, 0]), (("given", 45),), 577, bias=True)  # type: ignore[arg-type]
-        product = NativeProducts(open_kernels(), torch.bfloat16, "none", packed, 1).linear(matrix, 8)
+        matrix = WeightMatrix(Given(weight, weight[:, 0]), (("given", 45),), 577, bias=True)  # type: ignore[arg-type]
+        product = NativeLinearFactory(open_kernels(), torch.bfloat16, "none", packed, 1).linear(matrix, 8)
         return product(x), packed.mapped, packed.keep()
 
     first, mapped, reason = compute("one")

@@ -12,13 +12,13 @@ from noria.services.executor.cpu.philox import uniform as reference_uniform
 from noria.services.executor.cpu.reference_sampling import sample as reference
 from noria.services.executor.cuda.device.step_inputs import host_buffer, inputs
 from noria.services.executor.cuda.device.step_outputs import drawn, output_bytes, outputs
-from noria.services.executor.cuda.layout.step_layout import Layout
+from noria.services.executor.cuda.layout.step_layout import StepLayout
 from noria.services.executor.cuda.layout.step_sizes import needed
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 
-SHAPE = Shape(8, 64, 64, 16, 64, 90)
+SHAPE = ExecutorLimits(8, 64, 64, 16, 64, 90)
 KINDS = (
     Sampling(temperature=0.0, seed=1),
     Sampling(temperature=1.0, seed=1 << 63),
@@ -33,7 +33,7 @@ KINDS = (
 @pytest.mark.parametrize("seed", range(12))
 def test_all_rows_at_once_choose_what_the_reference_chooses_row_by_row(seed: int) -> None:
     chance = np.random.default_rng(seed)
-    slots = Slots(SHAPE)
+    slots = SlotTable(SHAPE)
     fills = tuple(
         Fill(
             slot,
@@ -51,7 +51,7 @@ def test_all_rows_at_once_choose_what_the_reference_chooses_row_by_row(seed: int
         slots, StepPlan(1, 1, tuple(Slice(slot, 10, 1, False, True) for slot in range(len(KINDS))), fill=fills)
     )
     assert batch.sampler is not None
-    layout = Layout(SHAPE, needed(batch, 4), 4)
+    layout = StepLayout(SHAPE, needed(batch, 4), 4)
     buffer = host_buffer(layout)
     layout.fill(buffer.numpy(), batch)
     step = inputs(layout, buffer)

@@ -81,7 +81,7 @@ def test_tokens_stay_the_same_when_blocks_run_out_and_requests_are_reset(
 
 @pytest.mark.timeout(600)
 def test_a_float32_step_has_the_same_bits_alone_and_together(float32: Decoder, prompts: list[tuple[int, ...]]) -> None:
-    assert float32.steady
+    assert float32.batch_invariant
     chosen = [i for i in ALL if LENGTHS[i] in (2, 17, 65, 257)]
     alone, _ = run(float32, prompts, chosen, Way(every=-1))
     together, _ = run(float32, prompts, chosen, Way(max_batch_tokens=40, every=1))
@@ -100,7 +100,7 @@ BFLOAT16_WAYS = [
 def test_a_bfloat16_step_has_the_same_bits_alone_and_together(
     bfloat16: Decoder, prompts: list[tuple[int, ...]], chosen: list[int], way: Way
 ) -> None:
-    assert bfloat16.steady
+    assert bfloat16.batch_invariant
     alone, _ = run(bfloat16, prompts, chosen, Way(every=-1))
     together, _ = run(bfloat16, prompts, chosen, way)
     same_bits(alone, together)

@@ -16,7 +16,7 @@ from noria.proto.execution import StepDone, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.limits import RESERVED_CHUNKS, Shape
+from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.services.executor.plan.slot_table import IllegalPlanError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,15 +38,15 @@ def wrong_ones(plan: StepPlan, draw: random.Random) -> list[StepPlan]:
     return [each for each in found if each != plan]
 
 
-def check_bounds(batch: Batch, shape: Shape) -> None:
+def check_bounds(batch: Batch, shape: ExecutorLimits) -> None:
     """Whatever the step reads and writes is there, and none of it is padding's."""
     assert ((batch.token_ids >= 0) & (batch.token_ids < shape.vocabulary)).all()
     assert ((batch.positions >= 0) & (batch.positions < shape.max_model_tokens)).all()
     assert ((batch.carry_slots >= 0) & (batch.carry_slots < shape.max_slots)).all()
     ends = batch.slices.starts + batch.slices.lengths
     for number, (pages, group) in enumerate(zip(batch.pages, shape.groups, strict=True)):
-        blocks = np.array([RESERVED_CHUNKS * group.blocks_per_chunk, shape.num_blocks * group.blocks_per_chunk - 1])
-        first, last = shape.rows(number, blocks, shape.num_blocks).tolist()
+        blocks = np.array([RESERVED_CHUNKS * group.blocks_per_chunk, shape.num_chunks * group.blocks_per_chunk - 1])
+        first, last = shape.rows(number, blocks, shape.num_chunks).tolist()
         rows = pages.write_slots // shape.page_size
         assert ((rows >= first) & (rows <= last)).all(), "written outside the cache"
         for table, end in zip(pages.table, ends.tolist(), strict=True):

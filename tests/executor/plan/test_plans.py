@@ -10,14 +10,16 @@ from fakes.sampling import drawn
 from noria.proto.base import Stream
 from noria.proto.execution import Copy, Fill, Group, Grow, Replace, Sampled, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.plan.attention_spans import Reads, reads
+from noria.services.executor.plan.attention_spans import AttentionReads, attention_reads
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare, results
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 from noria.services.executor.plan.sampling_metadata import RecentTokens
-from noria.services.executor.plan.slot_table import IllegalPlanError, Slots
+from noria.services.executor.plan.slot_table import IllegalPlanError, SlotTable
 
-SHAPE = Shape(max_slots=4, max_batch_tokens=600, max_model_tokens=1000, page_size=16, num_blocks=200, vocabulary=50)
+SHAPE = ExecutorLimits(
+    max_slots=4, max_batch_tokens=600, max_model_tokens=1000, page_size=16, num_chunks=200, vocabulary=50
+)
 
 
 def fill(slot: int, prompt: int, blocks: int, *, outputs: int = 0, first: int = 2, **sampling: Any) -> Fill:
@@ -33,13 +35,13 @@ def fill(slot: int, prompt: int, blocks: int, *, outputs: int = 0, first: int = 
     )
 
 
-def opened(*fills: Fill, slices: tuple[Slice, ...] = ()) -> tuple[Slots, Batch]:
-    slots = Slots(SHAPE)
+def opened(*fills: Fill, slices: tuple[Slice, ...] = ()) -> tuple[SlotTable, Batch]:
+    slots = SlotTable(SHAPE)
     return slots, prepare(slots, StepPlan(1, 1, slices, fill=fills))
 
 
-def read(batch: Batch, shape: Shape = SHAPE, group: int = 0) -> Reads:
-    return reads(shape, batch.slices, batch.pages[group])
+def read(batch: Batch, shape: ExecutorLimits = SHAPE, group: int = 0) -> AttentionReads:
+    return attention_reads(shape, batch.slices, batch.pages[group])
 
 
 def test_slices_lie_one_after_the_other_with_their_cache_places() -> None:
@@ -59,7 +61,7 @@ def test_a_decode_carries_the_token_of_a_step_in_flight() -> None:
     slots, first = opened(fill(1, 3, 1), slices=(Slice(1, 0, 3, False, True),))
     second = prepare(slots, StepPlan(1, 2, (Slice(1, 3, 1, True, True),)))
     assert (second.carry_rows.tolist(), second.carry_slots.tolist()) == ([0], [1])
-    assert [product.start for product in (*first.products, *second.products)] == [0, 1]
+    assert [product.start for product in (*first.sampled_rows, *second.sampled_rows)] == [0, 1]
     assert results(slots, first, drawn([41]))[0].ids == (41,)
     assert results(slots, second, drawn([42]))[0] == Sampled(Stream(11, 0), 0, 1, (42,))
     third = prepare(slots, StepPlan(1, 3, (Slice(1, 4, 1, False, True),)))
@@ -95,7 +97,7 @@ def test_end_ids_are_masked_until_min_tokens_are_out() -> None:
     assert batch.sampler is not None
     assert (batch.sampler.bias_ids.tolist(), batch.sampler.bias_starts.tolist()) == ([7], [0, 1, 1])
     assert batch.sampler.bias_values.tolist() == [-np.inf]
-    assert [product.start for product in batch.products] == [2, 3]
+    assert [product.start for product in batch.sampled_rows] == [2, 3]
 
 
 def test_penalties_count_prompt_and_output_with_the_tokens_still_being_computed() -> None:
@@ -203,15 +205,15 @@ def test_arrays_of_a_step_do_not_change_when_the_next_is_prepared() -> None:
 
 
 # Two full layers and one that sees 20 tokens; a chunk is one full block, or two sliding ones.
-HYBRID = Shape(
+HYBRID = ExecutorLimits(
     max_slots=2,
     max_batch_tokens=30,
     max_model_tokens=600,
     page_size=8,
-    num_blocks=40,
+    num_chunks=40,
     vocabulary=50,
     groups=(Group(0, 2, 1, 0), Group(20, 1, 2, 8)),
-    host_slots=3,
+    num_host_chunks=3,
 )
 
 
@@ -220,7 +222,7 @@ def hybrid(*slices: Slice, prompt: int, **changes: Any) -> Batch:
     full = tuple(range(2, 2 + -(-prompt // 8)))
     ring = tuple(range(40, 40 + min(8, len(full))))
     filled = Fill(0, Stream(1, 0), 0, ids, (), Sampling(), (), (full, ring))
-    return prepare(Slots(HYBRID), StepPlan(1, 1, slices, fill=(filled,), **changes))
+    return prepare(SlotTable(HYBRID), StepPlan(1, 1, slices, fill=(filled,), **changes))
 
 
 def row(sliding_block: int) -> int:
@@ -255,7 +257,7 @@ def test_a_span_reads_the_pages_of_all_its_windows() -> None:
 def test_tables_that_end_before_the_ring_does_are_too_short() -> None:
     with pytest.raises(IllegalPlanError, match="beyond its blocks"):
         prepare(
-            Slots(HYBRID),
+            SlotTable(HYBRID),
             StepPlan(
                 1,
                 1,

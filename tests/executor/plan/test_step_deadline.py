@@ -1,12 +1,12 @@
 """When a step must be taken for hung."""
 
-from noria.services.executor.plan.step_deadline import Vigil
+from noria.services.executor.plan.step_deadline import StepDeadline
 
 SECOND = 1_000_000_000
 
 
 def test_a_step_is_given_ten_times_its_prediction_and_never_less_than_all_are_given() -> None:
-    vigil = Vigil(15 * SECOND)
+    vigil = StepDeadline(15 * SECOND)
     assert (vigil.due_ns, vigil.expected_us) == (None, 0)
     vigil.posted(0.0, 0)
     assert vigil.due_ns == 15 * SECOND
@@ -16,7 +16,7 @@ def test_a_step_is_given_ten_times_its_prediction_and_never_less_than_all_are_gi
 
 
 def test_the_next_step_begins_when_the_one_before_it_is_over() -> None:
-    vigil = Vigil(SECOND)
+    vigil = StepDeadline(SECOND)
     vigil.posted(1e6, 0)
     vigil.posted(2e6, 0)
     assert vigil.due_ns == 10 * SECOND
@@ -27,7 +27,7 @@ def test_the_next_step_begins_when_the_one_before_it_is_over() -> None:
 
 
 def test_a_process_that_stood_still_has_not_waited() -> None:
-    vigil = Vigil(10 * SECOND)
+    vigil = StepDeadline(10 * SECOND)
     assert not vigil.over(0)
     vigil.posted(0.0, 0)
     assert not vigil.over(SECOND)

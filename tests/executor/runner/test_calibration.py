@@ -8,31 +8,33 @@ import pytest
 
 from noria.proto.execution import Group
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.sampling_metadata import Drawn
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import SamplerOutput
 from noria.services.executor.runner.calibration import (
     SECONDS_MAX,
-    Advice,
-    Pace,
+    PrefillAdvice,
+    StepPace,
     calibrated,
     calibration_key,
-    many,
+    decodes_measured,
     measure,
 )
 
-SHAPE = Shape(max_slots=64, max_batch_tokens=512, max_model_tokens=2048, page_size=16, num_blocks=4000, vocabulary=50)
+SHAPE = ExecutorLimits(
+    max_slots=64, max_batch_tokens=512, max_model_tokens=2048, page_size=16, num_chunks=4000, vocabulary=50
+)
 
 
 class FakeRunner:
     """Takes as long for a batch as `seconds` says, on a clock of its own."""
 
-    def __init__(self, seconds: Callable[[int, int], float], shape: Shape = SHAPE) -> None:
+    def __init__(self, seconds: Callable[[int, int], float], shape: ExecutorLimits = SHAPE) -> None:
         self.shape = shape
         self.steps = 0
         self.now_s = 100.0
         self._seconds = seconds
 
-    def run(self, batch: Batch) -> Drawn | None:
+    def run(self, batch: Batch) -> SamplerOutput | None:
         """Spend the time of a batch of so many query tokens and slices."""
         self.steps += 1
         self.now_s += self._seconds(len(batch.token_ids), len(batch.slices.starts))
@@ -48,7 +50,7 @@ def linear(tokens: int, slices: int) -> float:
     return 0.040 if slices > 1 else 0.010 + 0.0006 * tokens
 
 
-def paced(runner: FakeRunner) -> Pace:
+def paced(runner: FakeRunner) -> StepPace:
     measured = measure(runner, runner.clock)
     assert measured is not None
     pace = measured.pace()
@@ -65,7 +67,7 @@ def test_a_step_with_decodes_gets_the_prompt_tokens_that_triple_its_length() -> 
 
 
 def test_a_step_with_few_decodes_may_take_four_times_as_long_as_one_with_many() -> None:
-    pace = Pace(30_000.0, tuple((tokens, 10_000 + 600.0 * tokens) for tokens in (64, 128, 256)))
+    pace = StepPace(30_000.0, tuple((tokens, 10_000 + 600.0 * tokens) for tokens in (64, 128, 256)))
     assert (pace.advice().beside, pace.advice().few) == (96, 192)  # 120 ms of 0.6 ms each are 200 tokens
 
 
@@ -75,7 +77,7 @@ def test_a_step_with_few_decodes_may_take_four_times_as_long_as_one_with_many() 
 def test_a_step_without_decodes_gets_the_fewest_tokens_that_are_nearly_as_cheap_as_any(
     step_s: float, token_s: float, expected: int
 ) -> None:
-    pace = Pace(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
+    pace = StepPace(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
     assert pace.advice().alone == expected
 
 
@@ -89,7 +91,7 @@ def test_a_model_with_few_slots_is_measured_and_advised_with_as_many_decodes_as_
     shape = msgspec.structs.replace(SHAPE, max_slots=8)
     runner = FakeRunner(seconds, shape)
     assert measure(runner, runner.clock) is not None
-    assert decodes == {1, 8} == {1, many(shape)}
+    assert decodes == {1, 8} == {1, decodes_measured(shape)}
 
 
 def test_the_least_of_several_rounds_counts() -> None:
@@ -109,12 +111,12 @@ def test_a_machine_too_busy_to_be_measured_gets_the_defaults_and_adds_to_it_at_t
         return linear(tokens, slices) * slower
 
     busy, calm, again = FakeRunner(seconds), FakeRunner(linear), FakeRunner(linear)
-    assert calibrated(busy, path, "key", busy.clock) == Advice()
+    assert calibrated(busy, path, "key", busy.clock) == PrefillAdvice()
     assert busy.now_s < 100.0 + 2 * SECONDS_MAX
     assert (
         calibrated(calm, path, "key", calm.clock)
         == calibrated(again, path, "key", again.clock)
-        == Advice(256, 128, 256)
+        == PrefillAdvice(256, 128, 256)
     )
     assert calm.steps > again.steps == 0
 
@@ -126,7 +128,7 @@ def test_two_starts_that_measured_once_each_agree_with_each_other(tmp_path: Path
         counted[0] += 1
         return linear(tokens, slices) * (0.1 if 4 < counted[0] <= 8 else 0.1 * counted[0])
 
-    for expected in (Advice(), Advice(256, 128, 256)):
+    for expected in (PrefillAdvice(), PrefillAdvice(256, 128, 256)):
         counted = [0]
         runner = FakeRunner(lambda tokens, slices, counted=counted: once(tokens, slices, counted))
         assert calibrated(runner, path, "key", runner.clock) == expected
@@ -142,11 +144,15 @@ def test_measuring_a_slow_model_ends() -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(max_slots=4, max_batch_tokens=40, max_model_tokens=64, page_size=16, num_blocks=8, vocabulary=50),
-        Shape(max_slots=4, max_batch_tokens=512, max_model_tokens=4096, page_size=16, num_blocks=20, vocabulary=50),
+        ExecutorLimits(
+            max_slots=4, max_batch_tokens=40, max_model_tokens=64, page_size=16, num_chunks=8, vocabulary=50
+        ),
+        ExecutorLimits(
+            max_slots=4, max_batch_tokens=512, max_model_tokens=4096, page_size=16, num_chunks=20, vocabulary=50
+        ),
     ],
 )
-def test_a_model_without_room_for_the_steps_is_not_measured(shape: Shape) -> None:
+def test_a_model_without_room_for_the_steps_is_not_measured(shape: ExecutorLimits) -> None:
     runner = FakeRunner(linear, shape)
     advice = calibrated(runner, None, "", runner.clock)
     assert 0 < advice.beside <= advice.few <= advice.alone <= shape.max_batch_tokens
@@ -156,8 +162,8 @@ def test_sliding_groups_are_measured_within_their_rings() -> None:
     groups = (Group(0, 2, 3), Group(32, 3, 2, ring_pages=35))
     runner = FakeRunner(
         linear,
-        Shape(
-            max_slots=64, max_batch_tokens=512, max_model_tokens=2048, page_size=16, num_blocks=900, vocabulary=50,
+        ExecutorLimits(
+            max_slots=64, max_batch_tokens=512, max_model_tokens=2048, page_size=16, num_chunks=900, vocabulary=50,
             groups=groups,
         ),
     )  # fmt: skip
@@ -168,7 +174,7 @@ def test_a_pace_is_kept_and_read_again(tmp_path: Path) -> None:
     path, key = tmp_path / "new" / "float32.pace", calibration_key(b"{}", SHAPE, "portable")
     first, again = FakeRunner(linear), FakeRunner(linear)
     advice = calibrated(first, path, key, first.clock)
-    assert advice == Advice(256, 128, 256)
+    assert advice == PrefillAdvice(256, 128, 256)
     assert calibrated(again, path, key, again.clock) == advice
     assert again.steps == 0
     calibrated(again, path, calibration_key(b"{}", SHAPE, "avx2"), again.clock)
@@ -182,5 +188,5 @@ def test_a_damaged_or_unwritable_file_only_costs_time(tmp_path: Path) -> None:
     blocked.parent.write_text("")
     for path in (damaged, short, blocked):
         runner = FakeRunner(linear)
-        assert calibrated(runner, path, "key", runner.clock) == Advice(256, 128, 256)
+        assert calibrated(runner, path, "key", runner.clock) == PrefillAdvice(256, 128, 256)
         assert runner.steps > 0

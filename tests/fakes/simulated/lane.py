@@ -17,22 +17,22 @@ from fakes.simulated.layout import verify
 
 from noria.proto.base import Header, Service, Stream
 from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
-from noria.services.executor.kv_cache.memory_plan import Memory, Share
+from noria.services.executor.kv_cache.memory_plan import MemoryPlan, MemoryShare
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.sampling_metadata import Drawn, RecentTokens, wanted_logprobs
-from noria.services.executor.runner.loaded_model import Loaded
-from noria.services.executor.runner.model_runner import Broken, Computed, Lane, Outcome
-from noria.services.executor.service import ExecutorShell, Post
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import RecentTokens, SamplerOutput, wanted_logprobs
+from noria.services.executor.runner.loaded_model import LoadedModel
+from noria.services.executor.runner.model_runner import ModelRunner, RunnerEvent, StepBroken, StepComputed
+from noria.services.executor.service import ActorPort, ExecutorShell
 from noria.shared.telemetry.telemetry import Telemetry
 
 _LOAD_NS = (5 * MILLISECOND, 120 * MILLISECOND)
 _STEP_NS = (100 * MICROSECOND, 6 * MILLISECOND)
 
 
-def loaded(geometry: Geometry) -> Loaded:
+def loaded(geometry: Geometry) -> LoadedModel:
     """What loading a model of this geometry would have found out."""
-    shape = Shape(
+    shape = ExecutorLimits(
         geometry.max_slots,
         geometry.max_batch_tokens,
         geometry.max_model_tokens,
@@ -42,14 +42,14 @@ def loaded(geometry: Geometry) -> Loaded:
         geometry.groups,
         geometry.host_slots,
     )
-    return Loaded(shape, geometry, 1, Memory(1, (Share("weights", 1),), 600, 3), 0.1, True)
+    return LoadedModel(shape, geometry, 1, MemoryPlan(1, (MemoryShare("weights", 1),), 600, 3), 0.1, True)
 
 
-def drawn(ids: list[int], wanted: int) -> Drawn:
+def drawn(ids: list[int], wanted: int) -> SamplerOutput:
     """What a lane gives back: how likely an id was is its own number, and likeliest are it and those that follow it."""
     top = np.array([[(token + each) % VOCABULARY for each in range(max(wanted, 0))] for token in ids], np.int32)
     top = top.reshape(len(ids), max(wanted, 0))
-    return Drawn(np.array(ids, np.int64), -np.array(ids, np.float32), top, -top.astype(np.float32))
+    return SamplerOutput(np.array(ids, np.int64), -np.array(ids, np.float32), top, -top.astype(np.float32))
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class SimulatedLane:
         self._hung = hung
         self._killed = killed
         self._jobs: deque[_Job] = deque()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RunnerEvent] = []
         self._held = 0
         self._running = False
         self._closed = False
@@ -114,16 +114,16 @@ class SimulatedLane:
         self._jobs.append(_Job(batch, plan))
         self._next()
 
-    def collect(self) -> list[Outcome]:
+    def collect(self) -> list[RunnerEvent]:
         found, self._outcomes = self._outcomes, []
-        self._held -= sum(isinstance(each, Computed | Broken) for each in found)
+        self._held -= sum(isinstance(each, StepComputed | StepBroken) for each in found)
         return found
 
     def close(self) -> bool:
         self._closed = True
         return True
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: RunnerEvent) -> None:
         self._outcomes.append(outcome)
         self._wake()
 
@@ -154,10 +154,10 @@ class SimulatedLane:
             return
         self._next()
 
-    def _outcome(self, job: _Job) -> Computed | Broken:
+    def _outcome(self, job: _Job) -> StepComputed | StepBroken:
         batch = job.batch
         if job.done is None and batch.epoch == self._broken_epoch and batch.number != 1:
-            return Broken(batch, Failure.ERROR, "an earlier step of the epoch failed")
+            return StepBroken(batch, Failure.ERROR, "an earlier step of the epoch failed")
         self._broken_epoch = None
         if job.done is None:
             failure = self._failure(job.plan)
@@ -165,11 +165,11 @@ class SimulatedLane:
                 self._broken_epoch = batch.epoch
                 self._failed(self.fake.touched(job.plan), failure)
                 self.fake.fail(failure)
-                return Broken(batch, failure, "injected")
+                return StepBroken(batch, failure, "injected")
             self._compute(job)
         assert job.done is not None
         ids = [sampled.ids[0] for sampled in job.done.sampled]
-        return Computed(batch, drawn(ids, wanted_logprobs(batch.sampler) if batch.sampler else -1), 100, 0)
+        return StepComputed(batch, drawn(ids, wanted_logprobs(batch.sampler) if batch.sampler else -1), 100, 0)
 
     def _compute(self, job: _Job) -> None:
         sampler = job.batch.sampler
@@ -192,10 +192,10 @@ class SimulatedLane:
 class SimulatedExecutor(ExecutorShell):
     """The product's shell; tells the lane which plan a batch was made of."""
 
-    def __init__(self, post: Post, telemetry: Telemetry, lane: SimulatedLane) -> None:
+    def __init__(self, post: ActorPort, telemetry: Telemetry, lane: SimulatedLane) -> None:
         self._simulated = lane
 
-        def make_lane() -> Lane:
+        def make_lane() -> ModelRunner:
             return lane
 
         super().__init__(post, telemetry, make_lane)

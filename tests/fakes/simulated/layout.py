@@ -8,11 +8,11 @@ from fakes.rules import require
 
 from noria.proto.execution import Slice, StepPlan
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.sampling_metadata import Sampler
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.sampling_metadata import SamplingMetadata
 
 
-def verify(batch: Batch, plan: StepPlan, fake: FakeExecutor, shape: Shape) -> None:
+def verify(batch: Batch, plan: StepPlan, fake: FakeExecutor, shape: ExecutorLimits) -> None:
     """Raise ProtocolError unless the arrays of a step just computed are right; its sampler's history is complete."""
     rows = _rows(plan)
     carried = [(first, piece.slot) for piece, first in rows if piece.carry]
@@ -27,7 +27,7 @@ def verify(batch: Batch, plan: StepPlan, fake: FakeExecutor, shape: Shape) -> No
             first_read = max(0, piece.start - pages.window + 1) if pages.window else 0
             for position in range(first_read, end):
                 place, offset = fake.place(group, slot.tables[group], position)
-                block = int(shape.rows(group, np.array([place]), shape.num_blocks)[0])
+                block = int(shape.rows(group, np.array([place]), shape.num_chunks)[0])
                 page = position // shape.page_size
                 require(pages.table[number, page % pages.ring if pages.ring else page] == block, "pages of a slice")
                 if position >= piece.start:
@@ -46,7 +46,7 @@ def _rows(plan: StepPlan) -> list[tuple[Slice, int]]:
     return rows
 
 
-def _verify_sampling(sampler: Sampler, rows: list[tuple[Slice, int]], fake: FakeExecutor) -> None:
+def _verify_sampling(sampler: SamplingMetadata, rows: list[tuple[Slice, int]], fake: FakeExecutor) -> None:
     for row, (piece, first) in enumerate(_sampled(rows)):
         slot, end = fake.slot(piece.slot), piece.start + piece.length
         sampling, prompt = slot.fill.sampling, len(slot.fill.prompt_ids)

@@ -27,7 +27,7 @@ from noria.services.admission.storage.journal import Journal
 from noria.services.admission.storage.journal_records import Clock as WallClock
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.output_stream import StreamText
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.scheduler import service as scheduler_module
 from noria.services.scheduler import token_batches as bundle_module
 from noria.services.scheduler.core.handlers.stream_handler import StreamHandler
@@ -85,10 +85,10 @@ def _double_submit() -> AbstractContextManager[None]:
 def _old_plan() -> AbstractContextManager[None]:
     """The executor applies plans of an epoch that is over."""
 
-    def belongs(self: Slots, plan: StepPlan) -> bool:
+    def belongs(self: SlotTable, plan: StepPlan) -> bool:
         return True
 
-    return planted(Slots, "belongs", belongs)
+    return planted(SlotTable, "belongs", belongs)
 
 
 def _duplicate_delta() -> AbstractContextManager[None]:

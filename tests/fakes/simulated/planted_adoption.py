@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from noria.proto.execution import Held, Inventory, StepPlan
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
 from noria.services.scheduler.core.cache.host_pool import HostPool
 from noria.services.scheduler.core.handlers.cache_adoption import CacheAdoption
@@ -87,23 +87,23 @@ def _token_again() -> AbstractContextManager[None]:
 
 def _not_emptied() -> AbstractContextManager[None]:
     """The executor keeps what is in its slots when an epoch is opened."""
-    sound = Slots.apply
+    sound = SlotTable.apply
 
-    def apply(self: Slots, plan: StepPlan) -> None:
-        occupants = list(self.occupants)
+    def apply(self: SlotTable, plan: StepPlan) -> None:
+        occupants = list(self.states)
         if plan.number == 1:
             taken = {fill.slot for fill in plan.fill}
             self.clear()
             for slot, occupant in enumerate(occupants):
                 if slot not in taken:
-                    self.occupants[slot] = occupant
+                    self.states[slot] = occupant
             self.clear = lambda: None  # type: ignore[method-assign]  # the fault
         try:
             sound(self, plan)
         finally:
             self.__dict__.pop("clear", None)
 
-    return planted(Slots, "apply", apply)
+    return planted(SlotTable, "apply", apply)
 
 
 def _left_claimed() -> AbstractContextManager[None]:

@@ -1,17 +1,17 @@
-"""Memory that native operations work in, kept from step to step."""
+"""Tensors that the native operations compute in, kept from step to step."""
 
 import torch
 
 
-class Buffers:
-    """The step's tensors: one for each name and width, of whatever rows it had last."""
+class ScratchTensors:
+    """One tensor for each name and width, with as many rows as the last step had."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, int], torch.Tensor] = {}
         self._views: dict[tuple[str, int], torch.Tensor] = {}
 
     def of(self, name: str, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor [rows, width]; what the last one of its name and width held is lost."""
+        """An uninitialised tensor [rows, width]."""
         key = name, width
         view = self._views.get(key)
         if view is None or view.shape[0] != rows:
@@ -23,7 +23,7 @@ class Buffers:
 
 
 class Norms:
-    """Norms' weights in float32, as kernels take them."""
+    """Weights of norms in float32, as the kernels take them."""
 
     def __init__(self) -> None:
         self._converted: dict[int, torch.Tensor] = {}

@@ -49,11 +49,11 @@ LEVELS: Final = {
 
 
 class BuildError(Exception):
-    """The kernels cannot be built here; says why."""
+    """The kernels cannot be built here; the message says why."""
 
 
 def digest() -> str:
-    """What identifies the sources: a library built from others is not used."""
+    """A digest of the sources; a library built from others is not used."""
     found = hashlib.sha256()
     for path in sorted([*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp"), FOLDER / "build.py"]):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""Whole layers with a dense MLP, those that follow each other by one native call.
+"""Computes consecutive layers with dense MLPs by one native call.
 
 Called one by one, the nine kernels of each layer cost a step of SmolLM2-135M 0.3 ms of Python, and each call waits for
 the interpreter, which other threads may hold.
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import torch
 
-from noria.services.executor.cpu.native.buffers import Buffers, Norms
+from noria.services.executor.cpu.native.buffers import Norms, ScratchTensors
 from noria.services.executor.cpu.native.library import Kernels, LayerArguments, StepArguments
 from noria.services.executor.cpu.native.linear import NativeLinear
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.mlp import Dense
-from noria.services.executor.model.operations import Layer
+from noria.services.executor.model.mlp import DenseMlp
+from noria.services.executor.model.operations import DecoderLayer
 
 
 class NativeLayers:
-    """Layers over one step at a time. heads, caches and rotations: addresses of what each layer's attention takes.
+    """The layers of a model over one step at a time. heads, caches, rotations: addresses of what each layer's attention takes.
 
     groups: by layer, of whose pages it reads and writes.
     """
@@ -33,7 +33,7 @@ class NativeLayers:
         caches: Sequence[int],
         groups: Sequence[int],
         rotations: Sequence[int],
-        buffers: Buffers,
+        buffers: ScratchTensors,
         norms: Norms,
         threads: int,
     ) -> None:
@@ -41,8 +41,8 @@ class NativeLayers:
         self._architecture, self._dtype, self._threads = architecture, dtype, threads
         self._heads, self._caches, self._groups, self._rotations = heads, caches, groups, rotations
         self._buffers, self._norms = buffers, norms
-        self._made: list[_Made] = []
-        self._runs: dict[int, _Run] = {}
+        self._made: list[_NativeLayer] = []
+        self._runs: dict[int, _LayerRun] = {}
 
     def begin(
         self, rows: int, positions: int, slices: int, pages: Sequence[int], scratch: int, wanted: tuple[int, int] | None
@@ -74,7 +74,7 @@ class NativeLayers:
         )
         self._step_at = ctypes.addressof(self._step)
 
-    def run(self, layers: Sequence[Layer], first: int, x: torch.Tensor, residual: torch.Tensor | None) -> int:
+    def run(self, layers: Sequence[DecoderLayer], first: int, x: torch.Tensor, residual: torch.Tensor | None) -> int:
         """Compute as many layers from `first` on as can be done in one call, and return how many. See `composed`.
 
         Their results are then in `added` and `residual`; after the last of all layers those of the wanted rows, if not
@@ -83,7 +83,7 @@ class NativeLayers:
         while len(self._made) < len(layers):
             self._made.append(self._make(len(self._made), layers[len(self._made)]))
         if first not in self._runs:
-            self._runs[first] = _Run(list(itertools.takewhile(lambda each: each.arguments, self._made[first:])))
+            self._runs[first] = _LayerRun(list(itertools.takewhile(lambda each: each.arguments, self._made[first:])))
         run = self._runs[first]
         if not run.count:
             return 0
@@ -95,13 +95,13 @@ class NativeLayers:
         self._kernel(run.at, run.count, self._step_at, added, self._threads)
         return run.count
 
-    def _make(self, index: int, layer: Layer) -> "_Made":
+    def _make(self, index: int, layer: DecoderLayer) -> "_NativeLayer":
         facts, mlp = self._architecture, layer.mlp
-        if not isinstance(mlp, Dense):
-            return _Made(None, ())
+        if not isinstance(mlp, DenseMlp):
+            return _NativeLayer(None, ())
         products = [each for each in (layer.qkv, layer.out, mlp.gate_up, mlp.down) if isinstance(each, NativeLinear)]
         if len(products) < 4:
-            return _Made(None, ())
+            return _NativeLayer(None, ())
         assert (mlp.down.inputs, mlp.gate_up.outputs) == (facts.intermediate, 2 * facts.intermediate)
         assert all(each.dtype == self._dtype for each in products)
         query_norm, key_norm = layer.head_norms or (None, None)
@@ -124,24 +124,24 @@ class NativeLayers:
             gelu=facts.activation != "silu",
             epsilon=facts.epsilon,
         )
-        return _Made(arguments, tuple(products))
+        return _NativeLayer(arguments, tuple(products))
 
     def _norm(self, weight: torch.Tensor | None) -> int | None:
         return None if weight is None else self._norms.address(weight)
 
 
-class _Made:
-    """A layer as the kernel takes it; its products live as long. arguments: None where it has to be composed."""
+class _NativeLayer:
+    """One layer's arguments for the kernel, which keep its weights alive. arguments: None where the layer must be composed."""
 
     def __init__(self, arguments: LayerArguments | None, products: tuple[NativeLinear, ...]) -> None:
         self.arguments = arguments
         self.products = products
 
 
-class _Run:
-    """Layers that follow each other, as the kernel takes them."""
+class _LayerRun:
+    """Consecutive layers as the kernel takes them."""
 
-    def __init__(self, made: list[_Made]) -> None:
+    def __init__(self, made: list[_NativeLayer]) -> None:
         self.count = len(made)
         addresses = [ctypes.addressof(each.arguments) for each in made if each.arguments is not None]
         self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)

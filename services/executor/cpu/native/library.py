@@ -1,4 +1,4 @@
-"""The kernels as Python sees them: finds the library, chooses a level, binds each function with ctypes.
+"""Loads the library of native kernels, chooses a level, and binds each function with ctypes.
 
 A level is a set of instructions that the kernels are compiled for: portable, avx2 or avx512. Functions take addresses
 and sizes and check nothing; what they mean is said in api.h.
@@ -22,7 +22,7 @@ _REAL: Final = ctypes.c_double
 
 
 class KernelsUnavailableError(Exception):
-    """There are no kernels, or not of the level asked for; says why."""
+    """There are no kernels, or not of the level asked for; the message says why."""
 
 
 class LinearArguments(ctypes.Structure):
@@ -179,7 +179,7 @@ def levels() -> list[str]:
 
 
 def checksum(array: torch.Tensor) -> int:
-    """A number that identifies the content of a dense uint8 tensor; no protection against intent."""
+    """A 64-bit checksum of a dense uint8 tensor; no protection against intent."""
     assert array.dtype == torch.uint8 and array.is_contiguous()
     return int(_library().noria_checksum(array.data_ptr(), array.numel()))
 

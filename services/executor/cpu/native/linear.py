@@ -1,4 +1,4 @@
-"""Products by the native kernels: weights packed once, in float32, bfloat16 or int8."""
+"""Linear layers by the native kernels: weights packed once, in float32, bfloat16 or int8."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Final
 import torch
 
 from noria.services.executor.cpu.native.library import Kernels, LinearArguments
-from noria.services.executor.model.checkpoint import Blocks
-from noria.services.executor.model.linear_layers import Grouped, Matrix
+from noria.services.executor.model.checkpoint import GgufBlocks
+from noria.services.executor.model.linear_layers import GroupedLinear, WeightMatrix
 from noria.services.executor.model.packed_weights import PackedWeights
 
 PANEL: Final = 32
@@ -39,7 +39,7 @@ _PANEL_GROUP_BYTES: Final = {
 
 
 class Scratch:
-    """Memory that one product at a time works in; grows to what the largest one takes."""
+    """Memory that one product at a time works in; it grows to what the largest one takes."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -52,7 +52,7 @@ class Scratch:
 
 
 class NativeLinear:
-    """A `Linear` over packed weights, as the kernel finds it `at` an address. x is dense, in the dtype that it was made for."""
+    """A `Linear` over packed weights. x is dense, in the dtype that it was made for; `at` is its address for the kernels."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class NativeLinear:
         return out
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """The same into `out`."""
+        """Compute y into `out` [rows, outputs]."""
         rows = x.shape[0]
         assert x.dtype == self.dtype and x.is_contiguous() and x.shape[1] == self.inputs
         assert out.is_contiguous() and out.shape == (rows, self.outputs)
@@ -93,8 +93,8 @@ class NativeLinear:
         return self._scratch.address(rows * self.row_bytes) if self.row_bytes else None
 
 
-class NativeProducts:
-    """Makes products for activations of one dtype by kernels on some threads.
+class NativeLinearFactory:
+    """Makes native linear layers for activations of one dtype.
 
     quantization: none or int8, which takes weights that a GGUF file had in blocks of 32 as they are.
     """
@@ -102,7 +102,7 @@ class NativeProducts:
     def __init__(
         self, kernels: Kernels, dtype: torch.dtype, quantization: str, packed: PackedWeights, threads: int
     ) -> None:
-        self.steady = True
+        self.batch_invariant = True
         self.nbytes = 0
         self.kernels = kernels
         self.threads = threads
@@ -114,19 +114,19 @@ class NativeProducts:
 
     @property
     def groups(self) -> bool:
-        """Experts are computed one after the other: the host knows which have rows."""
+        """False: experts are computed one after the other, because the host knows which have rows."""
         return False
 
-    def grouped(self, matrices: Sequence[Matrix]) -> Grouped:
-        """There are none."""
+    def grouped(self, matrices: Sequence[WeightMatrix]) -> GroupedLinear:
+        """Raises NotImplementedError: there are no native grouped layers."""
         raise NotImplementedError
 
     def scratch_bytes(self, rows_max: int) -> int:
-        """Quantised rows."""
+        """Bytes of the largest layer's quantised inputs."""
         return rows_max * self._row_bytes
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> NativeLinear:
-        """A product ready for use."""
+    def linear(self, matrix: WeightMatrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> NativeLinear:
+        """A linear layer for at most rows_max rows."""
         del rows_max
         kept_as = self._weights_type(matrix) if self._quantised and not exact else TYPES[self._dtype]
         arguments = LinearArguments(
@@ -144,20 +144,20 @@ class NativeProducts:
         self._row_bytes = max(self._row_bytes, made.row_bytes)
         return made
 
-    def _weights_type(self, matrix: Matrix) -> int:
+    def _weights_type(self, matrix: WeightMatrix) -> int:
         """How a matrix is quantised: in four bits where all parts come so, else with offsets where one comes with them."""
         kinds = matrix.block_kinds()
         if _FOUR_BITS.issuperset(kinds):
             return INT4_OFFSETS
         return INT8_OFFSETS if _WITH_OFFSETS.intersection(kinds) else INT8
 
-    def _pack(self, matrix: Matrix, arguments: LinearArguments) -> torch.Tensor:
+    def _pack(self, matrix: WeightMatrix, arguments: LinearArguments) -> torch.Tensor:
         packed = torch.zeros(_packed_bytes(matrix, arguments.type), dtype=torch.uint8)
         arguments.weights = packed.data_ptr()
         first = 0
         for index, (_, outputs) in enumerate(matrix.parts):
             part = matrix.part(index, blocks=arguments.type in _PANEL_GROUP_BYTES)
-            if isinstance(part, Blocks):
+            if isinstance(part, GgufBlocks):
                 source, kind = part.rows, BLOCK_TYPES[part.kind]
             else:
                 source = part if part.dtype in (torch.float32, torch.bfloat16) else part.float()
@@ -173,7 +173,7 @@ def scratch_row_bytes(inputs: int) -> int:
     return -(-inputs // GROUP) * (GROUP + 12)
 
 
-def _packed_bytes(matrix: Matrix, kept_as: int) -> int:
+def _packed_bytes(matrix: WeightMatrix, kept_as: int) -> int:
     panels = -(-matrix.outputs // PANEL)
     if kept_as in _PANEL_GROUP_BYTES:
         return panels * -(-matrix.inputs // GROUP) * _PANEL_GROUP_BYTES[kept_as]
@@ -181,7 +181,7 @@ def _packed_bytes(matrix: Matrix, kept_as: int) -> int:
     return panels * PANEL * 4 * steps
 
 
-def _filled_up(matrix: Matrix) -> torch.Tensor:
+def _filled_up(matrix: WeightMatrix) -> torch.Tensor:
     bias = torch.zeros(-(-matrix.outputs // PANEL) * PANEL)
     given = matrix.biases(torch.float32)
     assert given is not None

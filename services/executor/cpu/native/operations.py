@@ -1,4 +1,4 @@
-"""The operations by the native kernels: one call for a dense layer, about nine for others, nothing copied in between.
+"""The operations by the native kernels: one call for consecutive dense layers, about nine for another layer.
 
 The residual stream is float32, and so is what every product gives: norms, rotation and gates read float32 and round once,
 to the model's dtype, what enters the next product, the cache or attention. In bfloat16 that is both nearer to the float32
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria.services.executor.cpu.native.buffers import Buffers, Norms
+from noria.services.executor.cpu.native.buffers import Norms, ScratchTensors
 from noria.services.executor.cpu.native.layers import NativeLayers
 from noria.services.executor.cpu.native.library import (
     CacheArguments,
@@ -24,15 +24,15 @@ from noria.services.executor.cpu.native.library import (
 )
 from noria.services.executor.cpu.native.linear import TYPES, Scratch
 from noria.services.executor.cpu.native.sampling import NativeSampling
-from noria.services.executor.kv_cache.paged_cache import Cache
+from noria.services.executor.kv_cache.paged_cache import KVCache
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.expert_reads import ExpertsRead
+from noria.services.executor.model.expert_reads import ExpertReads
 from noria.services.executor.model.linear_layers import Linear
-from noria.services.executor.model.operations import Layer, composed
+from noria.services.executor.model.operations import DecoderLayer, composed
 from noria.services.executor.model.rope import Rope
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata
 
 HEAD_DIM_MAX: Final = 1024
 """Numbers in a head that the kernels have room for."""
@@ -41,13 +41,13 @@ _LANES: Final = 16
 
 
 class NativeOperations:
-    """`Operations` over one cache. places: for each layer its group and its rank there."""
+    """`CpuOperations` by native kernels over one cache. places: for each layer its group and its rank there."""
 
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
-        cache: Cache,
+        shape: ExecutorLimits,
+        cache: KVCache,
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         kernels: Kernels,
@@ -55,19 +55,21 @@ class NativeOperations:
     ) -> None:
         assert architecture.head_dim <= HEAD_DIM_MAX and architecture.head_dim % 2 == 0
         self._architecture = architecture
-        self.experts = ExpertsRead()
+        self.experts = ExpertReads()
         self._kernels = kernels
         self._threads = threads
         self._dtype, self._type = dtype, TYPES[dtype]
         self._cache = cache
-        self._layers = [_Layer(architecture, shape, cache, layer, group) for layer, (group, _) in enumerate(places)]
+        self._layers = [
+            _LayerCache(architecture, shape, cache, layer, group) for layer, (group, _) in enumerate(places)
+        ]
         cap = architecture.score_cap or 0.0
         self._heads = HeadsArguments(architecture.heads, self._type, architecture.scale, cap)
         self._heads_at = ctypes.addressof(self._heads)
         self._rotations = [
             rotation_table(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes
         ]
-        self._buffers, self._norms = Buffers(), Norms()
+        self._buffers, self._norms = ScratchTensors(), Norms()
         self._whole = NativeLayers(
             kernels,
             architecture,
@@ -128,7 +130,7 @@ class NativeOperations:
         self._kernels.embed(table.data_ptr(), kind, self._ids, scale, x.data_ptr(), self._rows, width, self._threads)
         return x
 
-    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layers(self, layers: Sequence[DecoderLayer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All layers: those that follow each other with dense MLPs in one call."""
         residual: torch.Tensor | None = None
         index = 0
@@ -253,15 +255,17 @@ class NativeOperations:
         head.into(picked, logits)
         return logits
 
-    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
-        """Sample row by row."""
+    def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
+        """Sample all rows by the native sampler."""
         return self._sampling.sample(logits, sampler)
 
 
-class _Layer:
+class _LayerCache:
     """A layer's place in the cache as the kernels see it."""
 
-    def __init__(self, architecture: Architecture, shape: Shape, cache: Cache, layer: int, group: int) -> None:
+    def __init__(
+        self, architecture: Architecture, shape: ExecutorLimits, cache: KVCache, layer: int, group: int
+    ) -> None:
         self.group = group
         kind = TYPES[cache.dtype]
         heads, size = architecture.kv_heads, architecture.head_dim

@@ -1,4 +1,4 @@
-"""Sampling by the native kernels: the same choices as sampling.py, in a fraction of a millisecond."""
+"""Sampling by the native kernels: the choices of cpu/reference_sampling.py in a fraction of a millisecond."""
 
 import ctypes
 from typing import Final
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from noria.services.executor.cpu.native.library import Kernels
-from noria.services.executor.plan.sampling_metadata import Drawn, Sampler, wanted_logprobs
+from noria.services.executor.plan.sampling_metadata import SamplerOutput, SamplingMetadata, wanted_logprobs
 
 _POINTERS: Final = (
     "parameters",
@@ -22,7 +22,7 @@ _POINTERS: Final = (
 )
 
 
-class _Arguments(ctypes.Structure):
+class _SamplerArguments(ctypes.Structure):
     """NoriaSampler of api.h."""
 
     _fields_ = (
@@ -46,19 +46,19 @@ class NativeSampling:
         self._threads = threads
         self._scratch = np.zeros(threads * kernels.sample_scratch_bytes(vocabulary), np.uint8)
 
-    def sample(self, logits: torch.Tensor, sampler: Sampler) -> Drawn:
+    def sample(self, logits: torch.Tensor, sampler: SamplingMetadata) -> SamplerOutput:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten."""
         assert logits.is_contiguous() and logits.dtype == torch.float32
         rows, vocabulary = logits.shape
         most = wanted_logprobs(sampler)
-        told, top = (rows if most >= 0 else 0), max(most, 0)
-        drawn = Drawn(
+        with_logprobs, top = (rows if most >= 0 else 0), max(most, 0)
+        drawn = SamplerOutput(
             np.empty(rows, np.int64),
-            np.zeros(told, np.float32),
-            np.zeros((told, top), np.int32),
-            np.zeros((told, top), np.float32),
+            np.zeros(with_logprobs, np.float32),
+            np.zeros((with_logprobs, top), np.int32),
+            np.zeros((with_logprobs, top), np.float32),
         )
-        arguments = _Arguments(
+        arguments = _SamplerArguments(
             logits.data_ptr(),
             rows,
             vocabulary,

@@ -1,4 +1,4 @@
-"""The two pairs of buffers that steps travel in, and the one that graphs read and write.
+"""The buffers that steps travel in: two pairs in turn, and one place that graphs read and write.
 
 While the device computes from what one pair brought, the host fills the other. A step's input is copied on the device
 from its pair to where every graph reads it, so that a shape needs one graph, not two; its output goes the other way.
@@ -7,35 +7,35 @@ from its pair to where every graph reads it, so that a shape needs one graph, no
 from dataclasses import dataclass
 from typing import Final
 
-from noria.services.executor.cuda.device.streams import Buffer, Device
+from noria.services.executor.cuda.device.streams import Device, DeviceBuffer
 
 PAIRS: Final = 2
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
-    """host_in to device_in, device_out to host_out: one copy each per step. index: rows of the pool that are moved.
+class BufferPair:
+    """A step's buffers on host and device, for input and output. index: pool rows of the blocks that are copied.
 
     busy: from the time the host writes it until it has read what came back.
     """
 
-    host_in: Buffer
-    device_in: Buffer
-    device_out: Buffer
-    host_out: Buffer
-    host_index: Buffer
-    index: Buffer
+    host_in: DeviceBuffer
+    device_in: DeviceBuffer
+    device_out: DeviceBuffer
+    host_out: DeviceBuffer
+    host_index: DeviceBuffer
+    index: DeviceBuffer
     busy: bool = False
 
 
-class Pairs:
-    """Both pairs in turn. A step that needs more room than there is gets more; graphs need none of that."""
+class StepBuffers:
+    """Both pairs in turn; a step that needs more room gets larger ones, outside the graphs."""
 
     def __init__(self, device: Device, in_bytes: int, out_bytes: int) -> None:
         self._device = device
         self._turn = 0
         self._both = [
-            Pair(
+            BufferPair(
                 device.host_buffer(f"host in {number}", in_bytes),
                 device.buffer(f"device in {number}", in_bytes),
                 device.buffer(f"device out {number}", out_bytes),
@@ -55,7 +55,7 @@ class Pairs:
         pairs = [each for pair in self._both for each in (pair.device_in, pair.device_out, pair.index)]
         return sum(len(each.data) for each in (*pairs, self.step_in, self.step_out))
 
-    def take(self, in_bytes: int, out_bytes: int, index_bytes: int) -> Pair:
+    def take(self, in_bytes: int, out_bytes: int, index_bytes: int) -> BufferPair:
         """The next pair, with room for a step of so many bytes."""
         pair = self._both[self._turn]
         assert not pair.busy, "a third step while two are in flight"
@@ -66,17 +66,17 @@ class Pairs:
         pair.busy = True
         return pair
 
-    def room(self, in_bytes: int, out_bytes: int) -> tuple[Buffer, Buffer]:
+    def room(self, in_bytes: int, out_bytes: int) -> tuple[DeviceBuffer, DeviceBuffer]:
         """Where a step computes: what graphs use, where it fits, else larger buffers."""
         self._large_in = self._grown(self._large_in, in_bytes)
         self._large_out = self._grown(self._large_out, out_bytes)
         fits = in_bytes <= len(self.step_in.data) and out_bytes <= len(self.step_out.data)
         return (self.step_in, self.step_out) if fits else (self._large_in, self._large_out)
 
-    def _grown(self, buffer: Buffer, count: int) -> Buffer:
+    def _grown(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
         return buffer if len(buffer.data) >= count else self._device.buffer(f"{buffer.name}+", _power(count))
 
-    def _host(self, buffer: Buffer, count: int) -> Buffer:
+    def _host(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
         return buffer if len(buffer.data) >= count else self._device.host_buffer(f"{buffer.name}+", _power(count))
 
 

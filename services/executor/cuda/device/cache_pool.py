@@ -1,6 +1,6 @@
-"""The bytes of the paged cache on a device, and of the host pool beside it.
+"""The paged cache on a device and the host pool: the memory that block numbers in plans name.
 
-On the device as in `cache.py`: [2, rows, one page], where `Shape.rows` says which rows a block is. On the host a block
+On the device: [2, rows, one page], where `ExecutorLimits.rows` says which rows a block is. On the host a block
 lies in one piece, its keys of all layers and then its values, so that a swap copies few large pieces.
 """
 
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from noria.proto.execution import Copy
-from noria.services.executor.plan.limits import Integers, Shape
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
 
 Piece = tuple[int, int, int]
 
 
-class Pool:
-    """page_bytes: of the keys, or of the values, of one page of one layer."""
+class DeviceCachePool:
+    """Pages of all layers on the device. page_bytes: of the keys, or of the values, of one page of one layer."""
 
-    def __init__(self, shape: Shape, page_bytes: int, device: torch.device) -> None:
+    def __init__(self, shape: ExecutorLimits, page_bytes: int, device: torch.device) -> None:
         self.shape, self.page_bytes = shape, page_bytes
-        self._rows = shape.num_blocks * shape.pool_chunk_pages
+        self._rows = shape.num_chunks * shape.pool_chunk_pages
         # Zeros, so that no page is ever read that holds a stray NaN, which masked probability 0 would not silence.
         self.data = torch.zeros((2, self._rows, page_bytes), dtype=torch.uint8, device=device)
 
@@ -48,12 +48,12 @@ class Pool:
         return block // tiles * self.chunk_bytes + block % tiles * self.block_bytes(group)
 
     def _block(self, group: int, block: int) -> Integers:
-        first = int(self.shape.rows(group, np.array(block), self.shape.num_blocks))
-        layers = np.arange(self.shape.groups[group].layers) * self.shape.num_blocks + first
+        first = int(self.shape.rows(group, np.array(block), self.shape.num_chunks))
+        layers = np.arange(self.shape.groups[group].layers) * self.shape.num_chunks + first
         return np.concatenate((layers, layers + self._rows))
 
 
-def rounds(pool: Pool, copies: Sequence[Copy], most_bytes: int) -> list[Sequence[Copy]]:
+def rounds(pool: DeviceCachePool, copies: Sequence[Copy], most_bytes: int) -> list[Sequence[Copy]]:
     """Copies in portions of at most so many bytes, a block at least."""
     found: list[Sequence[Copy]] = []
     first = size = 0
@@ -66,7 +66,7 @@ def rounds(pool: Pool, copies: Sequence[Copy], most_bytes: int) -> list[Sequence
     return [*found, copies[first:]] if copies else found
 
 
-def pieces(pool: Pool, blocks: Sequence[tuple[int, int]]) -> list[Piece]:
+def pieces(pool: DeviceCachePool, blocks: Sequence[tuple[int, int]]) -> list[Piece]:
     """For blocks on the host: first byte there, first byte where they lie one after the other, bytes; neighbours joined."""
     found: list[Piece] = []
     place = 0

@@ -1,4 +1,4 @@
-"""A step's arrays on a device, as tensors in one buffer (`layout.py`)."""
+"""A step's input arrays on a device, as tensors in one buffer (`cuda/layout/step_layout.py`)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from noria.services.executor.cuda.layout.step_layout import Layout
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.layout.step_layout import StepLayout
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 
 _DTYPES: Final = {
     "int32": torch.int32,
@@ -19,7 +19,7 @@ _DTYPES: Final = {
 
 @dataclass(slots=True, eq=False)
 class GroupInputs:
-    """One group's part. window, ring: as in `Pages`.
+    """One group's input arrays. window, ring: as in `PageTables`.
 
     table [slices, entries]; write_slots [T]; splits [n, 2]: slice and rank of the split; joins [singles, 2]: a single's
     first split and how many it has.
@@ -34,8 +34,8 @@ class GroupInputs:
 
 
 @dataclass(slots=True, eq=False)
-class SampledInputs:
-    """What to sample, by sampled row [S]; the columns of PARAMETERS; then what is added to or taken from logits.
+class SamplingInputs:
+    """What is sampled, by row [S]; the columns of PARAMETERS; then what is added to or taken from logits.
 
     counted: rows with penalties. history, by token that they count: its rank among `counted`, what it is of, its id; of
     those at pending_at the id is what slot pending_slots sampled at place pending_places.
@@ -67,13 +67,13 @@ class SampledInputs:
 
 
 @dataclass(slots=True, eq=False)
-class Inputs:
-    """One step. carry [T]: the slot whose last token a row takes, or nobody's. starts, rows, lengths: by slice.
+class StepInputs:
+    """One step's input arrays. carry [T]: the slot whose last token a row takes, or NOBODY. starts, rows, lengths: by slice.
 
     tiles [n, 2]: slice, and its first query token there. singles: the slices of one token.
     """
 
-    sizes: Sizes
+    sizes: StepSizes
     token_ids: torch.Tensor
     positions: torch.Tensor
     carry: torch.Tensor
@@ -83,10 +83,10 @@ class Inputs:
     tiles: torch.Tensor
     singles: torch.Tensor
     groups: list[GroupInputs]
-    sampled: SampledInputs
+    sampled: SamplingInputs
 
 
-def inputs(layout: Layout, buffer: torch.Tensor) -> Inputs:
+def inputs(layout: StepLayout, buffer: torch.Tensor) -> StepInputs:
     """The arrays in a buffer of bytes; they stay where they are, whatever is copied into it."""
     found = {
         each.name: buffer[each.start : each.end].view(_DTYPES[each.dtype]).view(each.shape)
@@ -100,11 +100,11 @@ def inputs(layout: Layout, buffer: torch.Tensor) -> Inputs:
         )
         for group, kind in enumerate(layout.shape.groups)
     ]
-    named = {each: each for each in SampledInputs.__slots__} | {
+    named = {each: each for each in SamplingInputs.__slots__} | {
         each: f"sampled_{each}" for each in ("rows", "slots", "positions")
     }
-    sampled = SampledInputs(**{name: found[place] for name, place in named.items()})
-    return Inputs(
+    sampled = SamplingInputs(**{name: found[place] for name, place in named.items()})
+    return StepInputs(
         sizes=layout.sizes,
         token_ids=found["token_ids"],
         positions=found["positions"],
@@ -119,7 +119,7 @@ def inputs(layout: Layout, buffer: torch.Tensor) -> Inputs:
     )
 
 
-def host_buffer(layout: Layout, *, pinned: bool = False) -> torch.Tensor:
+def host_buffer(layout: StepLayout, *, pinned: bool = False) -> torch.Tensor:
     """A buffer on the host for a layout; `layout.fill(buffer.numpy(), batch)` writes it."""
     return torch.from_numpy(np.zeros(layout.bytes, np.uint8)) if not pinned else _pinned(layout.bytes)
 

@@ -1,4 +1,4 @@
-"""What a lane needs of a device: memory, streams that work in order, events between them, and recorded work.
+"""The interface of a device: memory, streams, events and recorded work.
 
 Everything that touches a buffer says so. A real device needs none of that, but the one that tests run on
 (`tests/fakes/device.py`) finds by it every use that nothing orders.
@@ -26,8 +26,8 @@ class DeviceLostError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Buffer:
-    """Memory under a name. data: on the host, pinned, or on the device. It stays where it is."""
+class DeviceBuffer:
+    """Memory under a name, on the device or pinned on the host, at a fixed address."""
 
     name: str
     data: torch.Tensor
@@ -35,82 +35,82 @@ class Buffer:
 
 
 @dataclass(slots=True, eq=False)
-class Peak:
-    """The most bytes that tensors took."""
+class PeakMemory:
+    """The most bytes that tensors took since a measurement began."""
 
     bytes: int = 0
 
 
 @dataclass(slots=True, frozen=True)
-class Uses:
-    """What a piece of work reads and what it writes."""
+class BufferUses:
+    """The buffers that a piece of work reads and writes."""
 
-    reads: tuple[Buffer, ...] = ()
-    writes: tuple[Buffer, ...] = ()
+    reads: tuple[DeviceBuffer, ...] = ()
+    writes: tuple[DeviceBuffer, ...] = ()
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
         """Have the host wait until the stream has come there. Raises DeviceLostError."""
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Recorded work, to be replayed with the same memory."""
 
 
-class Stream(Protocol):
-    """Work that is done in the order in which it was queued."""
+class DeviceStream(Protocol):
+    """A queue of work on a device, done in order."""
 
-    def copy(self, target: Buffer, source: Buffer, count: int) -> None:
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer, count: int) -> None:
         """Queue a copy of the first `count` bytes."""
 
-    def copy_parts(self, target: Buffer, source: Buffer, parts: Sequence[tuple[int, int, int]]) -> None:
+    def copy_parts(self, target: DeviceBuffer, source: DeviceBuffer, parts: Sequence[tuple[int, int, int]]) -> None:
         """Queue copies of (first byte in the target, in the source, how many)."""
 
-    def run(self, work: Work, uses: Uses) -> None:
+    def run(self, work: Work, uses: BufferUses) -> None:
         """Queue what the work queues. Raises MemoryError when the device has no memory left for it."""
 
-    def capture(self, work: Work, uses: Uses) -> Graph:
+    def capture(self, work: Work, uses: BufferUses) -> DeviceGraph:
         """Record what the work would queue, without doing it. Raises CaptureError."""
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: DeviceGraph) -> None:
         """Queue recorded work."""
 
-    def record(self, *, timed: bool = False) -> Event:
+    def record(self, *, timed: bool = False) -> DeviceEvent:
         """The point after everything queued so far. timed: it is to be told when that was."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Let what is queued from now on begin only after the event."""
 
 
 class Device(Protocol):
-    """One device. What is allocated lives as long as the process."""
+    """One device, its streams and memory. What is allocated lives as long as the process."""
 
     @property
     def torch_device(self) -> torch.device:
         """Where its tensors are."""
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> DeviceStream:
         """A new stream."""
 
-    def buffer(self, name: str, count: int) -> Buffer:
+    def buffer(self, name: str, count: int) -> DeviceBuffer:
         """Zeroed bytes on the device. Raises MemoryError."""
 
-    def host_buffer(self, name: str, count: int) -> Buffer:
+    def host_buffer(self, name: str, count: int) -> DeviceBuffer:
         """Zeroed bytes on the host that the device copies from and to by itself."""
 
-    def state(self, name: str, data: torch.Tensor) -> Buffer:
+    def state(self, name: str, data: torch.Tensor) -> DeviceBuffer:
         """A tensor that exists already as a buffer."""
 
-    def written(self, buffer: Buffer) -> AbstractContextManager[NDArray[np.uint8]]:
+    def written(self, buffer: DeviceBuffer) -> AbstractContextManager[NDArray[np.uint8]]:
         """A buffer on the host while the host writes it."""
 
-    def read(self, buffer: Buffer) -> AbstractContextManager[NDArray[np.uint8]]:
+    def read(self, buffer: DeviceBuffer) -> AbstractContextManager[NDArray[np.uint8]]:
         """A buffer on the host while the host reads it."""
 
-    def elapsed_us(self, first: Event, second: Event) -> float:
+    def elapsed_us(self, first: DeviceEvent, second: DeviceEvent) -> float:
         """Time between two timed events that are over."""
 
     def trim(self) -> None:
@@ -119,7 +119,7 @@ class Device(Protocol):
     def held(self) -> int:
         """Bytes that this process holds for its tensors, those kept for reuse included."""
 
-    def peak(self) -> AbstractContextManager[Peak]:
+    def peak(self) -> AbstractContextManager[PeakMemory]:
         """Measures the most that tensors take more than before; to be read afterwards."""
 
     def free(self) -> tuple[int, int]:

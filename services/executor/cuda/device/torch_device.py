@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch.cuda import _POOL_HANDLE
 
 from noria.services.executor.cuda.device.streams import (
-    Buffer,
+    BufferUses,
     CaptureError,
+    DeviceBuffer,
+    DeviceEvent,
+    DeviceGraph,
     DeviceLostError,
-    Event,
-    Graph,
-    Peak,
-    Uses,
+    PeakMemory,
     Work,
 )
 from noria.shared.errors import UserError
@@ -71,18 +71,18 @@ class TorchStream:
         self._stream = stream
         self._pool = pool
 
-    def copy(self, target: Buffer, source: Buffer, count: int) -> None:
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer, count: int) -> None:
         """Queue a copy."""
         self.copy_parts(target, source, ((0, 0, count),))
 
-    def copy_parts(self, target: Buffer, source: Buffer, parts: Sequence[tuple[int, int, int]]) -> None:
+    def copy_parts(self, target: DeviceBuffer, source: DeviceBuffer, parts: Sequence[tuple[int, int, int]]) -> None:
         """Queue copies."""
         with torch.cuda.stream(self._stream):
             for to, first, count in parts:
                 if count:
                     target.data[to : to + count].copy_(source.data[first : first + count], non_blocking=True)
 
-    def run(self, work: Work, uses: Uses) -> None:
+    def run(self, work: Work, uses: BufferUses) -> None:
         """Queue what the work queues."""
         del uses
         try:
@@ -95,7 +95,7 @@ class TorchStream:
                 raise DeviceLostError(_first_line(error)) from error
             raise
 
-    def capture(self, work: Work, uses: Uses) -> TorchGraph:
+    def capture(self, work: Work, uses: BufferUses) -> TorchGraph:
         """Record what the work would queue."""
         del uses
         recorded = TorchGraph()
@@ -111,7 +111,7 @@ class TorchStream:
             raise CaptureError(_first_line(error)) from error
         return recorded
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: DeviceGraph) -> None:
         """Queue recorded work."""
         assert isinstance(graph, TorchGraph)
         with torch.cuda.stream(self._stream):
@@ -123,7 +123,7 @@ class TorchStream:
         event.event.record(self._stream)
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Let what is queued from now on begin only after the event."""
         assert isinstance(event, TorchEvent)
         self._stream.wait_event(event.event)
@@ -146,22 +146,22 @@ class TorchDevice:
         """A new stream."""
         return TorchStream(name, torch.cuda.Stream(self._device), self._pool)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def buffer(self, name: str, count: int) -> Buffer:
+    def buffer(self, name: str, count: int) -> DeviceBuffer:
         """Zeroed bytes on the device, zeroed before anybody uses them."""
         try:
             data = torch.zeros(count, dtype=torch.uint8, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(_first_line(error)) from error
         torch.cuda.current_stream(self._device).synchronize()
-        return Buffer(name, data)
+        return DeviceBuffer(name, data)
 
-    def host_buffer(self, name: str, count: int) -> Buffer:
+    def host_buffer(self, name: str, count: int) -> DeviceBuffer:
         """Zeroed, pinned bytes on the host. Raises UserError when the system does not let so much be pinned.
 
         Much is pinned by hand, for as long as the process lives: torch's allocator rounds up to a power of two.
         """
         if count < _BY_HAND_BYTES:
-            return Buffer(name, torch.zeros(count, dtype=torch.uint8, pin_memory=count > 0), on_host=True)
+            return DeviceBuffer(name, torch.zeros(count, dtype=torch.uint8, pin_memory=count > 0), on_host=True)
         data = torch.zeros(count, dtype=torch.uint8)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if code := int(runtime.cudaHostRegister(data.data_ptr(), count, 0)):
@@ -169,26 +169,26 @@ class TorchDevice:
                 f"{count >> 20} MiB of host memory cannot be pinned for the GPU (CUDA error {code}); lower "
                 "--cpu-offload-space, or raise the limit on locked memory (`ulimit -l`)"
             )
-        return Buffer(name, data, on_host=True)
+        return DeviceBuffer(name, data, on_host=True)
 
-    def state(self, name: str, data: torch.Tensor) -> Buffer:
+    def state(self, name: str, data: torch.Tensor) -> DeviceBuffer:
         """A tensor as a buffer, with everything that was done to it over."""
         torch.cuda.current_stream(self._device).synchronize()
-        return Buffer(name, data)
+        return DeviceBuffer(name, data)
 
     @contextmanager
-    def written(self, buffer: Buffer) -> Iterator[NDArray[np.uint8]]:
+    def written(self, buffer: DeviceBuffer) -> Iterator[NDArray[np.uint8]]:
         """A buffer on the host while the host writes it."""
         assert buffer.on_host
         yield buffer.data.numpy()
 
     @contextmanager
-    def read(self, buffer: Buffer) -> Iterator[NDArray[np.uint8]]:
+    def read(self, buffer: DeviceBuffer) -> Iterator[NDArray[np.uint8]]:
         """A buffer on the host while the host reads it."""
         assert buffer.on_host
         yield buffer.data.numpy()
 
-    def elapsed_us(self, first: Event, second: Event) -> float:
+    def elapsed_us(self, first: DeviceEvent, second: DeviceEvent) -> float:
         """Time between two timed events that are over."""
         assert isinstance(first, TorchEvent) and isinstance(second, TorchEvent)
         return 1000.0 * float(first.event.elapsed_time(second.event))
@@ -202,9 +202,9 @@ class TorchDevice:
         return torch.cuda.memory_reserved(self._device)
 
     @contextmanager
-    def peak(self) -> Iterator[Peak]:
+    def peak(self) -> Iterator[PeakMemory]:
         """Measures the most that tensors take more than before."""
-        found = Peak()
+        found = PeakMemory()
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)

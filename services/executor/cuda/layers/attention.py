@@ -1,11 +1,11 @@
-"""Attention of a step on a device: what may compute it, and in which pieces of work our own kernels take it."""
+"""The interface of attention on a device, and the tiles in which our kernels take it."""
 
 from typing import Final, Protocol
 
 import torch
 
-from noria.services.executor.cuda.device.step_inputs import Inputs
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.device.step_inputs import StepInputs
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.plan.batch import Batch
 
@@ -13,15 +13,15 @@ TILE_ROWS: Final = 64
 """Rows of a tile: query tokens times the query heads that share a key-value head."""
 
 
-class Attention(Protocol):
-    """Computes causal attention over the paged cache. `name` is for a person."""
+class DeviceAttention(Protocol):
+    """Causal attention over the paged cache. `name`: as shown to the user."""
 
     name: str
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
         """On the host, before a step of these sizes is queued or replayed: what is not in its inputs."""
 
-    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: Inputs) -> None:
+    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: StepInputs) -> None:
         """Queue a layer's attention of queries [T, heads * head size] into out; rows of no slice are left as they are."""
 
 
@@ -36,5 +36,5 @@ def tile_tokens(architecture: Architecture) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """The least one that is as large."""
+    """The least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

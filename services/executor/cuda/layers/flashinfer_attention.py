@@ -12,14 +12,14 @@ from typing import Final, Protocol
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-from noria.services.executor.cuda.device.step_inputs import Inputs
-from noria.services.executor.cuda.layers.attention import Attention
+from noria.services.executor.cuda.device.step_inputs import StepInputs
+from noria.services.executor.cuda.layers.attention import DeviceAttention
 from noria.services.executor.cuda.layers.layer_pages import LayerPages
 from noria.services.executor.cuda.layout.paged_lists import most_pages, paged_lists
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 HEAD_SIZES: Final = (64, 128, 256)
 """What FlashInfer's kernels are made for."""
@@ -34,7 +34,7 @@ _WRAPPERS_MAX: Final = 48
 Key = tuple[int, int, tuple[int, ...]]
 
 
-class Copied(Protocol):
+class PlanCopy(Protocol):
     """A point in the stream's work."""
 
     def synchronize(self) -> None:
@@ -42,11 +42,11 @@ class Copied(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Planned:
-    """One group's wrapper."""
+class _PlannedWrapper:
+    """FlashInfer's wrapper for one group and one padded size, with its arrays."""
 
     wrapper: BatchPrefillWithPagedKVCacheWrapper
-    copied: Copied | None = None
+    copied: PlanCopy | None = None
 
 
 def knows(architecture: Architecture, dtype: torch.dtype, store: torch.dtype) -> bool:
@@ -55,18 +55,18 @@ def knows(architecture: Architecture, dtype: torch.dtype, store: torch.dtype) ->
 
 
 class FlashInferAttention:
-    """`Attention` by FlashInfer. otherwise: what computes steps of sizes beyond those that have wrappers."""
+    """`DeviceAttention` by FlashInfer. otherwise: what computes steps of sizes beyond those that have wrappers."""
 
     name = "FlashInfer"
 
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
+        shape: ExecutorLimits,
         pages: Sequence[LayerPages],
         groups: Sequence[int],
         dtype: torch.dtype,
-        otherwise: Attention,
+        otherwise: DeviceAttention,
     ) -> None:
         self._architecture, self._page_size = architecture, shape.page_size
         self._groups, self._dtype, self._otherwise = groups, dtype, otherwise
@@ -74,9 +74,9 @@ class FlashInferAttention:
         self._pages = [(each.keys.view(sizes), each.values.view(sizes)) for each in pages]
         self._device = pages[0].keys.device
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._known: dict[Key, list[_Planned]] = {}
+        self._known: dict[Key, list[_PlannedWrapper]] = {}
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
         """Plan each group's attention of a step."""
         facts = self._architecture
         for group, planned in enumerate(self._planned(sizes)):
@@ -105,7 +105,7 @@ class FlashInferAttention:
                 event.record()
                 planned.copied = event
 
-    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: Inputs) -> None:
+    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: StepInputs) -> None:
         """Queue a layer's attention."""
         planned = self._planned(step.sizes)
         if not planned:
@@ -114,7 +114,7 @@ class FlashInferAttention:
         sizes = (len(queries), self._architecture.heads, self._architecture.head_dim)
         planned[self._groups[layer]].wrapper.run(queries.view(sizes), self._pages[layer], out=out.view(sizes))
 
-    def _planned(self, sizes: Sizes) -> list[_Planned]:
+    def _planned(self, sizes: StepSizes) -> list[_PlannedWrapper]:
         """The wrappers of all groups for steps of these sizes, none when there are too many already."""
         key = sizes.tokens, sizes.slices, tuple(each.entries for each in sizes.groups)
         if key not in self._known:
@@ -122,13 +122,13 @@ class FlashInferAttention:
             self._known[key] = [self._wrapper(sizes, group) for group in range(len(sizes.groups))] if makes else []
         return self._known[key]
 
-    def _wrapper(self, sizes: Sizes, group: int) -> _Planned:
+    def _wrapper(self, sizes: StepSizes, group: int) -> _PlannedWrapper:
         count = sizes.slices + 1
         queries, starts, pages, last = (
             torch.zeros(length, dtype=torch.int32, device=self._device)
             for length in (count + 1, count + 1, most_pages(sizes, group, self._page_size), count)
         )
-        return _Planned(
+        return _PlannedWrapper(
             BatchPrefillWithPagedKVCacheWrapper(
                 self._workspace,
                 "NHD",

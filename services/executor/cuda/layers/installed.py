@@ -1,4 +1,4 @@
-"""Whether a library that is not everywhere is here."""
+"""Whether an optional library is installed."""
 
 import importlib.util
 

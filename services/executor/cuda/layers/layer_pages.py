@@ -1,4 +1,4 @@
-"""A layer's part of the cache on a device, as kernels read it: the same bytes as stores.py lays out."""
+"""One layer's pages on a device as kernels read them, in the layout of kv_cache/page_formats.py."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ def layer_pages(rows: torch.Tensor, store: torch.dtype) -> LayerPages:
 
 
 def largest(store: torch.dtype) -> float:
-    """The largest number that a cache of this dtype is given."""
+    """The largest number that a cache of this dtype stores."""
     return torch.finfo(torch.float32 if store == torch.int8 else store).max
 
 

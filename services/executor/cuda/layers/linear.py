@@ -1,4 +1,4 @@
-"""Matrix products on a device, by the library that torch brings for it (cuBLAS, hipBLASLt)."""
+"""Linear layers on a device, by the libraries that torch brings (cuBLAS, hipBLASLt)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from noria.services.executor.cuda.layers.installed import installed
-from noria.services.executor.model.linear_layers import Linear, Matrix
+from noria.services.executor.model.linear_layers import Linear, WeightMatrix
 from noria.shared.errors import UserError
 
 
@@ -31,12 +31,12 @@ class DeviceLinear:
         return y if self._bias is None else y + self._bias
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """The same into `out`."""
+        """Compute y into `out` [rows, outputs]."""
         out.copy_(self(x))
 
 
-class DeviceGrouped:
-    """Products of stacked weights [parts, outputs, inputs], by torch's grouped product."""
+class DeviceGroupedLinear:
+    """Grouped linear layers of stacked weights [parts, outputs, inputs], by torch's grouped product."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         self._weights = weights.transpose(1, 2)
@@ -46,13 +46,13 @@ class DeviceGrouped:
         return functional.grouped_mm(x.to(self._weights.dtype), self._weights, offs=ends)
 
 
-class DeviceProducts:
-    """Makes products in one dtype on one device. Which kernel computes one depends on its rows, so none is steady.
+class DeviceLinearFactory:
+    """Makes linear layers in one dtype on one device; their bits depend on the number of rows.
 
     quantization: none, int8 or fp8; experts are not quantised. Raises UserError where what does it is not installed.
     """
 
-    steady = False
+    batch_invariant = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> None:
         if quantization != "none" and not installed("torchao"):
@@ -69,19 +69,19 @@ class DeviceProducts:
         """Whether torch's grouped product takes this dtype here."""
         return hasattr(functional, "grouped_mm") and (self._device.type == "cpu" or self._dtype == torch.bfloat16)
 
-    def grouped(self, matrices: Sequence[Matrix]) -> DeviceGrouped:
+    def grouped(self, matrices: Sequence[WeightMatrix]) -> DeviceGroupedLinear:
         """Matrices of one shape as one product."""
         weights = torch.stack([each.weights(self._dtype) for each in matrices]).to(self._device)
         self.nbytes += weights.nbytes
-        return DeviceGrouped(weights)
+        return DeviceGroupedLinear(weights)
 
     def scratch_bytes(self, rows_max: int) -> int:
-        """What a product takes is found out by computing the largest step."""
+        """0: the largest step is measured instead."""
         del rows_max
         return 0
 
-    def linear(self, matrix: Matrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
-        """A product ready for use; what gives logits, or decides, is never quantised."""
+    def linear(self, matrix: WeightMatrix, rows_max: int, *, logits: bool = False, exact: bool = False) -> Linear:
+        """A linear layer; what gives logits, or routes, is never quantised."""
         del rows_max
         weight = matrix.weights(self._dtype).to(self._device)
         bias = matrix.biases(self._dtype)

@@ -1,4 +1,4 @@
-"""Products with weights in eight bits, by torchao.
+"""Linear layers with weights in eight bits, by torchao.
 
 int8: integers with a scale for each output, multiplied in the model's dtype. fp8: e4m3 with a scale for each output; where
 the GPU multiplies such numbers, inputs are rounded to them too, with a scale for each row.
@@ -21,10 +21,10 @@ _MULTIPLIES_FP8: Final = (8, 9)
 
 @runtime_checkable
 class _Wrapped(Protocol):
-    """A tensor made of others."""
+    """A tensor subclass that is made of plain tensors."""
 
     def __tensor_flatten__(self) -> tuple[list[str], object]:
-        """The names of those."""
+        """The names of its tensors."""
 
 
 class QuantisedLinear:
@@ -49,7 +49,7 @@ class QuantisedLinear:
         return found
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """The same into `out`."""
+        """Compute y into `out` [rows, outputs]."""
         out.copy_(self(x))
 
 

@@ -1,4 +1,4 @@
-"""Which steps are replayed from a graph, which are recorded first, and which are computed without one.
+"""Decides which steps replay a graph, which record one first, and which are computed without.
 
 Pure: it knows shapes and counts, the graphs themselves are its values. A shape is recorded when it comes for the second
 time, so that what is seen once costs nothing; the graph that was not used for longest gives way. What could not be
@@ -15,16 +15,16 @@ REFUSALS_MAX: Final = 8
 _SEEN_MAX: Final = 1024
 
 
-class Way(Enum):
-    """How a step is computed."""
+class GraphMode(Enum):
+    """How a step is computed: by replaying a graph, by recording one, or without."""
 
     REPLAY = "replay"
     CAPTURE = "capture"
     EAGER = "eager"
 
 
-class GraphBook(Generic[K, G]):
-    """At most `most` graphs; 0 is none ever."""
+class GraphDispatcher(Generic[K, G]):
+    """The graphs by shape, at most `most`; the one not used for longest gives way."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -35,18 +35,18 @@ class GraphBook(Generic[K, G]):
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def choose(self, shape: K) -> Way:
+    def choose(self, shape: K) -> GraphMode:
         """How to compute a step of this shape now."""
         if shape in self._graphs:
-            return Way.REPLAY
+            return GraphMode.REPLAY
         if not self._most or shape in self._refused or len(self._refused) >= REFUSALS_MAX:
-            return Way.EAGER
+            return GraphMode.EAGER
         if shape in self._seen:
-            return Way.CAPTURE
+            return GraphMode.CAPTURE
         self._seen[shape] = None
         if len(self._seen) > _SEEN_MAX:
             del self._seen[next(iter(self._seen))]
-        return Way.EAGER
+        return GraphMode.EAGER
 
     def graph(self, shape: K) -> G:
         """The graph of a shape, which is the one used last from now on."""
@@ -65,7 +65,7 @@ class GraphBook(Generic[K, G]):
         return gone
 
     def refuse(self, shape: K, reason: str) -> bool:
-        """A shape could not be recorded; True for the first of them, which is worth telling."""
+        """Note a shape that could not be recorded. Returns True for the first, which is worth a log line."""
         self._refused[shape] = reason
         return len(self._refused) == 1
 

@@ -1,4 +1,4 @@
-"""To which sizes a step is padded, so that few graphs serve many steps.
+"""Pads the sizes of steps, so that few graphs serve many.
 
 Pure. A step of decodes alone is padded to a power of two. Others are padded in query tokens to a multiple of
 `q_interval`; what is read of the cache is padded to a multiple of `kv_interval` tokens, and its work to powers of two.
@@ -7,8 +7,8 @@ Pure. A step of decodes alone is padded to a power of two. Others are padded in 
 import msgspec
 
 from noria.proto.sampling import LOGPROBS_MAX
-from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, GroupSizes, Sizes
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, GroupSizes, StepSizes
+from noria.services.executor.plan.limits import ExecutorLimits
 
 
 class Padding(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class Padding(msgspec.Struct, frozen=True):
     q_interval: int
     kv_interval: int
 
-    def padded(self, shape: Shape, sizes: Sizes) -> Sizes:
+    def padded(self, shape: ExecutorLimits, sizes: StepSizes) -> StepSizes:
         """The sizes of the graph for a step of these, whatever it samples beyond the plain."""
         if decodes(sizes):
             tokens = slices = singles = samples = _power(sizes.slices, shape.max_slots)
@@ -30,19 +30,19 @@ class Padding(msgspec.Struct, frozen=True):
             GroupSizes(self._entries(shape, group, each.entries), _power(each.splits))
             for group, each in enumerate(sizes.groups)
         )
-        return Sizes(tokens, slices, singles, _power(sizes.tiles), samples, groups)
+        return StepSizes(tokens, slices, singles, _power(sizes.tiles), samples, groups)
 
     def whole(self, tokens: int) -> int:
         """Query tokens up to a whole interval."""
         return -(-tokens // self.q_interval) * self.q_interval
 
-    def _entries(self, shape: Shape, group: int, entries: int) -> int:
+    def _entries(self, shape: ExecutorLimits, group: int, entries: int) -> int:
         if shape.groups[group].ring_pages:
             return entries  # always the whole ring
         interval = max(1, self.kv_interval // shape.page_size)
         return max(entries, min(-(-entries // interval) * interval, shape.table_width(group)))
 
-    def common(self, shape: Shape) -> list[Sizes]:
+    def common(self, shape: ExecutorLimits) -> list[StepSizes]:
         """The sizes that are worth recording before anybody asks: decodes of 1 … max_slots short sequences, largest first."""
         counts, count = [], 1
         while count < shape.max_slots:
@@ -51,8 +51,8 @@ class Padding(msgspec.Struct, frozen=True):
         return [self.padded(shape, _decoding(shape, each)) for each in (shape.max_slots, *reversed(counts))]
 
 
-def largest_sizes(shape: Shape, padding: Padding, tile_tokens: int) -> Sizes:
-    """At least what any step has of everything but what penalties count and logits are biased by."""
+def largest_sizes(shape: ExecutorLimits, padding: Padding, tile_tokens: int) -> StepSizes:
+    """Sizes of the largest step, but for tokens that penalties count and biases."""
     tokens = padding.whole(shape.max_batch_tokens)
     slices = min(shape.max_slots, tokens)
     groups = tuple(
@@ -60,21 +60,21 @@ def largest_sizes(shape: Shape, padding: Padding, tile_tokens: int) -> Sizes:
         for group in range(len(shape.groups))
     )
     tiles = _power(slices + -(-tokens // tile_tokens))
-    return Sizes(tokens, slices, slices, tiles, slices, groups, logprobs=LOGPROBS_MAX)
+    return StepSizes(tokens, slices, slices, tiles, slices, groups, logprobs=LOGPROBS_MAX)
 
 
-def decodes(sizes: Sizes) -> bool:
-    """Whether every slice is one token."""
+def decodes(sizes: StepSizes) -> bool:
+    """Whether every slice of a step of these sizes is one token."""
     return sizes.tokens == sizes.slices == sizes.singles and sizes.samples > 0
 
 
-def plain(sizes: Sizes) -> bool:
-    """Whether sampling needs nothing but logits and each row's parameters."""
+def plain(sizes: StepSizes) -> bool:
+    """Whether a step of these sizes samples by logits and parameters alone."""
     return not (sizes.counted or sizes.history or sizes.pending or sizes.biases) and sizes.logprobs < 0
 
 
-def beyond(padded: Sizes, needed: Sizes) -> Sizes:
-    """Padded sizes with what a step's sampling needs beyond the plain."""
+def beyond(padded: StepSizes, needed: StepSizes) -> StepSizes:
+    """Padded sizes with the penalties, biases and log-probabilities that a step needs."""
     return msgspec.structs.replace(
         padded,
         counted=needed.counted,
@@ -85,9 +85,9 @@ def beyond(padded: Sizes, needed: Sizes) -> Sizes:
     )
 
 
-def _decoding(shape: Shape, count: int) -> Sizes:
+def _decoding(shape: ExecutorLimits, count: int) -> StepSizes:
     groups = tuple(GroupSizes(kind.ring_pages or 1, count) for kind in shape.groups)
-    return Sizes(count, count, count, 0, count, groups)
+    return StepSizes(count, count, count, 0, count, groups)
 
 
 def _power(count: int, most: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""A group's part of a step as the lists that paged attention of other libraries takes.
+"""One group's part of a step as the lists that FlashInfer's paged attention takes.
 
 Pure: numpy only. A sequence is the pages that its slice can see, so a window's begins at a page; queries are its last
 tokens. Behind a step's slices stand padding slices without queries, and one more that has all padding tokens: they read
@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.services.executor.cuda.layout.step_sizes import Sizes, ranks
-from noria.services.executor.plan.batch import Pages, Slices, entry, first_seen
+from noria.services.executor.cuda.layout.step_sizes import StepSizes, ranks
+from noria.services.executor.plan.batch import PageTables, Slices, entry, first_seen
 
 Words = NDArray[np.int32]
 
@@ -24,12 +24,12 @@ class PagedLists(msgspec.Struct, frozen=True):
     last_tokens: Words
 
 
-def most_pages(sizes: Sizes, group: int, page_size: int) -> int:
+def most_pages(sizes: StepSizes, group: int, page_size: int) -> int:
     """Pages that the lists of steps of these sizes have at most."""
     return sizes.slices * (sizes.groups[group].entries + 1) + 1 + -(-sizes.tokens // page_size)
 
 
-def paged_lists(slices: Slices, part: Pages, sizes: Sizes, page_size: int) -> PagedLists:
+def paged_lists(slices: Slices, part: PageTables, sizes: StepSizes, page_size: int) -> PagedLists:
     """Lay out sizes.slices + 1 sequences with sizes.tokens queries."""
     real, spare = len(slices.starts), sizes.slices - len(slices.starts)
     ends = slices.starts + slices.lengths

@@ -1,7 +1,7 @@
-"""Where a step's arrays lie in one buffer, so that one copy brings all of them to a device.
+"""The offsets of a step's arrays in one buffer, which one copy brings to a device.
 
 Pure: numpy only. A buffer on the host is filled from a batch; the same places in a buffer on a device are what kernels
-read (`inputs.py`). What is beyond a batch is padding: query tokens that no slice has, which write chunk 1; work that
+read (`cuda/device/step_inputs.py`). What is beyond a batch is padding: query tokens that no slice has, which write chunk 1; work that
 kernels skip; sampled rows of a slot that no plan has.
 """
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from noria.services.executor.cuda.layout.step_sizes import (
     SPLIT_TOKENS,
-    Sizes,
+    StepSizes,
     first_split,
     ranks,
     split_counts,
     tile_counts,
 )
-from noria.services.executor.plan.batch import Batch, Pages
-from noria.services.executor.plan.limits import Integers, Shape
-from noria.services.executor.plan.sampling_metadata import PARAMETERS, RECENT_TOKENS, Sampler
+from noria.services.executor.plan.batch import Batch, PageTables
+from noria.services.executor.plan.limits import ExecutorLimits, Integers
+from noria.services.executor.plan.sampling_metadata import PARAMETERS, RECENT_TOKENS, SamplingMetadata
 
 NOBODY: Final = -1
 """In place of a slice, row or slot: padding, which kernels skip."""
@@ -35,8 +35,8 @@ _ALIGNMENT: Final = 16
 Array = NDArray[np.generic]
 
 
-class Place(msgspec.Struct, frozen=True):
-    """An array in the buffer: its first byte, the name of its numpy dtype, its shape."""
+class BufferOffset(msgspec.Struct, frozen=True):
+    """One array in the buffer: its first byte, the name of its numpy dtype, its shape."""
 
     name: str
     start: int
@@ -45,25 +45,25 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """The byte after the array."""
         return self.start + np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
-class Layout:
-    """The places of all arrays of steps of some sizes. The same sizes give the same layout."""
+class StepLayout:
+    """The offsets of all arrays of steps of some sizes."""
 
-    def __init__(self, shape: Shape, sizes: Sizes, tile_tokens: int) -> None:
+    def __init__(self, shape: ExecutorLimits, sizes: StepSizes, tile_tokens: int) -> None:
         self.shape, self.sizes, self.tile_tokens = shape, sizes, tile_tokens
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, BufferOffset] = {}
         end = 0
         for name, dtype, dimensions in _arrays(sizes):
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            self.places[name] = Place(name, start, dtype, dimensions)
+            self.places[name] = BufferOffset(name, start, dtype, dimensions)
             end = self.places[name].end
         self.bytes = -(-end // _ALIGNMENT) * _ALIGNMENT
 
     def views(self, buffer: NDArray[np.uint8]) -> dict[str, Array]:
-        """The arrays in a buffer on the host, of `bytes` bytes at least."""
+        """The arrays in a buffer on the host, which has at least `bytes` bytes."""
         return {
             each.name: buffer[each.start : each.end].view(each.dtype).reshape(each.shape)
             for each in self.places.values()
@@ -79,7 +79,7 @@ class Layout:
         _fill_sampling(arrays, batch.sampler, self.shape.max_slots)
 
 
-def _arrays(sizes: Sizes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _arrays(sizes: StepSizes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     for name in ("token_ids", "positions", "carry"):
         yield name, "int32", (sizes.tokens,)
     for name in ("starts", "rows", "lengths"):
@@ -131,7 +131,7 @@ def _fill_slices(arrays: dict[str, Array], batch: Batch, tile_tokens: int) -> No
     _put(arrays["tiles"], np.stack((owners, rank * tile_tokens), 1)[::-1], NOBODY)
 
 
-def _fill_pages(arrays: dict[str, Array], prefix: str, pages: Pages, batch: Batch, page_size: int) -> None:
+def _fill_pages(arrays: dict[str, Array], prefix: str, pages: PageTables, batch: Batch, page_size: int) -> None:
     table, width = arrays[prefix + "table"], pages.table.shape[1]
     table[: len(pages.table), :width] = pages.table
     table[: len(pages.table), width:] = 0
@@ -149,7 +149,7 @@ def _fill_pages(arrays: dict[str, Array], prefix: str, pages: Pages, batch: Batc
     _put(arrays[prefix + "joins"], np.stack((np.cumsum(counts) - counts, counts), 1))
 
 
-def _fill_sampling(arrays: dict[str, Array], sampler: Sampler | None, max_slots: int) -> None:
+def _fill_sampling(arrays: dict[str, Array], sampler: SamplingMetadata | None, max_slots: int) -> None:
     none = np.zeros(0, np.int64)
     _put(arrays["sampled_rows"], none if sampler is None else sampler.rows)
     _put(arrays["sampled_slots"], none if sampler is None else sampler.slots, max_slots)
@@ -174,7 +174,7 @@ def _fill_sampling(arrays: dict[str, Array], sampler: Sampler | None, max_slots:
     arrays["pending_at"][:] = len(arrays["history"]) - 1
 
 
-def _fill_history(arrays: dict[str, Array], sampler: Sampler) -> None:
+def _fill_history(arrays: dict[str, Array], sampler: SamplingMetadata) -> None:
     lengths = np.diff(sampler.history_starts)
     counted = np.flatnonzero(lengths)
     _put(arrays["counted"], counted, NOBODY)

@@ -1,4 +1,4 @@
-"""How large a step's arrays are on a device: exactly as a batch needs them, or padded, which is what graphs are captured by.
+"""How large a step's arrays on a device are: exactly as a batch needs them, or padded.
 
 Pure: numpy only. Attention is cut into work of two kinds: tiles of query tokens of a slice of several tokens, each over
 all its keys; and splits of the keys of a slice of one token, which are joined afterwards. A split is always the same
@@ -12,22 +12,22 @@ import numpy as np
 
 from noria.proto.sampling import LOGPROBS_MAX
 from noria.services.executor.plan.batch import Batch, first_seen
-from noria.services.executor.plan.limits import CHUNK_TOKENS, Integers
-from noria.services.executor.plan.sampling_metadata import Sampler, wanted_logprobs
+from noria.services.executor.plan.limits import ATTENTION_SPAN_TOKENS, Integers
+from noria.services.executor.plan.sampling_metadata import SamplingMetadata, wanted_logprobs
 
-SPLIT_TOKENS: Final = CHUNK_TOKENS
+SPLIT_TOKENS: Final = ATTENTION_SPAN_TOKENS
 """Keys of a split: positions k * SPLIT_TOKENS … (k + 1) * SPLIT_TOKENS - 1 of a sequence."""
 
 
 class GroupSizes(msgspec.Struct, frozen=True):
-    """Of one group: entries of a slice's table, and splits of all single tokens."""
+    """One group's sizes: entries of a slice's table, and splits of all single tokens."""
 
     entries: int
     splits: int
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """Counts of what a step has, each at least what its batch needs.
+class StepSizes(msgspec.Struct, frozen=True):
+    """Counts of all that a step has, each at least what its batch needs.
 
     tokens: query tokens. slices; singles: those of one token. tiles: of all others. samples: sampled rows. counted: of
     these, rows with penalties. history: tokens that penalties count; pending: of these, still being computed. biases:
@@ -47,8 +47,8 @@ class Sizes(msgspec.Struct, frozen=True):
     logprobs: int = -1
 
 
-def needed(batch: Batch, tile_tokens: int) -> Sizes:
-    """Exactly what a batch has. tile_tokens: query tokens that a tile of attention takes."""
+def needed(batch: Batch, tile_tokens: int) -> StepSizes:
+    """The exact sizes of a batch. tile_tokens: query tokens that a tile of attention takes."""
     slices = batch.slices
     single = slices.lengths == 1
     ends = (slices.starts + slices.lengths)[single]
@@ -56,7 +56,7 @@ def needed(batch: Batch, tile_tokens: int) -> Sizes:
         GroupSizes(pages.table.shape[1], int(split_counts(ends, pages.window, SPLIT_TOKENS).sum()))
         for pages in batch.pages
     )
-    sizes = Sizes(
+    sizes = StepSizes(
         tokens=len(batch.token_ids),
         slices=len(slices.starts),
         singles=int(single.sum()),
@@ -67,7 +67,7 @@ def needed(batch: Batch, tile_tokens: int) -> Sizes:
     return sizes if batch.sampler is None else _sampling(sizes, batch.sampler)
 
 
-def _sampling(sizes: Sizes, sampler: Sampler) -> Sizes:
+def _sampling(sizes: StepSizes, sampler: SamplingMetadata) -> StepSizes:
     return msgspec.structs.replace(
         sizes,
         samples=len(sampler.rows),
@@ -95,6 +95,6 @@ def first_split(ends: Integers, window: int, split_tokens: int) -> Integers:
 
 
 def ranks(counts: Integers) -> tuple[Integers, Integers]:
-    """For counts 2, 3: owners 0 0 1 1 1, and ranks among an owner's 0 1 0 1 2."""
+    """Owner and rank of each piece: for counts 2, 3 owners 0 0 1 1 1 and ranks 0 1 0 1 2."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)

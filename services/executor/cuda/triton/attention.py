@@ -1,18 +1,18 @@
-"""Attention by our own Triton kernels."""
+"""Attention on a device by our Triton kernels."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 
-from noria.services.executor.cuda.device.step_inputs import Inputs
+from noria.services.executor.cuda.device.step_inputs import StepInputs
 from noria.services.executor.cuda.layers.attention import power_of_two, tile_rows
 from noria.services.executor.cuda.layers.layer_pages import LayerPages, head_block
-from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, Sizes
+from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, StepSizes
 from noria.services.executor.cuda.triton.attention_kernels import attend, join
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 _ROWS_MIN: Final = 16
 """What matrix units multiply at least."""
@@ -25,12 +25,12 @@ _WIDE_HEAD: Final = 256
 
 
 class TritonAttention:
-    """Our own kernels. pages: of each layer. groups: by layer, its group."""
+    """`DeviceAttention` by Triton kernels. pages: of each layer. groups: by layer, its group."""
 
     name = "Triton"
 
     def __init__(
-        self, architecture: Architecture, shape: Shape, pages: Sequence[LayerPages], groups: Sequence[int]
+        self, architecture: Architecture, shape: ExecutorLimits, pages: Sequence[LayerPages], groups: Sequence[int]
     ) -> None:
         self._architecture = architecture
         self._page_size = shape.page_size
@@ -38,11 +38,11 @@ class TritonAttention:
         self._columns = head_block(architecture)
         self._tile_rows = tile_rows(architecture)
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
-        """Nothing: all of it is in the inputs."""
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
+        """Do nothing: all that it needs is in the inputs."""
 
-    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: Inputs) -> None:
-        """Tiles of several tokens, then splits of single ones, then their join."""
+    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor, step: StepInputs) -> None:
+        """Queue the tiles of slices of several tokens, the splits of single tokens, and their join."""
         facts, group = self._architecture, step.groups[self._groups[layer]]
         tiles, splits, singles = len(step.tiles), len(group.splits), len(step.singles)
         if tiles:
@@ -70,7 +70,7 @@ class TritonAttention:
     def _attend(
         self,
         layer: int,
-        step: Inputs,
+        step: StepInputs,
         count: int,
         work: torch.Tensor,
         queries: torch.Tensor,

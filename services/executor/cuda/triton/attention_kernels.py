@@ -1,4 +1,4 @@
-"""Ragged attention over the paged cache, in two kinds of work (see device/sizes.py), and the join of splits.
+"""Triton kernels of ragged attention over the paged cache: pieces of work (cuda/layout/step_sizes.py), and the join of splits.
 
 A program takes one piece of work and one key-value head: its rows are the query tokens times the query heads that share
 the key-value head. Keys are taken in blocks that begin at multiples of BLOCK_N of the sequence, one after the other, as in

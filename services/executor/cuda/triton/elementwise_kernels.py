@@ -1,4 +1,4 @@
-"""Embedding, norms and gates: what is done to a token's numbers between two matrix products.
+"""Triton kernels between two matrix products: embedding, norms and gates.
 
 The residual stream is float32; what enters a product is of the model's dtype.
 """

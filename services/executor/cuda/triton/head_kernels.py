@@ -1,4 +1,4 @@
-"""What lies between the product that gives queries, keys and values, and attention: norms, rotation, the cache."""
+"""Triton kernel between the projection and attention: head norms, rotation, writing the cache."""
 
 import triton
 import triton.language as tl
@@ -114,7 +114,7 @@ def _bfloat16_bits(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def spread(x: tl.tensor, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
-    """Rows [ROWS, BLOCK_D], of which SIZE columns count, times a normalised Hadamard matrix: the sums of stores.py's."""
+    """Rows [ROWS, BLOCK_D], of which SIZE columns count, times a normalised Hadamard matrix: the sums of kv_cache/page_formats.py's."""
     half: tl.constexpr = SIZE & -SIZE
     for step in tl.static_range(0, 10):
         if (1 << step) < half:

@@ -1,4 +1,4 @@
-"""The operations on a device, by Triton kernels and torch's products: nothing in a step is read back, or of a new size.
+"""The operations on a device by Triton kernels and torch's products; all of them can be recorded in a graph.
 
 All of it can be recorded in a graph: sizes are those of the step's inputs, and what a kernel must know is read on the
 device. The residual stream is float32.
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 
 import torch
 
-from noria.services.executor.cuda.device.slot_state import SlotState
-from noria.services.executor.cuda.device.step_inputs import Inputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
-from noria.services.executor.cuda.layers.attention import Attention, tile_tokens
+from noria.services.executor.cuda.device.recent_tokens import DeviceRecentTokens
+from noria.services.executor.cuda.device.step_inputs import StepInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
+from noria.services.executor.cuda.layers.attention import DeviceAttention, tile_tokens
 from noria.services.executor.cuda.layers.layer_pages import head_block, largest, layer_pages
-from noria.services.executor.cuda.layout.step_sizes import Sizes
+from noria.services.executor.cuda.layout.step_sizes import StepSizes
 from noria.services.executor.cuda.triton.attention import TritonAttention
 from noria.services.executor.cuda.triton.elementwise_kernels import add_norm, embed, gate
 from noria.services.executor.cuda.triton.head_kernels import rotate_write
 from noria.services.executor.cuda.triton.sampler import TritonSampler
 from noria.services.executor.model.architecture import Architecture
-from noria.services.executor.model.expert_reads import ExpertsRead
+from noria.services.executor.model.expert_reads import ExpertReads
 from noria.services.executor.model.linear_layers import Linear
-from noria.services.executor.model.operations import Layer, in_turn
+from noria.services.executor.model.operations import DecoderLayer, in_turn
 from noria.services.executor.model.rope import Rope
 from noria.services.executor.plan.batch import Batch
-from noria.services.executor.plan.limits import Shape
+from noria.services.executor.plan.limits import ExecutorLimits
 
 _BLOCK = 1024
 """Numbers that a program of an embedding or a gate takes."""
@@ -36,18 +36,18 @@ class TritonOperations:
     attention: what computes that, in place of our own kernels. store: the cache's dtype.
     """
 
-    _step: Inputs
+    _step: StepInputs
     _out: torch.Tensor
 
     def __init__(
         self,
         architecture: Architecture,
-        shape: Shape,
+        shape: ExecutorLimits,
         rows: Sequence[torch.Tensor],
         places: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         store: torch.dtype,
-        attention: Attention | None = None,
+        attention: DeviceAttention | None = None,
     ) -> None:
         self._architecture, self._shape = architecture, shape
         self._pages = [layer_pages(each, store) for each in rows]
@@ -55,8 +55,8 @@ class TritonOperations:
         self._dtype, self._limit = dtype, largest(store)
         self._attention = attention or TritonAttention(architecture, shape, self._pages, self._groups)
         device = rows[0].device
-        self._slots = SlotState(shape.max_slots, device)
-        self.experts = ExpertsRead(device)
+        self._slots = DeviceRecentTokens(shape.max_slots, device)
+        self.experts = ExpertReads(device)
         self._sampler = TritonSampler(architecture.vocabulary, self._slots)
         self._rotations = [
             rotation_table(rope, architecture.head_dim, shape.max_model_tokens).to(device)
@@ -68,7 +68,7 @@ class TritonOperations:
 
     @property
     def name(self) -> str:
-        """What computes, for a person."""
+        """What computes, as shown to the user."""
         return f"Triton kernels, attention by {self._attention.name}"
 
     @property
@@ -81,12 +81,12 @@ class TritonOperations:
         """The tokens sampled last in each slot, and the count of experts."""
         return self._slots.last, self._slots.recent, self.experts.total
 
-    def plan(self, batch: Batch, sizes: Sizes) -> None:
-        """What attention must know before a step of these sizes is queued or replayed."""
+    def plan(self, batch: Batch, sizes: StepSizes) -> None:
+        """Prepare on the host what attention needs before a step of these sizes."""
         self._attention.plan(batch, sizes)
 
-    def take(self, step: Inputs) -> None:
-        """The step that follows, of whatever its inputs hold when it is run."""
+    def take(self, step: StepInputs) -> None:
+        """Begin a step over these inputs."""
         tokens, most = step.sizes.tokens, len(self._attended)
         # Padding may go beyond the largest step. Such memory is the step's own: in a graph it is the graph's.
         fits = tokens <= most
@@ -111,7 +111,7 @@ class TritonOperations:
         )
         return out
 
-    def layers(self, layers: Sequence[Layer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def layers(self, layers: Sequence[DecoderLayer], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All layers, operation by operation."""
         return in_turn(self, layers, x)
 
@@ -160,7 +160,7 @@ class TritonOperations:
         """Float32 products of the head, of the step's sampled rows."""
         return self.linear(self._normed(x, residual, self._step.sampled.rows, weight, self._dtype), head)
 
-    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+    def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None:
         """Sample one token per row of float32 logits [rows, vocabulary], which are overwritten, and keep it for its slot."""
         self._sampler.sample(logits, step, out)
         out.experts.copy_(self.experts.total)

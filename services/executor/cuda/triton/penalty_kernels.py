@@ -1,4 +1,4 @@
-"""What is taken from logits before one is chosen: penalties, in the order of sampling.py."""
+"""Triton kernel of the penalties, in the order of cpu/reference_sampling.py."""
 
 import triton
 import triton.language as tl

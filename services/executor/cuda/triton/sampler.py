@@ -1,15 +1,15 @@
-"""Sampling on a device by Triton kernels: the tokens that sampling.py would choose, without a word to the host."""
+"""Sampling on a device by Triton kernels: the tokens that cpu/reference_sampling.py would choose."""
 
 from typing import Final
 
 import torch
 
-from noria.services.executor.cuda.device.slot_state import SlotState
-from noria.services.executor.cuda.device.step_inputs import Inputs, SampledInputs
-from noria.services.executor.cuda.device.step_outputs import Outputs
+from noria.services.executor.cuda.device.recent_tokens import DeviceRecentTokens
+from noria.services.executor.cuda.device.step_inputs import SamplingInputs, StepInputs
+from noria.services.executor.cuda.device.step_outputs import StepOutputs
 from noria.services.executor.cuda.layout.step_layout import OUTPUT, PROMPT
 from noria.services.executor.cuda.triton.penalty_kernels import penalise
-from noria.services.executor.cuda.triton.sampling_kernels import choose, tell
+from noria.services.executor.cuda.triton.sampling_kernels import choose, write_logprobs
 from noria.services.executor.plan.sampling_metadata import RECENT_TOKENS
 
 _BLOCK: Final = 4096
@@ -17,14 +17,14 @@ _WARPS: Final = 16
 
 
 class TritonSampler:
-    """Chooses tokens and notes them for their slots."""
+    """Samples tokens and keeps them for their slots."""
 
-    def __init__(self, vocabulary: int, slots: SlotState) -> None:
+    def __init__(self, vocabulary: int, slots: DeviceRecentTokens) -> None:
         self._vocabulary = vocabulary
         self._block = min(_BLOCK, 1 << (vocabulary - 1).bit_length())
         self._slots = slots
 
-    def sample(self, logits: torch.Tensor, step: Inputs, out: Outputs) -> None:
+    def sample(self, logits: torch.Tensor, step: StepInputs, out: StepOutputs) -> None:
         """Queue the choice of one token per row of float32 logits [rows, vocabulary], which may be overwritten."""
         sizes, sampled = step.sizes, step.sampled
         if not sizes.samples:
@@ -52,7 +52,7 @@ class TritonSampler:
             enable_fp_fusion=False,
         )
         if sizes.logprobs >= 0:
-            tell[(sizes.samples,)](
+            write_logprobs[(sizes.samples,)](
                 logits,
                 out.ids,
                 sampled.logprobs,
@@ -66,7 +66,7 @@ class TritonSampler:
                 enable_fp_fusion=False,
             )
 
-    def _adjust(self, logits: torch.Tensor, step: Inputs) -> None:
+    def _adjust(self, logits: torch.Tensor, step: StepInputs) -> None:
         sizes, sampled, infinity = step.sizes, step.sampled, float("inf")
         parts = -(-self._vocabulary // self._block)
         torch.nan_to_num(logits, nan=-infinity, posinf=torch.finfo(torch.float32).max, neginf=-infinity, out=logits)
@@ -88,7 +88,7 @@ class TritonSampler:
                 enable_fp_fusion=False,
             )
 
-    def _counts(self, sampled: SampledInputs, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _counts(self, sampled: SamplingInputs, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """By row with penalties and id: whether its prompt has it, and how often its output does; one place more for padding."""
         history, kinds, nowhere = self._slots.history(sampled), sampled.history_kinds, rows * self._vocabulary
         places = sampled.history_rows.long() * self._vocabulary + history

@@ -1,8 +1,8 @@
-"""Choosing tokens from float32 logits: what sampling.py defines, one program for a row, nothing sorted.
+"""Triton kernels of sampling as cpu/reference_sampling.py defines it: one program for a row, nothing sorted.
 
 A score is at most 0, so the bits of its absolute value are an integer that grows as the score falls. The least score that
 top_k or top_p keeps is found two bits at a time: how many tokens, or how much mass, lie above a candidate. Weights are the
-same float32 operations as sampling.py's, and none of them may be fused: launch with enable_fp_fusion=False.
+same float32 operations as cpu/reference_sampling.py's, and none of them may be fused: launch with enable_fp_fusion=False.
 """
 
 import triton
@@ -55,7 +55,7 @@ def choose(
 
 
 @triton.jit
-def tell(
+def write_logprobs(
     logits: tl.tensor,
     ids: tl.tensor,
     wanted: tl.tensor,
@@ -88,7 +88,7 @@ def tell(
 
 @triton.jit
 def _finite(x: tl.tensor) -> tl.tensor:
-    """Numbers only, or -inf."""
+    """The logits with -inf for NaN, and the largest float32 for +inf."""
     x = tl.where(x == x, x, float("-inf"))
     return tl.minimum(x, 3.4028234663852886e38)
 
@@ -140,7 +140,7 @@ def _scores(
 
 @triton.jit
 def _weights(scores: tl.tensor) -> tl.tensor:
-    """2 ** score in float32, as sampling.py's `weights`."""
+    """2 ** score in float32, as cpu/reference_sampling.py's `weights`."""
     clipped = tl.maximum(scores, -126.0)
     whole = (clipped + _ROUNDER) - _ROUNDER
     part = clipped - whole
@@ -204,7 +204,7 @@ def _kept(
 
 @triton.jit
 def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """The number in [0, 1) of (seed, position), as philox.py's."""
+    """The number in [0, 1) of (seed, position), as cpu/philox.py's."""
     low_word, high_word = (position & 0xFFFFFFFF).to(tl.uint32), (position >> 32).to(tl.uint32)
     zero = low_word & 0
     high, low, _, _ = tl.philox(seed, low_word, high_word, zero, zero)

@@ -7,16 +7,16 @@ import torch
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Group, Slice, StepPlan
 from noria.proto.sampling import Sampling
-from noria.services.executor.cuda.device.step_inputs import Inputs, host_buffer, inputs
-from noria.services.executor.cuda.layout.step_layout import NOBODY, OUTPUT, PROMPT, Layout
-from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, GroupSizes, Sizes, needed
+from noria.services.executor.cuda.device.step_inputs import StepInputs, host_buffer, inputs
+from noria.services.executor.cuda.layout.step_layout import NOBODY, OUTPUT, PROMPT, StepLayout
+from noria.services.executor.cuda.layout.step_sizes import SPLIT_TOKENS, GroupSizes, StepSizes, needed
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.batch_builder import prepare
-from noria.services.executor.plan.limits import Shape
-from noria.services.executor.plan.slot_table import Slots
+from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.slot_table import SlotTable
 
 GROUPS = (Group(0, 1), Group(300, 1, ring_pages=30))
-SHAPE = Shape(4, 2048, 1024, 16, 400, 90, GROUPS)
+SHAPE = ExecutorLimits(4, 2048, 1024, 16, 400, 90, GROUPS)
 SAMPLING = (
     Sampling(temperature=0.0),
     Sampling(seed=1 << 63, repetition_penalty=1.2, logprobs=3, logit_bias=((5, 1.5),)),
@@ -26,7 +26,7 @@ SAMPLING = (
 
 def _batch() -> Batch:
     """One token at position 600, seven from 10 on, one carried."""
-    slots = Slots(SHAPE)
+    slots = SlotTable(SHAPE)
     lengths = (601, 17, 3)
     fills = tuple(
         Fill(
@@ -51,8 +51,8 @@ def _tables(slot: int) -> tuple[tuple[int, ...], ...]:
     return tuple(range(2 + 40 * slot, 42 + 40 * slot)), tuple(range(200 + 30 * slot, 230 + 30 * slot))
 
 
-def _laid_out(sizes: Sizes, batch: Batch, tile_tokens: int = 4) -> Inputs:
-    layout = Layout(SHAPE, sizes, tile_tokens)
+def _laid_out(sizes: StepSizes, batch: Batch, tile_tokens: int = 4) -> StepInputs:
+    layout = StepLayout(SHAPE, sizes, tile_tokens)
     buffer = host_buffer(layout)
     buffer.fill_(255)  # whatever a former step left there
     layout.fill(buffer.numpy(), batch)
@@ -117,7 +117,7 @@ def test_what_is_sampled_keeps_its_numbers_and_padding_samples_nobody() -> None:
 
 
 def test_a_step_that_samples_nothing_has_only_padding() -> None:
-    slots = Slots(SHAPE)
+    slots = SlotTable(SHAPE)
     fill = Fill(0, Stream(0, 0), 0, tuple(range(20)), (), Sampling(), (), _tables(0))
     batch = prepare(slots, StepPlan(1, 1, (Slice(0, 0, 9, False, False),), fill=(fill,)))
     found = _laid_out(

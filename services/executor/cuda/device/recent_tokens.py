@@ -1,14 +1,14 @@
-"""What stays on the device between steps: the tokens sampled last in each slot, which the next step reads there."""
+"""The tokens sampled last in each slot, kept on the device, where the next step reads them."""
 
 import torch
 
-from noria.services.executor.cuda.device.step_inputs import Inputs, SampledInputs
+from noria.services.executor.cuda.device.step_inputs import SamplingInputs, StepInputs
 from noria.services.executor.cuda.layout.step_layout import NOBODY
 from noria.services.executor.plan.sampling_metadata import RECENT_TOKENS
 
 
-class SlotState:
-    """By slot, its last token and the few before it; one slot more than there are is padding's.
+class DeviceRecentTokens:
+    """By slot, its last token and the few before it; one slot more is for padding.
 
     last [slots + 1]; recent [slots + 1, RECENT_TOKENS], by position.
     """
@@ -17,20 +17,20 @@ class SlotState:
         self.last = torch.zeros(max_slots + 1, dtype=torch.int32, device=device)
         self.recent = torch.zeros(max_slots + 1, RECENT_TOKENS, dtype=torch.int32, device=device)
 
-    def carried(self, step: Inputs) -> torch.Tensor:
+    def carried(self, step: StepInputs) -> torch.Tensor:
         """A step's token ids, with the last tokens of slots where it carries them."""
         last = self.last.index_select(0, step.carry.clamp(min=0))
         return torch.where(step.carry == NOBODY, step.token_ids, last)
 
-    def history(self, sampled: SampledInputs) -> torch.Tensor:
+    def history(self, sampled: SamplingInputs) -> torch.Tensor:
         """The tokens that penalties count, with those that were still being computed when the step was laid out."""
         if not len(sampled.pending_at):
             return sampled.history
         found = self.recent[sampled.pending_slots.long(), sampled.pending_places.long()]
         return sampled.history.index_copy(0, sampled.pending_at.long(), found)
 
-    def note(self, sampled: SampledInputs, ids: torch.Tensor) -> None:
-        """Remember what was sampled."""
+    def note(self, sampled: SamplingInputs, ids: torch.Tensor) -> None:
+        """Keep the ids that a step sampled."""
         slots, ids = sampled.slots.long(), ids.to(torch.int32)
         self.last.index_copy_(0, slots, ids)
         self.recent[slots, sampled.positions % RECENT_TOKENS] = ids
