@@ -32,7 +32,7 @@ from noria.services.executor.shape import RESERVED_CHUNKS, Shape
 from noria.services.executor.slots import Slots
 from noria.services.executor.stores import page_bytes
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 PREFILL_MAX = 512
 
@@ -73,7 +73,7 @@ class Bench:
     """One engine and how it is driven."""
 
     def __init__(self, options: argparse.Namespace, kernels: str) -> None:
-        folder = resolve(
+        folder = resolve_model_folder(
             load(None).model if not options.model else msgspec.structs.replace(load(None).model, name=options.model)
         )
         family = architecture(folder)

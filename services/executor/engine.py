@@ -30,7 +30,7 @@ from noria.services.executor.shape import RESERVED_CHUNKS, Integers, Shape
 from noria.services.executor.sizing import sized
 from noria.services.executor.stores import page_bytes
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import facts, resolve, served_names
+from noria.shared.model.model_folder import read_model_facts, resolve_model_folder, served_names
 
 CACHE_DTYPES: Final = {
     "float32": torch.float32,
@@ -117,8 +117,8 @@ def load(config: ExecutorConfig) -> tuple[Engine, Loaded]:
     threads = config.threads or cores()
     torch.set_num_threads(threads)
     free = free_memory()
-    folder = resolve(config.model)
-    context = facts(folder, config.model).max_model_tokens
+    folder = resolve_model_folder(config.model)
+    context = read_model_facts(folder, config.model).max_model_tokens
     dtype = pick_dtype(config.model.dtype)
     if config.kv_cache_dtype == "fp8":
         raise UserError("cache.kv_cache_dtype fp8 is for GPUs; with --device cpu choose int8, which is as small")

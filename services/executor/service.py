@@ -24,9 +24,9 @@ from noria.services.executor.spans import StepSpans
 from noria.services.executor.step_log import step_time
 from noria.services.executor.vigil import Vigil
 from noria.shared.actor.shell import Shell
-from noria.shared.process.garbage import freeze
+from noria.shared.process.garbage_collection import freeze_start_up_objects
 from noria.shared.telemetry.log import logger
-from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime
+from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTiming
 from noria.shared.telemetry.telemetry import Telemetry
 
 QUEUED_PLANS_MAX: Final = 8
@@ -76,7 +76,7 @@ class ExecutorShell:
         self._plans: deque[tuple[StepPlan, str]] = deque()
         self._prepared: deque[_Posted] = deque()
         self._steps = 0
-        self.step_times: deque[StepTime] = deque(maxlen=STEPS_KEPT)
+        self.step_times: deque[StepTiming] = deque(maxlen=STEPS_KEPT)
         # An inventory was announced to the scheduler and is not sent yet.
         self._owed = False
         self._vigil = Vigil(int(hang_s * 1e9))
@@ -199,7 +199,7 @@ class ExecutorShell:
         self.metrics.loaded(loaded)
         self._slots = Slots(loaded.shape)
         report(loaded, self._log)
-        freeze()  # the model lives as long as the process, too
+        freeze_start_up_objects()  # the model lives as long as the process, too
         self._tell_geometry()
 
     def _tell_geometry(self) -> None:

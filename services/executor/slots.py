@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from noria.proto.base import Likelihood, Stream
+from noria.proto.base import Stream, TokenLogprob
 from noria.proto.execution import Fill, Grow, Replace, Stash, StepPlan
 from noria.proto.sampling import Sampling
 from noria.services.executor.departures import Departure, Departures
@@ -37,7 +37,7 @@ class Occupant:
     bias_ids: Ids
     bias_values: Floats
     cached: int = 0
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    likelihoods: list[TokenLogprob] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
 
 

@@ -2,12 +2,12 @@
 
 from noria.services.executor.batch import Batch
 from noria.services.executor.lane import Times
-from noria.shared.telemetry.step_timeline import StepTime
+from noria.shared.telemetry.step_timeline import StepTiming
 
 
-def step_time(batch: Batch, prepare_ns: int, times: Times) -> StepTime:
+def step_time(batch: Batch, prepare_ns: int, times: Times) -> StepTiming:
     """prepare_ns: when the shell began to lay it out."""
-    return StepTime(
+    return StepTiming(
         batch.epoch,
         batch.number,
         len(batch.token_ids),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from noria.proto.base import End, Likelihood, Stream
+from noria.proto.base import End, Stream, TokenLogprob
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.cache.host_pool import HostBlocks
 from noria.services.scheduler.core.cache.pages import Prefix
@@ -107,14 +107,14 @@ class Request:
     paid_output: int = 0
     slot_planned: int = 0
     rotated_ns: int = 0
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    likelihoods: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def known(self) -> int:
         """How many ids are known: prompt and output."""
         return self.prompt_tokens + len(self.output)
 
-    def likelihoods_from(self, start: int) -> tuple[Likelihood, ...]:
+    def likelihoods_from(self, start: int) -> tuple[TokenLogprob, ...]:
         """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
         first = len(self.output) - len(self.likelihoods)
         return tuple(self.likelihoods[start - first :]) if self.likelihoods and start >= first else ()

@@ -10,7 +10,7 @@ from noria.proto import frontdoor
 
 
 @dataclass(slots=True, eq=False)
-class Assembly:
+class ChoiceBuffer:
     """The output of one choice: `ids` and `characters` are what has arrived, the cursors what has been read."""
 
     index: int
@@ -25,7 +25,7 @@ class Assembly:
     _read_characters: int = 0
     _read_finish: bool = False
 
-    def take(self, delta: frontdoor.Delta) -> bool:
+    def add(self, delta: frontdoor.Delta) -> bool:
         """Take a delta's news; False when something before it is missing, and then nothing is taken."""
         if self.finish is not None or delta.attempt < self.attempt:
             return True
@@ -76,7 +76,7 @@ class Assembly:
         self._read_finish = self._read_finish or ending
         return news
 
-    def whole(self) -> Choice:
+    def choice(self) -> Choice:
         """The choice, once ended."""
         assert self.finish is not None
         return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish, tuple(self.logprobs))
