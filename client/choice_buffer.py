@@ -4,9 +4,11 @@ Pure. Knows nothing of requests, sockets or time.
 """
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from noria.client.results import Choice, Delta, Finish, Logprobs
 from noria.proto import frontdoor
+from noria.proto.token_runs import RunStatus, StreamPosition
 
 
 @dataclass(slots=True, eq=False)
@@ -27,16 +29,24 @@ class ChoiceBuffer:
 
     def add(self, delta: frontdoor.Delta) -> bool:
         """Take a delta's news; False when something before it is missing, and then nothing is taken."""
-        if self.finish is not None or delta.attempt < self.attempt:
+        if self.finish is not None:
             return True
-        if delta.start > len(self.ids) or delta.characters > self.characters:
-            return False
-        if delta.attempt > self.attempt:
-            self._truncate(delta.attempt, delta.start, delta.characters)
-        known = len(self.ids) - delta.start
-        self.ids.extend(delta.ids[known:])
-        self.logprobs.extend(delta.logprobs[known:])
-        text = delta.text[self.characters - delta.characters :]
+        position = StreamPosition(self.attempt, len(self.ids), self.characters)
+        status, known_ids, known_characters = position.fit(delta.attempt, delta.start, delta.characters)
+        match status:
+            case RunStatus.OUTDATED:
+                return True
+            case RunStatus.MISSING_IDS | RunStatus.MISSING_TEXT:
+                return False
+            case RunStatus.RESTARTS:
+                self._truncate(delta.attempt, delta.start, delta.characters)
+            case RunStatus.CONTINUES:
+                pass
+            case _:
+                assert_never(status)
+        self.ids.extend(delta.ids[known_ids:])
+        self.logprobs.extend(delta.logprobs[known_ids:])
+        text = delta.text[known_characters:]
         if text:
             self._parts.append(text)
             self.characters += len(text)
