@@ -99,9 +99,11 @@ class Peak:
 def bytes_taken(model: str, cache_dtype: str) -> None:
     """Print the table's sum and the peaks of this process."""
     small = ModelSettings(name=model)
-    from noria.shared.model.model_folder import facts, resolve
+    from noria.shared.model.model_folder import read_model_facts, resolve_model_folder
 
-    blocks = RESERVED_CHUNKS + -(-facts(resolve(small), small).max_model_tokens // PAGE) + SLOTS + 1
+    blocks = (
+        RESERVED_CHUNKS + -(-read_model_facts(resolve_model_folder(small), small).max_model_tokens // PAGE) + SLOTS + 1
+    )
     torch.ones(256, 256) @ torch.ones(256, 256)  # what the libraries allocate for themselves when first used
     before = own_bytes()
     with Peak() as loading:

@@ -27,7 +27,7 @@ from noria.services.executor.plan.batch_builder import prepare, results
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.services.executor.plan.slot_table import SlotTable
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 SEQUENCE, STEP, SEQUENCES = 1024, 256, 6
 PROMPT, FREE, RUNS = 128, 64, 16
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> None:
     """Print one line for each precision, each as soon as it is known."""
     only = arguments[1] if arguments[:1] == ["--only"] else ""
     arguments = arguments[2:] if only else arguments
-    folder = Path(arguments[0]) if arguments else resolve(load(None).model)
+    folder = Path(arguments[0]) if arguments else resolve_model_folder(load(None).model)
     ids = prose(folder, [Path(each) for each in arguments[1:]])
     sequences = sequences_of(ids)
     stride = (len(sequences) * SEQUENCE - PROMPT) // RUNS

@@ -20,13 +20,13 @@ from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
 from noria.services.scheduler.simulation.runner import Simulation
 from noria.shared.config.config import ModelSettings
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 from noria.shared.model.tokenizer import Tokenizer
 
 
 def lengths(workload: Path, model: str) -> list[tuple[int, int]]:
     """Prompt and output tokens of each request."""
-    tokenizer = Tokenizer.load(resolve(ModelSettings(name=model)))
+    tokenizer = Tokenizer.load(resolve_model_folder(ModelSettings(name=model)))
     rows = [json.loads(line) for line in workload.read_text().splitlines()]
     return [(len(tokenizer.encode(row["prompt"])), row["max_tokens"]) for row in rows]
 

@@ -30,7 +30,7 @@ from noria.services.executor.model.packed_weights import PackedWeights
 from noria.services.executor.model.reference_linear import ReferenceLinearFactory
 from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 TOKENS_MIN = 10_000
 PARAGRAPH_CHARACTERS_MIN = 200
@@ -82,7 +82,7 @@ def engine_of(folder: Path, dtype: torch.dtype, kernels: Kernels | None, quantiz
 
 def main(arguments: list[str]) -> None:
     """Print a line for each way to compute."""
-    folder = Path(arguments[0]) if arguments else resolve(load(None).model)
+    folder = Path(arguments[0]) if arguments else resolve_model_folder(load(None).model)
     text = Path(arguments[1]).read_text() if len(arguments) > 1 else prose()
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     windows = [ids[start : start + SEQUENCE] for start in range(0, len(ids) - SEQUENCE + 1, SEQUENCE)]

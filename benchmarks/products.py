@@ -24,7 +24,7 @@ from noria.services.executor.model.packed_weights import PackedWeights
 from noria.services.executor.model.reference_linear import ReferenceLinear
 from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 ROWS = (1, 4, 16, 32, 64, 256, 512)
 REPEATS = 7
@@ -139,7 +139,7 @@ def main() -> None:
     if options.threads == 1:
         global clock  # noqa: PLW0603 - a script, which chooses its clock once
         clock = time.thread_time
-    folder = Path(options.folder) if options.folder else resolve(load(None).model)
+    folder = Path(options.folder) if options.folder else resolve_model_folder(load(None).model)
     shapes = matrices(architecture(folder), Checkpoint(folder))
     make = makers(options.threads, options.level)
     make = {kind: make[kind] for kind in options.kinds.split(",")}

@@ -33,7 +33,7 @@ from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.machine import cores
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 PREFILL_MAX = 512
 
@@ -74,7 +74,7 @@ class Bench:
     """One engine and how it is driven."""
 
     def __init__(self, options: argparse.Namespace, kernels: str) -> None:
-        folder = resolve(
+        folder = resolve_model_folder(
             load(None).model if not options.model else msgspec.structs.replace(load(None).model, name=options.model)
         )
         family = architecture(folder)

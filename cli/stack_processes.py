@@ -8,13 +8,13 @@ from typing import Final
 
 from noria.proto.base import Service
 from noria.shared.errors import UserError
-from noria.shared.process.locks import Holder, living_holder
+from noria.shared.process.locks import LockRecord, living_holder
 
 POLL_S: Final = 0.05
 _PROC: Final = Path("/proc/self")
 
 
-def supervisor_of(folder: Path) -> Holder:
+def supervisor_of(folder: Path) -> LockRecord:
     """Who supervises a runtime folder. Raises UserError when nobody does."""
     holder = living_holder(folder, Service.SUPERVISOR.value)
     if holder is None:
@@ -22,7 +22,7 @@ def supervisor_of(folder: Path) -> Holder:
     return holder
 
 
-def send(holder: Holder, number: signal.Signals) -> None:
+def send(holder: LockRecord, number: signal.Signals) -> None:
     """Signal the holder of a lock, but no innocent process: a lock may be held from another container."""
     title = Path(f"/proc/{holder.pid}/cmdline")
     try:
@@ -35,7 +35,7 @@ def send(holder: Holder, number: signal.Signals) -> None:
         raise UserError(f"{holder.service}, process {holder.pid}, belongs to another user") from error
 
 
-def gone(folder: Path, holder: Holder, timeout_s: float) -> bool:
+def gone(folder: Path, holder: LockRecord, timeout_s: float) -> bool:
     """Wait until the lock is free and its process, which unloads a large library last, has left too."""
     deadline = time.monotonic() + timeout_s
     while living_holder(folder, holder.service) is not None or alive(holder.pid):

@@ -12,11 +12,14 @@
 from noria.client.asynchronous import AsyncClient
 from noria.client.errors import ClientError, Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
 from noria.client.generation import Generation
-from noria.client.patience import Patience
 from noria.client.results import Accepted, Alternative, Choice, Completion, Delta, Finish, Logprobs, Timings, Usage
 from noria.client.synchronous import Client, SyncGeneration
+from noria.client.timeouts import ClientTimeouts
 from noria.proto.frontdoor import Code, Description, Forecast, Identified, Message, Standing
 from noria.shared.actor.curve import Curve
+
+Patience = ClientTimeouts
+"""The earlier name of `ClientTimeouts`."""
 
 __all__ = [
     "Accepted",
@@ -25,6 +28,7 @@ __all__ = [
     "Choice",
     "Client",
     "ClientError",
+    "ClientTimeouts",
     "Closed",
     "Code",
     "Completion",

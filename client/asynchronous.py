@@ -9,16 +9,16 @@ from typing import Final, Unpack
 
 import msgspec
 
-from noria.client.call import Call, Phase
+from noria.client.call import Call, CallPhase
 from noria.client.connection import Connection
-from noria.client.context import current
 from noria.client.errors import Closed, Unreachable
-from noria.client.exchange import Exchange
+from noria.client.generate_request import Options, build_generate
 from noria.client.generation import Generation
-from noria.client.patience import Patience
-from noria.client.questions import Questions
-from noria.client.request import Options, build
+from noria.client.pending_queries import PendingQueries
+from noria.client.protocol import ClientProtocol
 from noria.client.results import Completion
+from noria.client.timeouts import ClientTimeouts
+from noria.client.trace_context import current_traceparent
 from noria.proto.base import Header
 from noria.proto.frontdoor import (
     Cancel,
@@ -68,20 +68,20 @@ class AsyncClient:
         runtime_dir: str | None = None,
         credential: str = "",
         traffic_class: str = "",
-        patience: Patience | None = None,
+        patience: ClientTimeouts | None = None,
         message_bytes_max: int | None = None,
         curve: Curve | None = None,
     ) -> None:
         self.endpoint = endpoint or default_endpoint(runtime_dir)
         self._defaults = Options(credential=credential, traffic_class=traffic_class)
-        self._patience = patience or Patience()
+        self._timeouts = patience or ClientTimeouts()
         self._bytes_max = message_bytes_max or LimitSettings().message_bytes_max
-        self._exchange = Exchange(self._patience, self._send)
+        self._protocol = ClientProtocol(self._timeouts, self._send)
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._describing: dict[asyncio.Future[Description], None] = {}
-        self._questions = Questions(self._send)
+        self._queries = PendingQueries(self._send)
         self._curve = curve
         self._closed = False
 
@@ -105,9 +105,9 @@ class AsyncClient:
         """
         loop = self._open()
         merged = Options(**{**self._defaults, **options})
-        generate = build(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
-        call = self._exchange.begin(generate, options.get("traceparent") or current(), loop.time())
-        return Generation(self._exchange, call, loop)
+        generate = build_generate(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
+        call = self._protocol.begin(generate, options.get("traceparent") or current_traceparent(), loop.time())
+        return Generation(self._protocol, call, loop)
 
     async def complete(
         self,
@@ -135,8 +135,8 @@ class AsyncClient:
         """
         self._open()
         merged = Options(**{**self._defaults, **options, "request_id": uuid.uuid4().hex})
-        request = build(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
-        answer = await self._questions.ask(request.id, Preview(request), timeout_s, self.endpoint)
+        request = build_generate(prompt, messages, token_ids, merged, bytes_max=self._bytes_max)
+        answer = await self._queries.ask(request.id, Preview(request), timeout_s, self.endpoint)
         assert isinstance(answer, Forecast)
         return answer
 
@@ -147,7 +147,7 @@ class AsyncClient:
         """
         self._open()
         name = uuid.uuid4().hex
-        answer = await self._questions.ask(name, Identify(name, self._own(credential)), timeout_s, self.endpoint)
+        answer = await self._queries.ask(name, Identify(name, self._own(credential)), timeout_s, self.endpoint)
         assert isinstance(answer, Identified)
         return answer
 
@@ -159,7 +159,7 @@ class AsyncClient:
         self._open()
         name = uuid.uuid4().hex
         question = Inquire(name, request_id, self._own(credential))
-        answer = await self._questions.ask(name, question, timeout_s, self.endpoint)
+        answer = await self._queries.ask(name, question, timeout_s, self.endpoint)
         assert isinstance(answer, Standing)
         return answer
 
@@ -170,13 +170,13 @@ class AsyncClient:
         """
         loop = self._open()
         made = Generate(request_id, n=n, credential=self._own(credential), background=True)
-        call = Call(made, "", loop.time(), phase=Phase.OPEN, joined=True)
-        self._exchange.join(call, loop.time())
-        return Generation(self._exchange, call, loop)
+        call = Call(made, "", loop.time(), phase=CallPhase.OPEN, joined=True)
+        self._protocol.join(call, loop.time())
+        return Generation(self._protocol, call, loop)
 
     def reads(self, request_id: str) -> bool:
         """Whether the answer of a request is being read here."""
-        return request_id in self._exchange.calls
+        return request_id in self._protocol.calls
 
     def cancel(self, request_id: str, credential: str | None = None) -> bool:
         """Ask for the end of a background request by its id alone; False where there is no connection just now."""
@@ -210,10 +210,10 @@ class AsyncClient:
             return
         if self._tick is not None:
             self._tick.cancel()
-        self._exchange.close()
+        self._protocol.close()
         self._connection.close()
         self._connection = None
-        self._questions.close()
+        self._queries.close()
         for waiter in self._describing:
             if not waiter.done():
                 waiter.set_exception(Closed("the client was closed"))
@@ -234,7 +234,7 @@ class AsyncClient:
         if self._loop is None:
             self._loop = loop
             self._connection = Connection(
-                self.endpoint, self._receive, self._exchange.settle, self._connected, self._curve
+                self.endpoint, self._receive, self._protocol.flush_acknowledgements, self._connected, self._curve
             )
             self._schedule_tick(loop)
         assert self._loop is loop, "a client belongs to the event loop that first used it"
@@ -245,16 +245,16 @@ class AsyncClient:
 
     def _connected(self) -> None:
         assert self._loop is not None
-        self._exchange.connected(self._loop.time())
-        self._questions.repeat()
+        self._protocol.connected(self._loop.time())
+        self._queries.repeat()
         if self._describing:
             self._send(Describe(), "")
 
     def _receive(self, header: Header, body: msgspec.Struct) -> None:
         assert self._loop is not None
-        if self._questions.receive(body):
+        if self._queries.receive(body):
             return
-        self._exchange.receive(header, body, self._loop.time())
+        self._protocol.receive(header, body, self._loop.time())
         if isinstance(body, Description):
             for waiter in self._describing:
                 if not waiter.done():
@@ -263,7 +263,7 @@ class AsyncClient:
     def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._connection is not None
         self._connection.look()
-        self._exchange.tick(loop.time())
+        self._protocol.tick(loop.time())
         longest_s = 1.0 if self._connection.writable else _UNCONNECTED_TICK_S
-        interval_s = min(longest_s, self._patience.resend_s / 2, self._patience.ping_s / 2)
+        interval_s = min(longest_s, self._timeouts.resend_s / 2, self._timeouts.ping_s / 2)
         self._tick = loop.call_later(interval_s, self._schedule_tick, loop)

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from noria.client.assembly import Assembly
+from noria.client.choice_buffer import ChoiceBuffer
 from noria.client.errors import ClientError
 from noria.client.results import Completion, Delta, Finish
 from noria.proto import frontdoor
@@ -15,7 +15,7 @@ from noria.proto.base import End
 from noria.proto.frontdoor import Accepted, Finished, Generate, Have
 
 
-class Phase(Enum):
+class CallPhase(Enum):
     """Where a call is. ABANDONED: nobody reads it any more, but the server has not yet confirmed its end."""
 
     OPENING = auto()
@@ -31,7 +31,7 @@ class Call:
     generate: Generate
     traceparent: str
     begun_s: float
-    phase: Phase = Phase.OPENING
+    phase: CallPhase = CallPhase.OPENING
     accepted: Accepted | None = None
     error: ClientError | None = None
     cancelling: bool = False
@@ -42,12 +42,12 @@ class Call:
     next_ask_s: float = 0.0
     left_s: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _choices: list[Assembly] = field(default_factory=list)
-    _fresh: dict[int, None] = field(default_factory=dict)
+    _choices: list[ChoiceBuffer] = field(default_factory=list)
+    _unread: dict[int, None] = field(default_factory=dict)
     _running: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._choices = [Assembly(index) for index in range(max(1, self.generate.n))]
+        self._choices = [ChoiceBuffer(index) for index in range(max(1, self.generate.n))]
         self._running = set(range(len(self._choices)))
 
     @property
@@ -56,7 +56,7 @@ class Call:
         return self.generate.id
 
     @property
-    def lasting(self) -> bool:
+    def outlives_reader(self) -> bool:
         """Whether somebody may come back for it, so that leaving it is not the end of it."""
         return self.generate.keep or self.generate.background
 
@@ -68,24 +68,24 @@ class Call:
     def accept(self, accepted: Accepted) -> None:
         """The server has taken it."""
         self.accepted = accepted
-        if self.phase is Phase.OPENING:
-            self.phase = Phase.OPEN
+        if self.phase is CallPhase.OPENING:
+            self.phase = CallPhase.OPEN
         self.changed.set()
 
-    def take(self, delta: frontdoor.Delta) -> bool:
+    def add_delta(self, delta: frontdoor.Delta) -> bool:
         """Take one delta; False when something before it is missing."""
         if not 0 <= delta.index < len(self._choices):
             return True
-        taken = self._choices[delta.index].take(delta)
+        taken = self._choices[delta.index].add(delta)
         if taken:
-            self._news(delta.index)
+            self._mark_unread(delta.index)
         return taken
 
     def contradicts(self, delta: frontdoor.Delta) -> bool:
         """Whether a delta says something else of tokens that have arrived already."""
         return 0 <= delta.index < len(self._choices) and self._choices[delta.index].contradicts(delta)
 
-    def end(self, finished: Finished) -> bool:
+    def add_finished(self, finished: Finished) -> bool:
         """Take the end of one choice; False when tokens before it are missing."""
         if not 0 <= finished.index < len(self._choices):
             return True
@@ -103,15 +103,15 @@ class Call:
         if taken:
             self._running.discard(finished.index)
             if not self._running:
-                self.phase = Phase.OVER
-            self._news(finished.index)
+                self.phase = CallPhase.OVER
+            self._mark_unread(finished.index)
         return taken
 
     def fail(self, error: ClientError) -> None:
         """It ends here with an error, after what has arrived has been read."""
-        if self.phase is not Phase.OVER:
+        if self.phase is not CallPhase.OVER:
             self.error = error
-            self.phase = Phase.OVER
+            self.phase = CallPhase.OVER
             self.changed.set()
 
     def cancelled(self, *, over: bool) -> None:
@@ -119,8 +119,8 @@ class Call:
         for choice in self._choices:
             if choice.finish is None:
                 choice.finish = Finish(End.CANCELLED.label, output_tokens=len(choice.ids))
-                self._news(choice.index)
-        self.phase = Phase.OVER if over else Phase.ABANDONED
+                self._mark_unread(choice.index)
+        self.phase = CallPhase.OVER if over else CallPhase.ABANDONED
         self.changed.set()
 
     def have(self) -> tuple[Have, ...]:
@@ -129,9 +129,9 @@ class Call:
 
     def read(self) -> Delta | None:
         """The next choice's unread news, in order of arrival; None when there is none now."""
-        while self._fresh:
-            index = next(iter(self._fresh))
-            del self._fresh[index]
+        while self._unread:
+            index = next(iter(self._unread))
+            del self._unread[index]
             delta = self._choices[index].read()
             if delta is not None:
                 return delta
@@ -139,8 +139,8 @@ class Call:
 
     def completion(self) -> Completion:
         """The whole answer, once over without an error."""
-        return Completion(self.id, self.accepted, tuple(choice.whole() for choice in self._choices))
+        return Completion(self.id, self.accepted, tuple(choice.choice() for choice in self._choices))
 
-    def _news(self, index: int) -> None:
-        self._fresh[index] = None
+    def _mark_unread(self, index: int) -> None:
+        self._unread[index] = None
         self.changed.set()

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 
-from noria.client.call import Call, Phase
+from noria.client.call import Call, CallPhase
 from noria.client.errors import Interrupted
-from noria.client.exchange import Exchange
+from noria.client.protocol import ClientProtocol
 from noria.client.results import Accepted, Completion, Delta
 
 
@@ -19,8 +19,8 @@ class Generation:
     Raises, where awaited or iterated: Refused, Unreachable, Interrupted, Superseded, Malformed, Closed.
     """
 
-    def __init__(self, exchange: Exchange, call: Call, loop: asyncio.AbstractEventLoop) -> None:
-        self._exchange = exchange
+    def __init__(self, protocol: ClientProtocol, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        self._protocol = protocol
         self._call = call
         self._loop = loop
 
@@ -32,7 +32,7 @@ class Generation:
     @property
     def finished(self) -> bool:
         """Whether nothing more will come, though there may be news to read."""
-        return self._call.phase in (Phase.OVER, Phase.ABANDONED)
+        return self._call.phase in (CallPhase.OVER, CallPhase.ABANDONED)
 
     async def accepted(self) -> Accepted:
         """Wait until the server has taken the request: its prompt's tokens, the model's canonical name, the seed."""
@@ -73,7 +73,7 @@ class Generation:
 
     async def cancel(self) -> None:
         """Ask for the end. Whoever iterates gets what comes until then, and a last delta that says `cancelled`."""
-        self._exchange.cancel(self._call, self._loop.time())
+        self._protocol.cancel(self._call, self._loop.time())
 
     async def aclose(self) -> None:
         """Cancel unless finished, and read no more."""
@@ -81,7 +81,7 @@ class Generation:
 
     def leave(self) -> None:
         """`aclose` without a coroutine; to be called in the event loop's thread."""
-        self._exchange.leave(self._call, self._loop.time())
+        self._protocol.leave(self._call, self._loop.time())
 
     async def __aenter__(self) -> "Generation":
         return self
@@ -94,7 +94,7 @@ class Generation:
     def __del__(self) -> None:
         # Runs in whatever thread and at whatever moment the last reference goes.
         if not self.finished and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_leave, self._exchange, self._call, self._loop)
+            self._loop.call_soon_threadsafe(_leave, self._protocol, self._call, self._loop)
 
     async def _wait(self) -> None:
         self._call.changed.clear()
@@ -125,5 +125,5 @@ class Deltas(AsyncIterator[Delta]):
         self._generation.__del__()
 
 
-def _leave(exchange: Exchange, call: Call, loop: asyncio.AbstractEventLoop) -> None:
-    exchange.leave(call, loop.time())
+def _leave(protocol: ClientProtocol, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+    protocol.leave(call, loop.time())

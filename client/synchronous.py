@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from noria.client.asynchronous import AsyncClient
-from noria.client.context import current
 from noria.client.errors import Closed
+from noria.client.generate_request import Options
 from noria.client.generation import Generation
-from noria.client.patience import Patience
-from noria.client.request import Options
 from noria.client.results import Accepted, Completion, Delta
+from noria.client.timeouts import ClientTimeouts
+from noria.client.trace_context import current_traceparent
 from noria.proto.frontdoor import Description, Forecast, Identified, Message
 from noria.shared.actor.curve import Curve
 
@@ -39,7 +39,7 @@ class Client:
         runtime_dir: str | None = None,
         credential: str = "",
         traffic_class: str = "",
-        patience: Patience | None = None,
+        patience: ClientTimeouts | None = None,
         message_bytes_max: int | None = None,
         curve: Curve | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Client:
             message_bytes_max=message_bytes_max,
             curve=curve,
         )
-        self._loop = _Loop()
+        self._loop = _EventLoopThread()
         # Also runs when the interpreter exits with the client still open.
         self._finalizer = weakref.finalize(self, _shut, self._loop, self._client)
 
@@ -71,7 +71,7 @@ class Client:
     ) -> "SyncGeneration":
         """Start a generation; as `AsyncClient.generate`."""
         if not options.get("traceparent"):
-            options["traceparent"] = current()  # of this thread, not of the loop's
+            options["traceparent"] = current_traceparent()  # of this thread, not of the loop's
 
         async def start() -> Generation:
             return self._client.generate(prompt, messages=messages, token_ids=token_ids, **options)
@@ -130,7 +130,7 @@ class SyncGeneration:
     Leaving the `for` loop early, `close` and dropping the last reference cancel the request, unless it has finished.
     """
 
-    def __init__(self, client: Client, loop: "_Loop", generation: Generation) -> None:
+    def __init__(self, client: Client, loop: "_EventLoopThread", generation: Generation) -> None:
         self._client = client  # which must outlive its generations
         self._loop = loop
         self._generation = generation
@@ -190,7 +190,7 @@ class SyncDeltas(Iterator[Delta]):
         self._generation._generation.__del__()
 
 
-class _Loop:
+class _EventLoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
@@ -243,5 +243,5 @@ async def _finish(client: AsyncClient) -> None:
         await asyncio.wait(others, timeout=5)
 
 
-def _shut(loop: _Loop, client: AsyncClient) -> None:
+def _shut(loop: _EventLoopThread, client: AsyncClient) -> None:
     loop.stop(_finish(client))

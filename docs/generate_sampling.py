@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Final
 
-from noria.proto.sampling import Parameter, parameters
+from noria.proto.sampling import SamplingParameter, parameters
 
 PAGE: Final = Path(__file__).parent / "sampling.md"
 _HEAD: Final = """# Sampling parameters
@@ -27,7 +27,7 @@ def page() -> str:
     return _HEAD + "".join(map(_row, parameters().values()))
 
 
-def _row(parameter: Parameter) -> str:
+def _row(parameter: SamplingParameter) -> str:
     name = f"`{parameter.name}`"
     if parameter.http_name != parameter.name:
         name += f" (HTTP: `{parameter.http_name}`)"

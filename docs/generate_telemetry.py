@@ -9,7 +9,7 @@ from typing import Final
 
 from noria.services.gateway.monitoring.exposition import ALIASES
 from noria.shared.telemetry import instruments, spans
-from noria.shared.telemetry.instruments import Kind, Metric, label
+from noria.shared.telemetry.instruments import Metric, MetricKind, label
 
 PAGE: Final = Path(__file__).parent / "telemetry.md"
 _GROUPS: Final = (
@@ -63,7 +63,7 @@ def _buckets() -> Iterator[str]:
     yield "\nThe buckets end at:\n\n"
     histograms: dict[tuple[float, ...], list[str]] = {}
     for each in instruments.METRICS.values():
-        if each.kind is Kind.HISTOGRAM:
+        if each.kind is MetricKind.HISTOGRAM:
             histograms.setdefault(each.bounds, []).append(f"`{each.exposed}`")
     for bounds, names in histograms.items():
         yield f"- {', '.join(names)}: {', '.join(f'{each:g}' for each in bounds)}\n"
@@ -74,7 +74,7 @@ def _aliases() -> Iterator[str]:
     yield "too, with its labels `model_name` and `engine`, summed over classes and tenants.\n\n"
     yield "| name | as |\n| --- | --- |\n"
     for alias in ALIASES:
-        suffix = "_total" if alias.sources[0].kind is Kind.COUNTER else ""
+        suffix = "_total" if alias.sources[0].kind is MetricKind.COUNTER else ""
         only = f" ({', '.join(value for _, value in alias.only)})" if alias.only else ""
         yield f"| `{alias.name}{suffix}` | {' + '.join(f'`{each.exposed}`' for each in alias.sources)}{only} |\n"
 

@@ -66,7 +66,7 @@ class End(IntEnum):
         return self.name.lower()
 
 
-class Likelihood(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How likely a sampled token was to the model, before temperature, filters, penalties and bias.
 
     logprob: its natural log-probability. top: (id, log-probability) of the likeliest tokens, likeliest first.
@@ -85,7 +85,7 @@ class Alternative(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`Likelihood` of an output token, to be read: with the bytes that it stands for, special or not.
+    """`TokenLogprob` of an output token, to be read: with the bytes that it stands for, special or not.
 
     character: position in the stream's text at which its text begins. top: the likeliest tokens, likeliest first.
     """

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from noria.proto.base import Likelihood, Stream
+from noria.proto.base import Stream, TokenLogprob
 from noria.proto.sampling import Sampling
 
 
@@ -123,7 +123,7 @@ class Sampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attempt: int
     start: int
     ids: tuple[int, ...]
-    likelihoods: tuple[Likelihood, ...] = ()
+    likelihoods: tuple[TokenLogprob, ...] = ()
 
 
 class StepDone(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -221,7 +221,7 @@ class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
     length: int
     blocks: tuple[tuple[int, ...], ...]
     output_ids: tuple[int, ...] = ()
-    likelihoods: tuple[Likelihood, ...] = ()
+    likelihoods: tuple[TokenLogprob, ...] = ()
 
 
 def cache_digest(ids: Iterable[int]) -> bytes:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from noria.proto.base import Ended, Likelihood, Logprobs, Stream
+from noria.proto.base import Ended, Logprobs, Stream, TokenLogprob
 
 
 class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     detail: str = ""
     cached_tokens: int = 0
     queue_us: int = 0
-    likelihoods: tuple[Likelihood, ...] = ()
+    likelihoods: tuple[TokenLogprob, ...] = ()
 
 
 class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """The sampling parameters of a request, each defined here once: type, default, range and meaning.
 
 Admission's range checks, the HTTP bodies, the command line's flags and docs/sampling.md read this definition. A new
-parameter is a field at the end of `Sampling` and a key of `noria.client.request.Options`; the samplers do the rest.
+parameter is a field at the end of `Sampling` and a key of `noria.client.generate_request.Options`; the samplers do the rest.
 """
 
 from collections.abc import Mapping
@@ -148,7 +148,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ] = ""
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class SamplingParameter(msgspec.Struct, frozen=True):
     """One sampling parameter as `Sampling` defines it.
 
     name: of the field. http_name: in the bodies of HTTP requests. type: without its annotations. default: where absent.
@@ -173,7 +173,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 @cache
-def parameters() -> Mapping[str, Parameter]:
+def parameters() -> Mapping[str, SamplingParameter]:
     """Every sampling parameter by the name of its field, in wire order; reserved positions are left out."""
     annotated, plain = get_type_hints(Sampling, include_extras=True), get_type_hints(Sampling)
     found = {}
@@ -182,7 +182,7 @@ def parameters() -> Mapping[str, Parameter]:
             continue
         meta = next(each for each in annotated[field.name].__metadata__ if isinstance(each, Meta))
         extra = meta.extra or {}
-        found[field.name] = Parameter(
+        found[field.name] = SamplingParameter(
             field.name,
             extra["http"] or field.name,
             plain[field.name],

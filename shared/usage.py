@@ -40,7 +40,7 @@ _READ: Final = (
 )
 
 
-class Used(msgspec.Struct, frozen=True):
+class TenantUsage(msgspec.Struct, frozen=True):
     """What one tenant used in one class. cache_block_s: cache blocks held, times seconds."""
 
     tenant: str
@@ -59,7 +59,7 @@ def database_path(settings: RuntimeSettings) -> Path:
     return state_dir(settings) / DATABASE
 
 
-def read(path: Path, *, tenant: str = "", since_unix_s: int = 0) -> list[Used]:
+def read(path: Path, *, tenant: str = "", since_unix_s: int = 0) -> list[TenantUsage]:
     """What was used from the hour of `since_unix_s` on, by tenant and class; of one tenant where it is named.
 
     Raises UserError when there is no such file or it cannot be read.
@@ -75,4 +75,6 @@ def read(path: Path, *, tenant: str = "", since_unix_s: int = 0) -> list[Used]:
     except sqlite3.Error as error:
         raise UserError(f"cannot read {path}: {error}") from error
     figures = ((*row[:-1], round(row[-1] / 1e6, 3)) for row in rows)
-    return [msgspec.convert(dict(zip(Used.__struct_fields__, each, strict=True)), Used) for each in figures]
+    return [
+        msgspec.convert(dict(zip(TenantUsage.__struct_fields__, each, strict=True)), TenantUsage) for each in figures
+    ]

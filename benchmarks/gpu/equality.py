@@ -31,7 +31,7 @@ from noria.services.executor.plan.slot_table import SlotTable
 from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 
 def asked(count: int, vocabulary: int, seed: int = 0) -> list[tuple[tuple[int, ...], Sampling]]:
@@ -152,7 +152,7 @@ def real_model(bench: Bench) -> None:
     """The greedy tokens of a real model, by the device and by the processor, in float32."""
     with bench.looking(f"tokens of {bench.model}", "equal until two ids are as likely") as found:
         try:
-            folder = resolve(ModelSettings(name=bench.model))
+            folder = resolve_model_folder(ModelSettings(name=bench.model))
         except UserError as error:
             found["skipped"] = str(error)[:200]
             return

@@ -19,7 +19,7 @@ from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.cuda.loading import set_up
 from noria.services.executor.model.architecture import architecture
 from noria.services.executor.model.decoder import Decoder
-from noria.shared.telemetry.step_timeline import overlap
+from noria.shared.telemetry.step_timeline import measure_overlap
 
 IDLE_MAX, BANDWIDTH_MIN, PEER_MIN = 0.03, 0.8, 3.0
 
@@ -134,7 +134,7 @@ def measure(
     assert sum(map(len, answers)) == batch * output and not drive.failures
     if found is not None:
         steps = [each for each in drive.shell.step_times if each.query_tokens == batch]
-        met = overlap(steps)
+        met = measure_overlap(steps)
         times = sorted((each.ended_ns - each.began_ns) / 1e6 for each in steps)
         found |= {
             "tokens_per_s": batch * output / seconds,

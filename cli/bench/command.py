@@ -209,12 +209,12 @@ def _target(wanted: Wanted) -> "tuple[str, Target]":
             )
         )
     from noria.cli.bench.mailbox_target import MailboxTarget
-    from noria.shared.actor.curve import PUBLIC, keys_of
+    from noria.shared.actor.curve import PUBLIC, configured_curve_keys
     from noria.shared.actor.endpoints import public_mailbox
 
     runtime = settings().runtime
-    mailbox, keys = public_mailbox(runtime), keys_of(runtime)
-    curve = keys.toward(PUBLIC, keys.asker()) if keys is not None else None
+    mailbox, keys = public_mailbox(runtime), configured_curve_keys(runtime)
+    curve = keys.curve_to(PUBLIC, keys.tools_owner()) if keys is not None else None
     chat = wanted.endpoint == "chat"
     return "ZeroMQ", MailboxTarget(
         mailbox, curve, temperature=wanted.temperature, ignore_eos=wanted.ignore_eos, chat=chat

@@ -32,7 +32,7 @@ from noria.services.scheduler.core.scheduler import Scheduler
 from noria.shared.actor.shell import Shell
 from noria.shared.config.config import Config, TelemetrySettings
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import resolve, served_names
+from noria.shared.model.model_folder import resolve_model_folder, served_names
 from noria.shared.model.tokenizer import Tokenizer
 from noria.shared.telemetry.telemetry import Telemetry
 
@@ -63,7 +63,7 @@ class Offline:
         os.environ.setdefault("OMP_NUM_THREADS", threads)  # read when torch is first imported
         os.environ.setdefault("MKL_NUM_THREADS", threads)
         self.model = served_names(config.model)[0]
-        self._tokenizer = Tokenizer.load(resolve(config.model))
+        self._tokenizer = Tokenizer.load(resolve_model_folder(config.model))
         self._settings: CoreSettings = scheduler_settings(config)
         self._machine = _Machine(settings)
 

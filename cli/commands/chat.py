@@ -12,7 +12,7 @@ from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
     from noria.client import Client
-    from noria.client.request import Options
+    from noria.client.generate_request import Options
 
 _HELP: Final = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C cancels an answer"
 

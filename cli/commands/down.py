@@ -12,7 +12,7 @@ from noria.cli.stack_processes import gone, send
 from noria.proto.base import Service
 from noria.shared.actor.endpoints import runtime_dir
 from noria.shared.errors import UserError
-from noria.shared.process.locks import Holder, living_holder
+from noria.shared.process.locks import LockRecord, living_holder
 
 _MARGIN_S: Final = 5.0
 _SECOND_SIGNAL_S: Final = 0.3
@@ -58,7 +58,7 @@ def down(now: bool) -> None:
     click.echo("stopped " + ", ".join(f"{holder.service} ({holder.pid})" for holder in stopped))
 
 
-def _stop(folder: Path, holder: Holder, timeout_s: float) -> None:
+def _stop(folder: Path, holder: LockRecord, timeout_s: float) -> None:
     send(holder, signal.SIGTERM)
     if gone(folder, holder, timeout_s):
         return

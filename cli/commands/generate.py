@@ -12,7 +12,7 @@ from noria.shared.config.config import RuntimeSettings
 
 if TYPE_CHECKING:
     from noria.client import Client, Completion, Logprobs
-    from noria.client.request import Options
+    from noria.client.generate_request import Options
 
 
 @click.command()

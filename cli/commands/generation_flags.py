@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from noria.proto.sampling import Bounds, Parameter, parameters
+from noria.proto.sampling import Bounds, SamplingParameter, parameters
 from noria.shared.actor.endpoints import public_mailbox
 from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
     from noria.client import Client, Delta
-    from noria.client.request import Options
+    from noria.client.generate_request import Options
     from noria.client.results import Finish
 
 _WANTED: Final = "noria.sampling"
@@ -82,11 +82,11 @@ def sampling_flags(command: _Command) -> _Command:
     return command
 
 
-def _flag(parameter: Parameter) -> str:
+def _flag(parameter: SamplingParameter) -> str:
     return f"--{parameter.name.replace('_', '-')}"
 
 
-def _kind(parameter: Parameter) -> click.ParamType[Any]:
+def _kind(parameter: SamplingParameter) -> click.ParamType[Any]:
     """The type of a number's flag, with the range that the parameter's definition gives it."""
     bounds = parameter.bounds or Bounds(0)
     low, exclusive = (bounds.low, False) if bounds.above is None else (bounds.above, True)
@@ -108,10 +108,10 @@ def wanted() -> "Options":
 def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
     """A client of the stack in this runtime folder; what goes wrong with it is told as a UserError."""
     from noria.client import Client, ClientError, Unreachable
-    from noria.shared.actor.curve import PUBLIC, keys_of
+    from noria.shared.actor.curve import PUBLIC, configured_curve_keys
 
-    endpoint, keys = public_mailbox(runtime), keys_of(runtime)
-    curve = keys.toward(PUBLIC, keys.asker()) if keys is not None else None
+    endpoint, keys = public_mailbox(runtime), configured_curve_keys(runtime)
+    curve = keys.curve_to(PUBLIC, keys.tools_owner()) if keys is not None else None
     try:
         with Client(endpoint, credential=os.environ.get(API_KEY_VARIABLE, ""), curve=curve) as client:
             yield client

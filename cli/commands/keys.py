@@ -51,9 +51,9 @@ def curve(folder: Path) -> None:
 
     Every machine needs all .key files; of the .key_secret files only those of the services that run on it.
     """
-    from noria.shared.actor.curve import OWNERS, make
+    from noria.shared.actor.curve import OWNERS, make_key_pairs
 
-    made = make(folder, OWNERS)
+    made = make_key_pairs(folder, OWNERS)
     what = f"made the keys of {', '.join(made)}" if made else "every key was there already"
     click.echo(f"{what} in {folder}\nto use them: --transport tcp --curve-dir {folder}")
 
@@ -66,11 +66,11 @@ def client(name: str, folder: Path) -> None:
 
     From then on only clients with a key there may connect to the public mailbox over tcp, once admission has restarted.
     """
-    from noria.shared.actor.curve import CLIENTS, make
+    from noria.shared.actor.curve import CLIENTS, make_key_pairs
 
     if re.fullmatch(TENANT_NAME, name) is None:
         raise UserError(f"{name!r} is no name for a client: it must match {TENANT_NAME}")
-    if not make(folder / CLIENTS, (name,)):
+    if not make_key_pairs(folder / CLIENTS, (name,)):
         raise UserError(f"there is a key of {name} in {folder / CLIENTS} already; remove it first to replace it")
     click.echo(
         f"give {folder / CLIENTS / name}.key_secret and {folder / 'public.key'} to the client, then remove the former"

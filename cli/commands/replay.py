@@ -43,9 +43,9 @@ def why(request: str, log: Path | None) -> int:
     """
     if log is not None:
         return _run("why", str(log), request)
-    from noria.shared.actor.inspect import explain
+    from noria.shared.actor.inspect import explain_request
 
-    lines = explain(settings().runtime, request, _ANSWER_S)
+    lines = explain_request(settings().runtime, request, _ANSWER_S)
     click.echo("\n".join(lines) if lines else f"nothing is known of request {request!r}")
     return 0 if lines else 1
 

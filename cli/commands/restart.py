@@ -15,7 +15,7 @@ from noria.proto.lifecycle import State
 from noria.shared.actor.endpoints import runtime_dir
 from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.process.locks import Holder, living_holder
+from noria.shared.process.locks import LockRecord, living_holder
 
 # From the inside out: whoever comes back finds those that it depends on.
 _ORDER: Final = (Service.DETOKENIZER, Service.EXECUTOR, Service.SCHEDULER, Service.ADMISSION, Service.GATEWAY)
@@ -53,7 +53,7 @@ def restart(services: tuple[str, ...]) -> None:
         click.echo(f"{service.value}: {before} -> {successor.pid} in {time.monotonic() - began_s:.1f} s")
 
 
-def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before: Holder | None) -> Holder:
+def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before: LockRecord | None) -> LockRecord:
     """Wait until another process is this service, and ready. Raises UserError."""
     from noria.shared.actor.inspect import inspect
 

@@ -10,7 +10,7 @@ from noria.cli.flags import config_flags, settings
 from noria.proto.base import Service
 from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime, chrome
+from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTiming, chrome_trace
 
 _ANSWER_S: Final = 5.0
 _HIDDEN: Final = ("noria.request", "noria.choice")
@@ -45,7 +45,7 @@ def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
     Each process remembers its last `telemetry.spans_kept` spans; what it has forgotten, or what nobody sampled, is missing.
     """
     if steps:
-        click.echo(msgspec.json.encode(chrome(step_times(settings().runtime, last))))
+        click.echo(msgspec.json.encode(chrome_trace(step_times(settings().runtime, last))))
         return 0
     if request is None:
         raise click.UsageError("name a request, or ask for --steps")
@@ -59,21 +59,21 @@ def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
     return 0
 
 
-def step_times(runtime: RuntimeSettings, last: int) -> list[StepTime]:
+def step_times(runtime: RuntimeSettings, last: int) -> list[StepTiming]:
     """When the executor's last steps were what. Raises UserError when it does not answer."""
     from noria.shared.actor.inspect import inspect
 
     answer = inspect(runtime, Service.EXECUTOR, _ANSWER_S, str(last), "steps")
     if answer is None:
         raise UserError("the executor does not answer; `noria ps` says what runs")
-    return msgspec.json.decode(answer.json, type=list[StepTime])
+    return msgspec.json.decode(answer.json, type=list[StepTiming])
 
 
 def gather(runtime: RuntimeSettings, request: str) -> dict[Service, list[Seen]]:
     """The spans of the traces that a request is in, by the service that tells them."""
-    from noria.shared.actor.inspect import numbers_of
+    from noria.shared.actor.inspect import request_numbers
 
-    numbers = numbers_of(runtime, request, _ANSWER_S)
+    numbers = request_numbers(runtime, request, _ANSWER_S)
     ids = {each.trace for name in numbers for spans in _ask(runtime, name).values() for each in spans}
     if len(request) == 32:
         ids.add(request)

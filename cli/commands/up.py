@@ -20,10 +20,10 @@ from noria.proto.lifecycle import State
 from noria.shared.actor.endpoints import prepare_runtime_dir, split_address
 from noria.shared.config.config import Config, RuntimeSettings
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 if TYPE_CHECKING:
-    from noria.client.request import Options
+    from noria.client.generate_request import Options
 
 _SUPERVISOR: Final = "noria.services.supervisor"
 _POLL_S: Final = 0.1
@@ -50,7 +50,7 @@ def up(prompt: str | None, once: bool) -> int:
 def fetch(config: Config) -> None:
     """Have the model at hand, with a progress bar when it must be fetched. Raises UserError when it cannot be had."""
     try:
-        resolve(config.model)
+        resolve_model_folder(config.model)
     except UserError:
         # Only now, because the import is heavy and seldom needed.
         from noria.cli.model_files.fetch import ensure

@@ -11,7 +11,7 @@ import msgspec
 
 from noria.cli.flags import config_flags, settings
 from noria.shared.errors import UserError
-from noria.shared.usage import Used, database_path, read
+from noria.shared.usage import TenantUsage, database_path, read
 
 _UNITS_S: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 _HEAD: Final = (
@@ -45,7 +45,7 @@ def moment(text: str, now_unix_s: int) -> int:
         raise UserError(f"--since {text!r} is neither a duration like 24h, 7d or 4w nor a date") from error
 
 
-def table(rows: Sequence[Used]) -> str:
+def table(rows: Sequence[TenantUsage]) -> str:
     """The rows as text, figures to the right."""
     lines = [_HEAD, *(tuple(str(value) for value in msgspec.structs.astuple(row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]

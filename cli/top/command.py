@@ -15,7 +15,7 @@ from noria.shared.errors import UserError
 if TYPE_CHECKING:
     from noria.cli.top.view import Picture
     from noria.shared.actor.inspect import Inspector
-    from noria.shared.telemetry.latency import Latency
+    from noria.shared.telemetry.recent_latencies import RecentLatencies
 
 _ANSWER_S: Final = 0.5
 _FIRST_ANSWER_S: Final = 2.0  # one that is busy is not taken for absent at the first look
@@ -34,10 +34,10 @@ def top(interval: float, once: bool) -> None:
 
     from noria.cli.top.view import Picture
     from noria.shared.actor.inspect import Inspector
-    from noria.shared.telemetry.latency import Latency
+    from noria.shared.telemetry.recent_latencies import RecentLatencies
 
     runtime = settings().runtime
-    inspector, latency, picture = Inspector(runtime), Latency(), Picture()
+    inspector, latency, picture = Inspector(runtime), RecentLatencies(), Picture()
     try:
         _look(inspector, latency, picture, runtime, _FIRST_ANSWER_S)
         if not picture.answered:
@@ -59,20 +59,20 @@ def top(interval: float, once: bool) -> None:
 
 def _look(
     inspector: "Inspector",
-    latency: "Latency",
+    latency: "RecentLatencies",
     picture: "Picture",
     runtime: RuntimeSettings,
     scheduler_s: float = _ANSWER_S,
 ) -> None:
     """Ask everybody. scheduler_s: how long the scheduler is waited for, whose answer is most of the picture."""
     from noria.cli.top.view import Told
-    from noria.shared.telemetry.metrics import told
+    from noria.shared.telemetry.metrics import decode_values
 
     answer = inspector.ask((Service.SCHEDULER,), "live", picture.since, scheduler_s).get(Service.SCHEDULER)
     picture.take(msgspec.json.decode(answer.json, type=Told) if answer is not None else None, time.monotonic())
     metrics = inspector.ask((Service.ADMISSION,), "metrics", "", _ANSWER_S).get(Service.ADMISSION)
     if metrics is not None:
-        latency.take(told(metrics.json), time.monotonic())
-    picture.latency = latency.shown()
+        latency.add(decode_values(metrics.json), time.monotonic())
+    picture.latency = latency.rows()
     services = [each for each in Service if each is not Service.SUPERVISOR or runtime.transport == "ipc"]
     picture.services = inspector.ask(services, "who", "", _ANSWER_S)

@@ -24,7 +24,7 @@ from noria.shared.usage import database_path
 
 def start(config: Config) -> int:
     """Load the tokenizer and the chat template, then serve until SIGTERM."""
-    folder = model_folder.resolve(config.model)
+    folder = model_folder.resolve_model_folder(config.model)
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer)
     settings = admission_config(config, folder, has_chat_template=template.exists)
@@ -41,7 +41,7 @@ def start(config: Config) -> int:
         def reread() -> None:
             reload(Service.ADMISSION, config, lambda changed: shell.change_policy(admission_policy(changed)))
 
-        actor.on_hang_up(reread)
+        actor.on_reload(reread)
         return shell
 
     return run(Service.ADMISSION, config, (Service.SCHEDULER, Service.DETOKENIZER), build)
@@ -49,7 +49,7 @@ def start(config: Config) -> int:
 
 def _open(endpoint: str, mailbox: Mailbox, settings: AdmissionConfig) -> Door:
     try:
-        return Door(endpoint, mailbox.incarnation, settings.message_bytes_max, gate=mailbox.gate)
+        return Door(endpoint, mailbox.incarnation, settings.message_bytes_max, gate=mailbox.authenticator)
     except zmq.ZMQError as error:
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"

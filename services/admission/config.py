@@ -27,7 +27,7 @@ class AdmissionConfig:
 
 def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -> AdmissionConfig:
     """Gather the limits and the facts of the model in `folder`. Raises UserError when it is unusable."""
-    facts = model_folder.facts(folder, config.model)
+    facts = model_folder.read_model_facts(folder, config.model)
     limits, runtime = config.limits, config.runtime
     rules = Rules(
         models=model_folder.served_names(config.model),

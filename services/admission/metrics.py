@@ -12,9 +12,9 @@ from noria.services.admission.core.state.admission_state import Books
 from noria.services.admission.core.tenants.class_totals import Account, Measure, Traffic
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Metric
-from noria.shared.telemetry.metrics import Attributes, Labels, Value
+from noria.shared.telemetry.metrics import Attributes, MetricValue, TenantLabels
 from noria.shared.telemetry.spans import ATTRIBUTE_CLASS, ATTRIBUTE_CODE, ATTRIBUTE_END, ATTRIBUTE_TENANT
-from noria.shared.telemetry.telemetry import Publication
+from noria.shared.telemetry.telemetry import MetricSource
 
 _NS: Final = 1_000_000_000
 # Each measure's metric, and how many of the measure's units are one of the metric's.
@@ -39,29 +39,29 @@ def bounds() -> dict[Measure, tuple[int, ...]]:
     }
 
 
-class TrafficMetrics(Publication):
+class TrafficMetrics(MetricSource):
     """Metrics of the books. tenants_max: how many tenants have figures of their own."""
 
     def __init__(self, books: Books, tenants_max: int) -> None:
         self._books = books
-        self._labels = Labels(tenants_max)
+        self._labels = TenantLabels(tenants_max)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """What they stand at."""
         totals, ledger = self._books.totals, self._books.ledger
-        yield Value(instruments.LEDGER_ACCEPTED, totals.accepted)
+        yield MetricValue(instruments.LEDGER_ACCEPTED, totals.accepted)
         for end, count in totals.ended.items():
-            yield Value(instruments.LEDGER_ENDED, count, ((ATTRIBUTE_END, end.label),))
-        yield Value(instruments.LEDGER_IN_FLIGHT, ledger.streams)
+            yield MetricValue(instruments.LEDGER_ENDED, count, ((ATTRIBUTE_END, end.label),))
+        yield MetricValue(instruments.LEDGER_IN_FLIGHT, ledger.streams)
         in_flight = self._in_flight()
         for account, traffic in self._books.accounts.traffic.items():
             whose = self._attributes(account)
-            yield Value(instruments.STREAMS_IN_FLIGHT, in_flight[account], whose)
+            yield MetricValue(instruments.STREAMS_IN_FLIGHT, in_flight[account], whose)
             yield from _counts(traffic, whose)
             yield from _distributions(traffic, whose)
-        yield Value(instruments.CLIENTS, len(self._books.delivery.clients))
-        yield Value(instruments.RETAINED, len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing))
-        yield Value(instruments.TOKENIZING, len(ledger.tokenizing))
+        yield MetricValue(instruments.CLIENTS, len(self._books.delivery.clients))
+        yield MetricValue(instruments.RETAINED, len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing))
+        yield MetricValue(instruments.TOKENIZING, len(ledger.tokenizing))
 
     def _in_flight(self) -> dict[Account, int]:
         counts = dict.fromkeys(self._books.accounts.traffic, 0)
@@ -74,23 +74,23 @@ class TrafficMetrics(Publication):
         return ((ATTRIBUTE_CLASS, account.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(account.tenant)))
 
 
-def _counts(traffic: Traffic, whose: Attributes) -> Iterator[Value]:
+def _counts(traffic: Traffic, whose: Attributes) -> Iterator[MetricValue]:
     used = traffic.used
-    yield Value(instruments.STREAMS_ACCEPTED, traffic.accepted, whose)
+    yield MetricValue(instruments.STREAMS_ACCEPTED, traffic.accepted, whose)
     for end, count in traffic.ended.items():
-        yield Value(instruments.STREAMS_ENDED, count, (*whose, (ATTRIBUTE_END, end.label)))
+        yield MetricValue(instruments.STREAMS_ENDED, count, (*whose, (ATTRIBUTE_END, end.label)))
     for code, count in traffic.refused.items():
-        yield Value(instruments.REQUESTS_REFUSED, count, (*whose, (ATTRIBUTE_CODE, code.value)))
-    yield Value(instruments.TOKENS_GENERATED, traffic.generated, whose)
-    yield Value(instruments.USED_PROMPT_TOKENS, used.prompt_tokens, whose)
-    yield Value(instruments.USED_CACHED_TOKENS, used.cached_tokens, whose)
-    yield Value(instruments.USED_OUTPUT_TOKENS, used.output_tokens, whose)
-    yield Value(instruments.USED_WASTED_TOKENS, used.wasted_tokens, whose)
-    yield Value(instruments.USED_CACHE, used.block_us, whose)
+        yield MetricValue(instruments.REQUESTS_REFUSED, count, (*whose, (ATTRIBUTE_CODE, code.value)))
+    yield MetricValue(instruments.TOKENS_GENERATED, traffic.generated, whose)
+    yield MetricValue(instruments.USED_PROMPT_TOKENS, used.prompt_tokens, whose)
+    yield MetricValue(instruments.USED_CACHED_TOKENS, used.cached_tokens, whose)
+    yield MetricValue(instruments.USED_OUTPUT_TOKENS, used.output_tokens, whose)
+    yield MetricValue(instruments.USED_WASTED_TOKENS, used.wasted_tokens, whose)
+    yield MetricValue(instruments.USED_CACHE, used.block_us, whose)
 
 
-def _distributions(traffic: Traffic, whose: Attributes) -> Iterator[Value]:
+def _distributions(traffic: Traffic, whose: Attributes) -> Iterator[MetricValue]:
     for series, each in traffic.measured.items():
         metric, units = _MEASURED[series.measure]
         attributes = (*whose, (ATTRIBUTE_END, End(series.end).label)) if series.end else whose
-        yield Value(metric, each.total / units, attributes, tuple(each.counts))
+        yield MetricValue(metric, each.total / units, attributes, tuple(each.counts))

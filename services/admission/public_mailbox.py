@@ -21,7 +21,7 @@ from noria.proto.frontdoor import Malformed
 from noria.proto.wire import Codec, FrameError
 from noria.services.admission.core.state.events import FromClient
 from noria.shared.actor.curve import PUBLIC
-from noria.shared.actor.curve_authenticator import Gate
+from noria.shared.actor.curve_authenticator import CurveAuthenticator
 from noria.shared.errors import UserError
 
 # A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
@@ -53,7 +53,7 @@ class Door:
         incarnation: int,
         message_bytes_max: int,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
-        gate: Gate | None = None,
+        gate: CurveAuthenticator | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._codec = Codec(frontdoor.TO_ADMISSION)
@@ -71,7 +71,7 @@ class Door:
             self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENCE_MS)
         try:
             if gate is not None:
-                gate.guard(self.socket, PUBLIC, gate.keys.clients())
+                gate.secure(self.socket, PUBLIC, gate.keys.client_keys())
             self.socket.bind(endpoint)
         except (zmq.ZMQError, UserError):
             self.socket.close(0)

@@ -23,7 +23,7 @@ from noria.shared.telemetry.spans import (
     SPAN_TOKENIZE,
 )
 from noria.shared.telemetry.telemetry import Span, Telemetry
-from noria.shared.telemetry.tracing import NOTHING, trace_id
+from noria.shared.telemetry.tracing import NO_SPAN, trace_id
 
 _ID_CHARACTERS_SHOWN: Final = 128
 
@@ -135,7 +135,7 @@ class Chronicle:
 
     def _end_span(self, client: str, request_id: str) -> Span:
         # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.
-        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), NOTHING)
+        return self._spans.pop((client, request_id[:_ID_CHARACTERS_SHOWN]), NO_SPAN)
 
 
 def _trace(traceparent: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ class AdmissionService:
         if journal is not None:
             now_ns = time.monotonic_ns()
             self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
-            telemetry.go_on(ADMISSION_METRICS, journal.began_unix_ns())
+            telemetry.continue_since(ADMISSION_METRICS, journal.began_unix_ns())
         telemetry.add(TrafficMetrics(self._core.books, telemetry.settings.tenants_max))
         self._chronicle = Chronicle(telemetry)
         self._names = Names()

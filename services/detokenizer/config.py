@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from noria.shared.config.config import Config
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True):
@@ -16,4 +16,4 @@ class DetokenizerConfig(msgspec.Struct, frozen=True):
 
 def detokenizer_config(config: Config) -> DetokenizerConfig:
     """Raises UserError when the model is not there."""
-    return DetokenizerConfig(resolve(config.model))
+    return DetokenizerConfig(resolve_model_folder(config.model))

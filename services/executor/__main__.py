@@ -27,7 +27,7 @@ def start(config: Config) -> int:
     def build(actor: Actor, telemetry: Telemetry) -> ExecutorShell:
         hang_s = config.runtime.hang_timeout_s
         shells.append(ExecutorShell(actor, telemetry, lambda: make_runner(settings, actor.wake), hang_s))
-        actor.expect(shells[0].expected_us)
+        actor.on_expected_time(shells[0].expected_us)
         actor.on_topic("steps", shells[0].answer_steps)
         return shells[0]
 

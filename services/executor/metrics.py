@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.executor.runner.model_runner import StepComputed
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.metrics import MetricValue
 from noria.shared.telemetry.spans import ATTRIBUTE_DEVICE, ATTRIBUTE_PURPOSE, ATTRIBUTE_WAY
-from noria.shared.telemetry.telemetry import Publication
+from noria.shared.telemetry.telemetry import MetricSource
 
 
-class DeviceMetrics(Publication):
+class DeviceMetrics(MetricSource):
     """Counts what the device computed; has no values before the model is loaded."""
 
     def __init__(self) -> None:
@@ -41,21 +41,21 @@ class DeviceMetrics(Publication):
         self._experts += computed.experts
         self._prepare_us += prepare_us
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """The current value of every metric."""
         if self._loaded is None:
             return
         device = ((ATTRIBUTE_DEVICE, self._loaded.geometry.device),)
-        yield Value(instruments.DEVICE_TOKENS, self._tokens, device)
-        yield Value(instruments.DEVICE_BUSY, self._busy_us / 1e6, device)
-        yield Value(instruments.DEVICE_IDLE, self._idle_us / 1e6, device)
-        yield Value(instruments.DEVICE_PREPARE, self._prepare_us / 1e6, device)
+        yield MetricValue(instruments.DEVICE_TOKENS, self._tokens, device)
+        yield MetricValue(instruments.DEVICE_BUSY, self._busy_us / 1e6, device)
+        yield MetricValue(instruments.DEVICE_IDLE, self._idle_us / 1e6, device)
+        yield MetricValue(instruments.DEVICE_PREPARE, self._prepare_us / 1e6, device)
         for way, count in self._ways.items():
             if way:
-                yield Value(instruments.DEVICE_STEPS, count, (*device, (ATTRIBUTE_WAY, way)))
+                yield MetricValue(instruments.DEVICE_STEPS, count, (*device, (ATTRIBUTE_WAY, way)))
         if self._experts:
-            yield Value(instruments.DEVICE_EXPERTS, self._experts, device)
+            yield MetricValue(instruments.DEVICE_EXPERTS, self._experts, device)
         if self._unrecorded:
-            yield Value(instruments.DEVICE_UNRECORDED, self._unrecorded, device)
+            yield MetricValue(instruments.DEVICE_UNRECORDED, self._unrecorded, device)
         for share in self._loaded.memory.shares:
-            yield Value(instruments.DEVICE_MEMORY, share.bytes, (*device, (ATTRIBUTE_PURPOSE, share.name)))
+            yield MetricValue(instruments.DEVICE_MEMORY, share.bytes, (*device, (ATTRIBUTE_PURPOSE, share.name)))

@@ -30,9 +30,9 @@ from noria.services.executor.runner.model_runner import (
 )
 from noria.services.executor.step_spans import StepSpans
 from noria.shared.actor.shell import Shell
-from noria.shared.process.garbage import freeze
+from noria.shared.process.garbage_collection import freeze_start_up_objects
 from noria.shared.telemetry.log import logger
-from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTime
+from noria.shared.telemetry.step_timeline import STEPS_KEPT, StepTiming
 from noria.shared.telemetry.telemetry import Telemetry
 
 HANG_S: Final = 15.0
@@ -83,7 +83,7 @@ class ExecutorShell:
         self._loaded: LoadedModel | None = None
         self._queue: PlanQueue[_PostedStep] = PlanQueue()
         self._steps = 0
-        self.step_times: deque[StepTime] = deque(maxlen=STEPS_KEPT)
+        self.step_times: deque[StepTiming] = deque(maxlen=STEPS_KEPT)
         self._deadline = StepDeadline(int(hang_s * 1e9))
         self._log = logger(Service.EXECUTOR.value)
         self._runner = make_runner()
@@ -192,7 +192,7 @@ class ExecutorShell:
         self.metrics.loaded(loaded)
         self._queue.open(loaded.shape)
         log_loaded_model(loaded, self._log)
-        freeze()  # the model lives as long as the process, too
+        freeze_start_up_objects()  # the model lives as long as the process, too
         self._send_geometry()
 
     def _send_geometry(self) -> None:

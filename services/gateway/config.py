@@ -3,7 +3,7 @@
 import msgspec
 
 from noria.proto.base import Service
-from noria.shared.actor.curve import PUBLIC, Curve, keys_of
+from noria.shared.actor.curve import PUBLIC, Curve, configured_curve_keys
 from noria.shared.actor.endpoints import public_mailbox, split_address
 from noria.shared.config.config import Config, RuntimeSettings
 
@@ -43,6 +43,8 @@ def gateway_config(config: Config) -> GatewayConfig:
         drain_timeout_s=config.http.drain_timeout_s,
         grace_ms=round(config.gateway_grace_s * 1000),
         admission=public_mailbox(config.runtime),
-        curve=keys.toward(PUBLIC, Service.GATEWAY.value) if (keys := keys_of(config.runtime)) is not None else None,
+        curve=keys.curve_to(PUBLIC, Service.GATEWAY.value)
+        if (keys := configured_curve_keys(config.runtime)) is not None
+        else None,
         runtime=config.runtime,
     )

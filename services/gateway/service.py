@@ -18,7 +18,7 @@ from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.http_protocol import BoundedHttp
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import runtime_dir
-from noria.shared.process.listener import Offer, listen
+from noria.shared.process.listener import ListenerHandover, listen
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.telemetry import Telemetry
 
@@ -35,8 +35,8 @@ class GatewayShell:
         self._telemetry = telemetry
         self._traffic = Traffic()
         self._listener = listen(config.host, config.port)
-        self._offer = Offer(self._listener, runtime_dir(config.runtime))
-        if self._offer.made:
+        self._offer = ListenerHandover(self._listener, runtime_dir(config.runtime))
+        if self._offer.available:
             actor.watch(self._offer.socket.fileno(), self._offer.answer)
         self._server: uvicorn.Server | None = None
         self._draining = False

@@ -20,7 +20,7 @@ def start(config: Config) -> int:
         def reread() -> None:
             reload(Service.SCHEDULER, config, lambda changed: shell.change_policy(scheduler_settings(changed)))
 
-        actor.on_hang_up(reread)
+        actor.on_reload(reread)
         return shell
 
     return run(Service.SCHEDULER, config, (Service.ADMISSION, Service.EXECUTOR, Service.DETOKENIZER), build)

@@ -11,7 +11,7 @@ import msgspec
 from noria.services.supervisor.core.restart_limits import Limits
 from noria.shared.actor.endpoints import runtime_dir, state_dir
 from noria.shared.config.config import Config
-from noria.shared.model.model_folder import cache_dir, resolve, served_names
+from noria.shared.model.model_folder import cache_dir, resolve_model_folder, served_names
 
 _DEATHS: Final = 5
 
@@ -34,7 +34,7 @@ def supervisor_config(config: Config) -> SupervisorConfig:
     folder = runtime_dir(config.runtime)
     model = msgspec.structs.replace(
         config.model,
-        name=str(resolve(config.model)),
+        name=str(resolve_model_folder(config.model)),
         served_names=served_names(config.model),
         cache_dir=str(cache_dir(config.model)),
     )

@@ -26,7 +26,7 @@ class Rereading:
         self._processes = processes
         self._links = actor.mailbox.links
         self._untold: set[Service] = set()
-        actor.on_hang_up(lambda: reload(Service.SUPERVISOR, self._original, self._take))
+        actor.on_reload(lambda: reload(Service.SUPERVISOR, self._original, self._take))
 
     def started(self, service: Service) -> None:
         """A service's new process reads the file as it is."""

@@ -17,8 +17,8 @@ import msgspec
 
 from noria.proto.base import Service
 from noria.services.supervisor.config import child_environment
-from noria.shared.process.crash_log import last_words
-from noria.shared.process.locks import Tenant, tenant
+from noria.shared.process.crash_log import crash_log_path
+from noria.shared.process.locks import LockOwner, lock_owner
 
 _MODULES: Final = "noria.services"
 
@@ -62,7 +62,7 @@ class Foreign:
 
     status: int | None = None
 
-    def __init__(self, found: Tenant) -> None:
+    def __init__(self, found: LockOwner) -> None:
         self.pid = found.holder.pid
         self.descriptor = found.descriptor
 
@@ -113,7 +113,7 @@ class Processes:
 
     def spawn(self, service: Service, variables: Mapping[str, str], inherited: tuple[int, ...] = ()) -> int:
         """Start a service with these variables and descriptors; returns its pid."""
-        last_words(self._folder, service.value).unlink(missing_ok=True)
+        crash_log_path(self._folder, service.value).unlink(missing_ok=True)
         command = self._command(f"{_MODULES}.{service.value}", self._config_path)
         child = Own(command, self._folder, {**child_environment(), **variables}, inherited)
         self.of[service] = child
@@ -121,7 +121,7 @@ class Processes:
 
     def adopt(self, service: Service) -> int | None:
         """Take over whoever is this service in the folder, if somebody else is; returns the pid."""
-        found = tenant(self._folder, service.value)
+        found = lock_owner(self._folder, service.value)
         if found is None:
             return None
         self._forget(service)
@@ -143,7 +143,7 @@ class Processes:
         for service, child in list(self.of.items()):
             if child.ended():
                 self._forget(service)
-                words = read_words(last_words(self._folder, service.value))
+                words = read_words(crash_log_path(self._folder, service.value))
                 endings.append(Ending(service, child.pid, child.status, words))
         return endings
 

@@ -17,9 +17,9 @@ from noria.shared.actor.endpoints import prepare_runtime_dir, split_address
 from noria.shared.config.config import Config
 from noria.shared.config.sources import dump, write
 from noria.shared.errors import UserError
-from noria.shared.process.crash_log import last_words
+from noria.shared.process.crash_log import crash_log_path
 from noria.shared.process.listener import listen
-from noria.shared.process.locks import Holder, Lock, living_holder
+from noria.shared.process.locks import Lock, LockRecord, living_holder
 
 CONFIG_NAME: Final = "effective.json"
 # What may differ between the configuration of running services and ours: it is read again, or only the supervisor's. Not
@@ -44,7 +44,7 @@ def take(config: SupervisorConfig) -> Lock:
     """
     folder = prepare_runtime_dir(config.children.runtime)
     lock = Lock(folder, Service.SUPERVISOR.value)
-    owner = lock.acquire(Holder(Service.SUPERVISOR.value, os.getpid(), "", config.http))
+    owner = lock.acquire(LockRecord(Service.SUPERVISOR.value, os.getpid(), "", config.http))
     if owner is not None:
         serving = f", serving http://{owner.http}" if owner.http else ""
         raise UserError(
@@ -72,7 +72,7 @@ def open_door(config: SupervisorConfig) -> socket.socket | None:
 
 def clear(config: SupervisorConfig) -> None:
     """Remove sockets, last words and the children's configuration; nobody may be running."""
-    words = [last_words(config.folder, service.value) for service in START_ORDER]
+    words = [crash_log_path(config.folder, service.value) for service in START_ORDER]
     for left in (*config.folder.glob("*.sock"), *words, config.folder / CONFIG_NAME):
         left.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ def furnish(config: SupervisorConfig) -> Path:
     return path
 
 
-def _living(folder: Path) -> list[Holder]:
+def _living(folder: Path) -> list[LockRecord]:
     return [holder for service in START_ORDER if (holder := living_holder(folder, service.value)) is not None]
 
 

@@ -25,7 +25,7 @@ from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import split_address
 from noria.shared.config.config import Config
 from noria.shared.errors import UserError
-from noria.shared.process.listener import INHERITED, asked_for, listen
+from noria.shared.process.listener import INHERITED, listen, request_listener
 from noria.shared.process.locks import living_holder
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.telemetry import Telemetry
@@ -168,7 +168,7 @@ class Supervisor:
         self._rereading.adopted(service)
         self._apply(events.Adopted(service, pid, now_ns))
         if service is Service.GATEWAY and self._listener is None:
-            self._listener = asked_for(self._config.folder)
+            self._listener = request_listener(self._config.folder)
         return True
 
     def _apply(self, event: events.Event) -> None:
@@ -265,7 +265,7 @@ class Supervisor:
 
     def _hang_up(self) -> None:
         if not self._on_terminal or sys.stderr.isatty():
-            self._actor.hang_up()
+            self._actor.request_reload()
             return
         # The terminal is gone: what is written to it from now on would fail.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:

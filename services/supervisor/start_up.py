@@ -20,8 +20,8 @@ from noria.shared.actor.mailbox import Mailbox
 from noria.shared.config.config import Config
 from noria.shared.errors import UserError
 from noria.shared.process.listener import address_of
-from noria.shared.process.locks import Holder
-from noria.shared.process.service_process import observe
+from noria.shared.process.locks import LockRecord
+from noria.shared.process.service_process import attach_telemetry
 from noria.shared.telemetry.telemetry import Telemetry
 
 
@@ -50,10 +50,10 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             )
         except zmq.ZMQError as error:
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
-        lock.sign(Holder(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
+        lock.sign(LockRecord(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
         actor = Actor(post, runtime)
         telemetry = Telemetry(Service.SUPERVISOR, post.incarnation, config.telemetry)
-        observe(actor, telemetry)
+        attach_telemetry(actor, telemetry)
         shell = Supervisor(own, path, actor, command, config, telemetry, listener)
         shell.listen_to_signals()
         try:

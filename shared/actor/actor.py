@@ -2,7 +2,7 @@
 
 An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
 then calls `advance` once, so that a burst of messages costs one round of work. The actor answers `Inspect` and stops at
-SIGTERM; who its peers are and whether they live is its `Greeting`'s. It knows nothing of requests.
+SIGTERM; who its peers are and whether they live is its `PeerLiveness`'s. It knows nothing of requests.
 
 What is told of a process is what it stands at between two turns: whatever came is worked off, on record and counted.
 """
@@ -20,8 +20,8 @@ import zmq
 
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, Inspect, Snapshot
-from noria.shared.actor.greeting import Greeting
 from noria.shared.actor.mailbox import Mailbox
+from noria.shared.actor.peer_liveness import PeerLiveness
 from noria.shared.actor.shell import Shell
 from noria.shared.config.config import RuntimeSettings
 
@@ -35,7 +35,7 @@ class Actor:
 
     def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
         self.mailbox = mailbox
-        self._greeting = Greeting(mailbox, settings)
+        self._liveness = PeerLiveness(mailbox, settings)
         self._poller = zmq.Poller()
         self._poller.register(mailbox.router, zmq.POLLIN)
         self._watched: dict[Any, Callable[[], None]] = {}
@@ -44,7 +44,7 @@ class Actor:
         self._wake.setblocking(False)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._stopping = False
-        self._hung_up = False
+        self._reload_requested = False
         self._reload: Callable[[], None] | None = None
         self._answer: Callable[[str], dict[str, Any]] | None = None
         self._release: Callable[[], None] | None = None
@@ -52,10 +52,10 @@ class Actor:
         self._before_close: list[Callable[[float], None]] = []
         self._topics: dict[str, Callable[[str], object]] = {}
         self._each_turn: list[Callable[[int], None]] = []
-        self._asked: list[tuple[bytes, Inspect]] = []
+        self._inspections: list[tuple[bytes, Inspect]] = []
         self._flushing: dict[Service, zmq.Socket[bytes]] = {}
-        self._wanted_ns: int | None = 0
-        self._measures: dict[str, Callable[[], object]] = {}
+        self._next_turn_ns: int | None = 0
+        self._snapshot_entries: dict[str, Callable[[], object]] = {}
 
     @property
     def service(self) -> Service:
@@ -72,9 +72,9 @@ class Actor:
         del self._watched[source]
         self._poller.unregister(source)
 
-    def measure(self, name: str, counts: Callable[[], object]) -> None:
+    def add_to_snapshot(self, name: str, counts: Callable[[], object]) -> None:
         """Show what `counts` returns under this name in every snapshot."""
-        self._measures[name] = counts
+        self._snapshot_entries[name] = counts
 
     def wake(self) -> None:
         """Begin a turn soon; may be called from any thread and from signal handlers."""
@@ -90,9 +90,9 @@ class Actor:
         """Answer an `Inspect` that asks about one thing with what this returns for it."""
         self._answer = answer
 
-    def expect(self, expected_us: Callable[[], int]) -> None:
+    def on_expected_time(self, expected_us: Callable[[], int]) -> None:
         """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
-        self._greeting.expected_us = expected_us
+        self._liveness.expected_us = expected_us
 
     def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
         """Answer an `Inspect` of this topic with what this returns for what it is about, which must be fit for JSON."""
@@ -119,18 +119,18 @@ class Actor:
 
         Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
         """
-        self._greeting.say_farewell()
+        self._liveness.send_stopped()
         self.mailbox.close(_FAREWELL_MS)
         if self._release is not None:
             self._release()
 
-    def on_hang_up(self, reload: Callable[[], None]) -> None:
+    def on_reload(self, reload: Callable[[], None]) -> None:
         """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
         self._reload = reload
 
-    def hang_up(self) -> None:
+    def request_reload(self) -> None:
         """SIGHUP has come; may be called from signal handlers and from any thread."""
-        self._hung_up = True
+        self._reload_requested = True
         self.wake()
 
     def stop_on_signals(self) -> None:
@@ -144,7 +144,7 @@ class Actor:
 
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, lambda *_: self.hang_up())
+        signal.signal(signal.SIGHUP, lambda *_: self.request_reload())
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
@@ -167,7 +167,7 @@ class Actor:
         finally:
             for call in self._before_close:
                 call(self._leaving_s)
-            self._greeting.say_leaving(self._leaving_s)
+            self._liveness.send_leaving(self._leaving_s)
             shell.close()
             self.mailbox.close()
             self._waker.close()
@@ -176,27 +176,27 @@ class Actor:
     def turn(self, shell: Shell) -> None:
         """Wait for mail for as long as nothing is due; then take it, do the shell's work, and send."""
         self._take_mail(shell, self.pause_ms())
-        if self._hung_up:
-            self._hung_up = False
+        if self._reload_requested:
+            self._reload_requested = False
             if self._reload is not None:
                 self._reload()
         now_ns = time.monotonic_ns()
-        self._greeting.tend(shell, now_ns)
-        self._wanted_ns = shell.advance(now_ns)
+        self._liveness.tick(shell, now_ns)
+        self._next_turn_ns = shell.advance(now_ns)
         for call in self._each_turn:
             call(now_ns)
-        for identity, asked in self._asked:
-            self.mailbox.answer(identity, self._told_of(shell, asked))
-        self._asked.clear()
-        self._greeting.tell(shell.state())
+        for identity, asked in self._inspections:
+            self.mailbox.answer_inspector(identity, self._answer_inspect(shell, asked))
+        self._inspections.clear()
+        self._liveness.state_changed(shell.state())
         self._flush()
 
     def pause_ms(self) -> float:
         """How long the next turn may wait for mail."""
         now_ns = time.monotonic_ns()
-        until = self._greeting.due_ns - now_ns
-        if self._wanted_ns is not None:
-            until = min(until, self._wanted_ns - now_ns)
+        until = self._liveness.due_ns - now_ns
+        if self._next_turn_ns is not None:
+            until = min(until, self._next_turn_ns - now_ns)
         return min(max(until / 1e6, 0.0), _POLL_MS_MAX)
 
     def _take_mail(self, shell: Shell, timeout_ms: float) -> None:
@@ -219,9 +219,9 @@ class Actor:
 
     def _deliver(self, shell: Shell, identity: bytes, header: Header, body: msgspec.Struct) -> None:
         if isinstance(body, Inspect):
-            self._asked.append((identity, body))
+            self._inspections.append((identity, body))
             return
-        if not self._greeting.take(shell, header, body):
+        if not self._liveness.handle(shell, header, body):
             return
         if isinstance(body, Drain):
             shell.drain(body.timeout_ms)
@@ -242,7 +242,7 @@ class Actor:
                 self._flushing[peer] = wanted
                 self._poller.register(wanted, zmq.POLLOUT)
 
-    def _told_of(self, shell: Shell, asked: Inspect) -> Snapshot:
+    def _answer_inspect(self, shell: Shell, asked: Inspect) -> Snapshot:
         if not asked.topic:
             return self._snapshot(shell, asked.about)
         answer = self._topics.get(asked.topic)
@@ -254,7 +254,7 @@ class Actor:
             "incarnation": f"{self.mailbox.incarnation:x}",
             "peers": {peer.value: f"{link.incarnation:x}" for peer, link in self.mailbox.links.items()},
             "mail": self.mailbox.counts(),
-            **{name: counts() for name, counts in self._measures.items()},
+            **{name: counts() for name, counts in self._snapshot_entries.items()},
             **(self._answer(about) if about and self._answer is not None else shell.snapshot()),
         }
         return Snapshot(self.service.value, os.getpid(), shell.state(), msgspec.json.encode(content))

@@ -27,26 +27,26 @@ _SECRET: Final = ".key_secret"  # noqa: S105  # the ending of a file's name
 _HINT: Final = "make the missing ones with `noria keys curve FOLDER`"
 
 
-class Pair(msgspec.Struct, frozen=True):
+class CurveKeyPair(msgspec.Struct, frozen=True):
     """A key pair, in ZeroMQ's Z85 text. Its secret half is not shown."""
 
     public: bytes
     secret: bytes
 
     @classmethod
-    def draw(cls) -> "Pair":
+    def generate(cls) -> "CurveKeyPair":
         """A new pair."""
         return cls(*zmq.curve_keypair())
 
     def __repr__(self) -> str:
-        return f"Pair({self.public.decode()})"
+        return f"CurveKeyPair({self.public.decode()})"
 
 
 class Curve(msgspec.Struct, frozen=True):
     """What the connecting end of a socket needs: the other end's public key and a pair of its own."""
 
     server: bytes
-    own: Pair
+    own: CurveKeyPair
 
     @classmethod
     def load(cls, server: str | os.PathLike[str], own: str | os.PathLike[str] | None = None) -> "Curve":
@@ -54,7 +54,9 @@ class Curve(msgspec.Struct, frozen=True):
 
         Raises UserError.
         """
-        return cls(_public(Path(server)), _pair(Path(own)) if own is not None else Pair.draw())
+        return cls(
+            _read_public_key(Path(server)), _read_key_pair(Path(own)) if own is not None else CurveKeyPair.generate()
+        )
 
     def equip(self, socket: "zmq.Socket[bytes]") -> None:
         """Use it on a socket that is not connected yet."""
@@ -63,37 +65,37 @@ class Curve(msgspec.Struct, frozen=True):
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
 
 
-class Keys:
+class CurveKeys:
     """The keys in one folder. Each is read when it is asked for; UserError says what is missing and what to do."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def pair(self, owner: str) -> Pair:
+    def key_pair(self, owner: str) -> CurveKeyPair:
         """An owner's pair."""
-        return _pair(self.folder / f"{owner}{_SECRET}")
+        return _read_key_pair(self.folder / f"{owner}{_SECRET}")
 
-    def toward(self, owner: str, own: str) -> Curve:
+    def curve_to(self, owner: str, own: str) -> Curve:
         """What `own` needs to connect to `owner`'s mailbox."""
-        return Curve(_public(self.folder / f"{owner}{_KEY}"), self.pair(own))
+        return Curve(_read_public_key(self.folder / f"{owner}{_KEY}"), self.key_pair(own))
 
-    def insiders(self) -> Mapping[bytes, str]:
+    def internal_keys(self) -> Mapping[bytes, str]:
         """The names of all owners that may write to internal mailboxes, by public key."""
         return {
-            _public(path): owner
+            _read_public_key(path): owner
             for owner in OWNERS
             if owner != PUBLIC and (path := self.folder / f"{owner}{_KEY}").exists()
         }
 
-    def clients(self) -> Mapping[bytes, str] | None:
+    def client_keys(self) -> Mapping[bytes, str] | None:
         """Whom the public mailbox admits, by public key; None for everybody."""
         files = sorted((self.folder / CLIENTS).glob(f"*{_KEY}"))
         if not files:
             return None
-        insiders = {key: name for key, name in self.insiders().items() if name in (Service.GATEWAY, TOOLS)}
-        return {**{_public(path): path.name.removesuffix(_KEY) for path in files}, **insiders}
+        internal_keys = {key: name for key, name in self.internal_keys().items() if name in (Service.GATEWAY, TOOLS)}
+        return {**{_read_public_key(path): path.name.removesuffix(_KEY) for path in files}, **internal_keys}
 
-    def asker(self) -> str:
+    def tools_owner(self) -> str:
         """Whose pair a command may use that asks on behalf of people: the tools', or that of the service at hand."""
         for owner in (TOOLS, *OWNERS):
             if owner != PUBLIC and os.access(self.folder / f"{owner}{_SECRET}", os.R_OK):
@@ -101,14 +103,14 @@ class Keys:
         raise UserError(f"{self.folder} holds no secret key that can be read; {_HINT}")
 
 
-def keys_of(settings: RuntimeSettings) -> Keys | None:
+def configured_curve_keys(settings: RuntimeSettings) -> CurveKeys | None:
     """The keys in use: None with ipc, and with tcp where none are configured."""
     if settings.transport != "tcp" or not settings.curve_dir:
         return None
-    return Keys(Path(settings.curve_dir).expanduser().absolute())
+    return CurveKeys(Path(settings.curve_dir).expanduser().absolute())
 
 
-def make(folder: Path, names: Iterator[str] | tuple[str, ...]) -> list[str]:
+def make_key_pairs(folder: Path, names: Iterator[str] | tuple[str, ...]) -> list[str]:
     """Draw the pairs that a folder lacks; returns their names. Raises UserError when it cannot be written.
 
     A pair of which either file is there is left alone.
@@ -120,16 +122,16 @@ def make(folder: Path, names: Iterator[str] | tuple[str, ...]) -> list[str]:
             files = [folder / f"{name}{ending}" for ending in (_KEY, _SECRET)]
             if any(file.exists() for file in files):
                 continue
-            pair = Pair.draw()
-            _write(files[0], pair.public, None)
-            _write(files[1], pair.public, pair.secret)
+            pair = CurveKeyPair.generate()
+            _write_certificate(files[0], pair.public, None)
+            _write_certificate(files[1], pair.public, pair.secret)
             made.append(name)
     except OSError as error:
         raise UserError(f"cannot write keys into {folder}: {error.strerror}") from error
     return made
 
 
-def _write(file: Path, public: bytes, secret: bytes | None) -> None:
+def _write_certificate(file: Path, public: bytes, secret: bytes | None) -> None:
     text = f'metadata\ncurve\n    public-key = "{public.decode()}"\n'
     text += f'    secret-key = "{secret.decode()}"\n' if secret is not None else ""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -137,20 +139,20 @@ def _write(file: Path, public: bytes, secret: bytes | None) -> None:
         opened.write(text)
 
 
-def _public(file: Path) -> bytes:
-    return _read(file)[0]
+def _read_public_key(file: Path) -> bytes:
+    return _read_certificate(file)[0]
 
 
-def _pair(file: Path) -> Pair:
-    public, secret = _read(file)
+def _read_key_pair(file: Path) -> CurveKeyPair:
+    public, secret = _read_certificate(file)
     if secret is None:
         raise UserError(f"{file} holds no secret key; name the file that ends in {_SECRET}")
     if file.stat().st_mode & 0o077:
         raise UserError(f"the secret key {file} can be read by others; chmod 600 it")
-    return Pair(public, secret)
+    return CurveKeyPair(public, secret)
 
 
-def _read(file: Path) -> tuple[bytes, bytes | None]:
+def _read_certificate(file: Path) -> tuple[bytes, bytes | None]:
     try:
         public, secret = load_certificate(file)
     except OSError as error:

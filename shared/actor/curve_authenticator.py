@@ -11,32 +11,32 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from noria.shared.actor.curve import Keys
+from noria.shared.actor.curve import CurveKeys
 
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _ANYBODY: Final = "anybody"
 
 
-class Gate:
+class CurveAuthenticator:
     """Answers in a thread of its own until closed. Raises zmq.ZMQError when the context has a gate already."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> None:
         self.keys = keys
         self._admitted: dict[str, Mapping[bytes, str] | None] = {}
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ENDPOINT)
         self._waker, self._wake = sockets.socketpair()
-        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="curve", daemon=True)
         self._thread.start()
 
-    def guard(self, socket: "zmq.Socket[bytes]", owner: str, admitted: Mapping[bytes, str] | None) -> None:
+    def secure(self, socket: "zmq.Socket[bytes]", owner: str, admitted: Mapping[bytes, str] | None) -> None:
         """Have a socket that is not bound yet speak CURVE with `owner`'s keys.
 
         admitted: names by public key; everybody who has any key where None. Messages carry the name as `User-Id`.
         """
-        pair = self.keys.pair(owner)
+        pair = self.keys.key_pair(owner)
         self._admitted[owner] = admitted
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
@@ -57,19 +57,19 @@ class Gate:
             ready = dict(poller.poll())
             if self._wake.fileno() in ready:
                 return
-            self._socket.send_multipart(judge(self._socket.recv_multipart(), self._admitted))
+            self._socket.send_multipart(zap_reply(self._socket.recv_multipart(), self._admitted))
 
 
-def judge(frames: list[bytes], admitted: Mapping[str, Mapping[bytes, str] | None]) -> list[bytes]:
+def zap_reply(frames: list[bytes], admitted: Mapping[str, Mapping[bytes, str] | None]) -> list[bytes]:
     """The answer to one question, by domain."""
     request = frames[1] if len(frames) > 1 else b""
-    name = _name(frames, admitted)
+    name = _admitted_name(frames, admitted)
     if name is None:
         return [_VERSION, request, b"400", b"this key is not admitted here", b"", b""]
     return [_VERSION, request, b"200", b"OK", name.encode(), b""]
 
 
-def _name(frames: list[bytes], admitted: Mapping[str, Mapping[bytes, str] | None]) -> str | None:
+def _admitted_name(frames: list[bytes], admitted: Mapping[str, Mapping[bytes, str] | None]) -> str | None:
     if len(frames) != 7 or frames[0] != _VERSION or frames[5] != b"CURVE" or len(frames[6]) != 32:
         return None
     domain = frames[2].decode("ascii", "replace")

@@ -16,7 +16,7 @@ import zmq
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import FROM_INSPECTOR, TO_INSPECTOR, Inspect, Snapshot
 from noria.proto.wire import Codec, FrameError
-from noria.shared.actor.curve import keys_of
+from noria.shared.actor.curve import configured_curve_keys
 from noria.shared.actor.endpoints import mailbox
 from noria.shared.actor.mailbox import INSPECTOR_PREFIX, draw_incarnation
 from noria.shared.config.config import RuntimeSettings
@@ -103,32 +103,32 @@ class Inspector:
         self._sockets.clear()
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _RequestExplanation(msgspec.Struct, frozen=True):
     """What a service tells of a request: the numbers it has in the stack, and lines of text."""
 
     numbers: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
 
 
-def explain(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
+def explain_request(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
     """What admission and then the scheduler tell of a request, named by its id or number; empty when nothing is known."""
-    named = _tell(settings, Service.ADMISSION, request, timeout_s)
+    named = _explanation(settings, Service.ADMISSION, request, timeout_s)
     numbers = [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
     lines = list(named.why)
     for number in numbers:
-        lines += _tell(settings, Service.SCHEDULER, number, timeout_s).why
+        lines += _explanation(settings, Service.SCHEDULER, number, timeout_s).why
     return lines
 
 
-def numbers_of(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
+def request_numbers(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
     """The numbers that a request has in the stack, which is named by its id or by a number."""
-    named = _tell(settings, Service.ADMISSION, request, timeout_s)
+    named = _explanation(settings, Service.ADMISSION, request, timeout_s)
     return [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
 
 
-def _tell(settings: RuntimeSettings, service: Service, about: str, timeout_s: float) -> _Told:
+def _explanation(settings: RuntimeSettings, service: Service, about: str, timeout_s: float) -> _RequestExplanation:
     answer = inspect(settings, service, timeout_s, about) if about else None
-    return msgspec.json.decode(answer.json, type=_Told) if answer is not None else _Told()
+    return msgspec.json.decode(answer.json, type=_RequestExplanation) if answer is not None else _RequestExplanation()
 
 
 async def inspect_all_async(
@@ -147,9 +147,9 @@ def _ask(
     socket.setsockopt(zmq.ROUTING_ID, name.encode())
     socket.setsockopt(zmq.MAXMSGSIZE, _SNAPSHOT_BYTES_MAX)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    keys = keys_of(settings)
+    keys = configured_curve_keys(settings)
     if keys is not None:
-        keys.toward(service.value, keys.asker()).equip(socket)
+        keys.curve_to(service.value, keys.tools_owner()).equip(socket)
     socket.connect(mailbox(settings, service))
     # Not yet connected: the socket keeps the question until it is, or until it is closed.
     _send(socket, question)

@@ -16,9 +16,9 @@ import zmq
 from noria.proto import lifecycle
 from noria.proto.base import Header, Service
 from noria.proto.wire import Codec, FrameError, every_kind, inbound
-from noria.shared.actor.curve import Keys, keys_of
-from noria.shared.actor.curve_authenticator import Gate
-from noria.shared.actor.link import Link
+from noria.shared.actor.curve import CurveKeys, configured_curve_keys
+from noria.shared.actor.curve_authenticator import CurveAuthenticator
+from noria.shared.actor.peer_link import PeerLink
 from noria.shared.config.config import RuntimeSettings
 
 INSPECTOR_PREFIX: Final = "inspector-"
@@ -35,7 +35,7 @@ def draw_incarnation() -> int:
 class Mailbox:
     """One service's bound ROUTER and its DEALER links.
 
-    With tcp and keys (`runtime.curve_dir`) it speaks CURVE: `gate` says who may connect, and a message counts as its
+    With tcp and keys (`runtime.curve_dir`) it speaks CURVE: `authenticator` says who may connect, and a message counts as its
     sender's only if it came with its sender's key. Raises zmq.ZMQError when the endpoint cannot be bound, UserError when
     keys are missing.
     """
@@ -56,9 +56,9 @@ class Mailbox:
         self._context = context or zmq.Context.instance()
         self._codec = Codec((*every_kind(),))
         self._accepts = {sender: {kind.__name__ for kind in kinds} for sender, kinds in inbound(service).items()}
-        self._heard: dict[Service, int] = {}
-        keys = keys_of(settings)
-        self.gate = Gate(self._context, keys) if keys is not None else None
+        self._last_sequences: dict[Service, int] = {}
+        keys = configured_curve_keys(settings)
+        self.authenticator = CurveAuthenticator(self._context, keys) if keys is not None else None
         self.router = self._context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -66,17 +66,19 @@ class Mailbox:
         self.router.setsockopt(zmq.RCVHWM, settings.high_water_mark)
         self.router.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.router.setsockopt(zmq.SNDHWM, settings.high_water_mark)
-        if self.gate is not None and keys is not None:
-            self.gate.guard(self.router, service.value, keys.insiders())
+        if self.authenticator is not None and keys is not None:
+            self.authenticator.secure(self.router, service.value, keys.internal_keys())
         self.router.bind(endpoint)
         if endpoint.startswith("ipc://"):
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
         self.links = {
-            peer: Link(peer, partial(self._connect, peer, address, settings, keys), settings.outbox_messages_max)
+            peer: PeerLink(peer, partial(self._connect, peer, address, settings, keys), settings.outbox_messages_max)
             for peer, address in peers.items()
         }
 
-    def _connect(self, peer: Service, endpoint: str, settings: RuntimeSettings, keys: Keys | None) -> zmq.Socket[bytes]:
+    def _connect(
+        self, peer: Service, endpoint: str, settings: RuntimeSettings, keys: CurveKeys | None
+    ) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.ROUTING_ID, self.service.value.encode())
@@ -86,7 +88,7 @@ class Mailbox:
         socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         socket.setsockopt(zmq.RCVHWM, 16)
         if keys is not None:
-            keys.toward(peer.value, self.service.value).equip(socket)
+            keys.curve_to(peer.value, self.service.value).equip(socket)
         socket.connect(endpoint)
         return socket
 
@@ -95,8 +97,8 @@ class Mailbox:
         for link in self.links.values():
             link.socket.close(linger_ms)
         self.router.close(0)
-        if self.gate is not None:
-            self.gate.close()
+        if self.authenticator is not None:
+            self.authenticator.close()
 
     def send(self, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         """Send to a peer that has joined.
@@ -111,24 +113,24 @@ class Mailbox:
         header = Header(
             type(body).__name__, self.service.value, self.incarnation, link.incarnation, link.sequence, traceparent
         )
-        if link.push(self._codec.encode(header, body)):
+        if link.send_or_queue(self._codec.encode(header, body)):
             return True
         link.sequence -= 1
         return False
 
-    def send_once(self, peer: Service, body: msgspec.Struct) -> bool:
+    def try_send(self, peer: Service, body: msgspec.Struct) -> bool:
         """Send a greeting or heartbeat now or not at all; allowed to a peer that has not joined."""
         link = self.links[peer]
         # The number of messages sent before it, so that the receiver learns of a loss even when nothing follows.
         sequence = 0 if link.outbox else link.sequence
         header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation, sequence)
-        return link.try_once(self._codec.encode(header, body))
+        return link.try_send(self._codec.encode(header, body))
 
-    def greet_back(self, peer: Service, body: lifecycle.Hello) -> None:
+    def answer_hello(self, peer: Service, body: lifecycle.Hello) -> None:
         """Answer a peer's first greeting, in order: whatever follows is void until the peer has this."""
         link = self.links[peer]
         header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
-        link.push(self._codec.encode(header, body))
+        link.send_or_queue(self._codec.encode(header, body))
 
     def receive(self, limit: int) -> Iterable[tuple[bytes, Header, msgspec.Struct]]:
         """Yield up to `limit` readable messages as (routing id, header, body); unreadable ones are counted and dropped."""
@@ -153,7 +155,7 @@ class Mailbox:
 
     def _take(self) -> tuple[bytes, list[bytes], str | None]:
         """The next message's routing id, frames and, with CURVE, whose key it came with. Raises zmq.Again."""
-        if self.gate is None:
+        if self.authenticator is None:
             identity, *frames = self.router.recv_multipart(zmq.NOBLOCK)
             return identity, frames, None
         first, *others = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -161,7 +163,7 @@ class Mailbox:
         assert isinstance(holder, str)
         return first.bytes, [frame.bytes for frame in others], holder
 
-    def current(self, header: Header) -> bool:
+    def is_current(self, header: Header) -> bool:
         """Whether mail belongs to this life of ours and to the sender's life that we greeted."""
         link = self.links.get(Service(header.sender))
         if link is None:
@@ -173,35 +175,35 @@ class Mailbox:
         link.knows_us = True
         if header.sequence:
             beat = header.kind == lifecycle.Heartbeat.__name__
-            if header.sequence != self._heard.get(link.peer, 0) + (0 if beat else 1):
+            if header.sequence != self._last_sequences.get(link.peer, 0) + (0 if beat else 1):
                 self.gaps += 1
-                link.missed = True
-            self._heard[link.peer] = header.sequence
+                link.mail_lost = True
+            self._last_sequences[link.peer] = header.sequence
         return True
 
-    def greet(self, header: Header, *, answer: bool = True) -> bool:
+    def accept_hello(self, header: Header, *, answer: bool = True) -> bool:
         """Take note of a `Hello`; True when the peer must be told everything: a new life, or one that forgot us.
 
         A peer that knew us and greets as if it did not has given us up meanwhile, and dropped what we sent.
         """
         link = self.links.get(Service(header.sender))
-        if link is None or header.incarnation in link.buried:
+        if link is None or header.incarnation in link.dead_incarnations:
             return False
         if header.incarnation == link.incarnation:
             forgot = link.knows_us and header.recipient == 0 and not answer
             link.knows_us = link.knows_us or header.recipient == self.incarnation
             if not forgot:
                 return False
-            link.forget()
+            link.reset()
             link.reconnect()
         else:
-            link.succeed(header.incarnation)
+            link.follow_incarnation(header.incarnation)
         link.incarnation = header.incarnation
         link.knows_us = header.recipient == self.incarnation
-        self._heard[link.peer] = 0
+        self._last_sequences[link.peer] = 0
         return True
 
-    def answer(self, identity: bytes, body: msgspec.Struct) -> None:
+    def answer_inspector(self, identity: bytes, body: msgspec.Struct) -> None:
         """Answer an inspector on its own socket; dropped when it is gone or does not read."""
         header = Header(type(body).__name__, self.service.value, self.incarnation)
         try:

@@ -146,7 +146,7 @@ def _restored(match: re.Match[str], hidden: Sequence[str]) -> str:
     return hidden[index] if index < len(hidden) else ""
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class _TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, which bounds `range`, with a bound on repetition too."""
 
     intercepted_binops = frozenset(["*", "**"])
@@ -162,14 +162,16 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _environment() -> jinja2.Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment = _TemplateSandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
-class _Generation(jinja2.ext.Extension):
+class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's words for training; here it only passes its body on."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja

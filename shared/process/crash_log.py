@@ -11,16 +11,16 @@ from pathlib import Path
 from types import TracebackType
 
 
-def last_words(folder: Path, service: str) -> Path:
+def crash_log_path(folder: Path, service: str) -> Path:
     """The file of a service's last words."""
     return folder / f"{service}.last"
 
 
-def note_down(folder: Path, service: str) -> None:
+def log_crashes(folder: Path, service: str) -> None:
     """From now on, write an unhandled exception or a fatal signal into the file too."""
     try:
         # Open as long as the process lives: a process that has run out of memory or files can open nothing.
-        file = last_words(folder, service).open("ab", buffering=0)
+        file = crash_log_path(folder, service).open("ab", buffering=0)
     except OSError:
         return
     faulthandler.enable(file)

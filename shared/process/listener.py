@@ -17,7 +17,7 @@ INHERITED: Final = "HTTP_LISTENER"
 """The variable that tells a gateway the number of the descriptor that it inherits."""
 
 _BACKLOG: Final = 2048
-_OFFER: Final = "door.sock"
+_HANDOVER_SOCKET: Final = "door.sock"
 _ANSWER_S: Final = 2.0
 
 
@@ -37,24 +37,24 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class Offer:
+class ListenerHandover:
     """Gives the socket to whoever asks for it in a runtime folder; `answer` is to be called when `socket` can be read.
 
-    made: whether anybody can ask; not where there is no such folder, or its path is too long for a socket.
+    available: whether anybody can ask; not where there is no such folder, or its path is too long for a socket.
     """
 
     def __init__(self, listener: socket.socket, folder: Path) -> None:
-        self.made = False
+        self.available = False
         self._listener = listener
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.setblocking(False)
-        path = folder / _OFFER
+        path = folder / _HANDOVER_SOCKET
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             self.socket.bind(str(path))
             path.chmod(0o600)
             self.socket.listen(1)
-            self.made = True
+            self.available = True
 
     def answer(self) -> None:
         """Give it to one that asks."""
@@ -68,11 +68,11 @@ class Offer:
         self.socket.close()
 
 
-def asked_for(folder: Path) -> socket.socket | None:
+def request_listener(folder: Path) -> socket.socket | None:
     """The socket of the gateway that lives in a runtime folder; None when it does not answer within two seconds."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(_ANSWER_S)
-        asking.connect(str(folder / _OFFER))
+        asking.connect(str(folder / _HANDOVER_SOCKET))
         _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
         if descriptors:
             os.set_inheritable(descriptors[0], False)

@@ -12,7 +12,7 @@ _TRIES: Final = 10
 _TRY_INTERVAL_S: Final = 0.01
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LockRecord(msgspec.Struct, frozen=True):
     """What a lock file says of its holder."""
 
     service: str
@@ -21,10 +21,10 @@ class Holder(msgspec.Struct, frozen=True):
     http: str = ""
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class LockOwner(msgspec.Struct, frozen=True):
     """Who holds a lock, and a descriptor that can be read once that very process is gone."""
 
-    holder: Holder
+    holder: LockRecord
     descriptor: int
 
 
@@ -35,17 +35,17 @@ class Lock:
         self._path = folder / f"{name}.lock"
         self._descriptor = -1
 
-    def acquire(self, holder: Holder) -> Holder | None:
+    def acquire(self, holder: LockRecord) -> LockRecord | None:
         """Take the lock and sign it; returns None, or whoever holds it already."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _take(descriptor):
             os.close(descriptor)
-            return read_holder(self._path) or Holder("unknown", 0, "")
+            return read_holder(self._path) or LockRecord("unknown", 0, "")
         self._descriptor = descriptor
         self.sign(holder)
         return None
 
-    def sign(self, holder: Holder) -> None:
+    def sign(self, holder: LockRecord) -> None:
         """Say who holds the lock, or more of it than was known when it was taken."""
         assert self._descriptor >= 0
         os.ftruncate(self._descriptor, 0)
@@ -71,15 +71,15 @@ def _take(descriptor: int) -> bool:
     return False
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockRecord | None:
     """Who signed a lock file, or None when nobody did."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Holder)
+        return msgspec.json.decode(path.read_bytes(), type=LockRecord)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def living_holder(folder: Path, name: str) -> Holder | None:
+def living_holder(folder: Path, name: str) -> LockRecord | None:
     """Who holds a lock right now, or None when it is free."""
     path = folder / f"{name}.lock"
     try:
@@ -89,13 +89,13 @@ def living_holder(folder: Path, name: str) -> Holder | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return read_holder(path) or Holder("unknown", 0, "")
+        return read_holder(path) or LockRecord("unknown", 0, "")
     finally:
         os.close(descriptor)
     return None
 
 
-def tenant(folder: Path, name: str) -> Tenant | None:
+def lock_owner(folder: Path, name: str) -> LockOwner | None:
     """Whoever holds a lock, made sure to be the process that signed it; the caller closes the descriptor.
 
     None when it is free, or when no such process can be seen from here. A lock is free as soon as its holder is dead, but
@@ -112,12 +112,12 @@ def tenant(folder: Path, name: str) -> Tenant | None:
         time.sleep(_TRY_INTERVAL_S)  # for one that has just taken the lock to sign it
         if descriptor >= 0:
             if living_holder(folder, name) == holder and _is_service(holder):
-                return Tenant(holder, descriptor)
+                return LockOwner(holder, descriptor)
             os.close(descriptor)
     return None
 
 
-def _is_service(holder: Holder) -> bool:
+def _is_service(holder: LockRecord) -> bool:
     try:
         title = Path(f"/proc/{holder.pid}/cmdline").read_bytes()
     except OSError:

@@ -22,13 +22,13 @@ from noria.shared.actor.shell import Shell
 from noria.shared.config.config import Config
 from noria.shared.config.sources import CONFIG_VARIABLE, load
 from noria.shared.errors import UserError
-from noria.shared.process.crash_log import note_down
-from noria.shared.process.garbage import Garbage, freeze
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.process.crash_log import log_crashes
+from noria.shared.process.garbage_collection import GarbageCollection, freeze_start_up_objects
+from noria.shared.process.locks import Lock, LockRecord
 from noria.shared.process.watchdog import Watchdog
 from noria.shared.telemetry.log import configure, logger
+from noria.shared.telemetry.process_metrics import ProcessMetrics
 from noria.shared.telemetry.telemetry import Telemetry
-from noria.shared.telemetry.vitals import Vitals
 
 _OPEN_FILES: Final = 65_536
 _LEAVE_S: Final = 0.5
@@ -45,7 +45,7 @@ def main(service: Service, start: Callable[[Config], int]) -> None:
         setproctitle.setproctitle(f"noria: {service.value}")
         configure(config.log)
         if config.runtime.supervised:
-            note_down(runtime_dir(config.runtime), service.value)
+            log_crashes(runtime_dir(config.runtime), service.value)
         _allow_open_files()
         sys.exit(start(config))
     except UserError as error:
@@ -91,17 +91,17 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def peers_of(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
+def peer_endpoints(config: Config, others: tuple[Service, ...]) -> dict[Service, str]:
     """The endpoints of the named peers, and of the supervisor when there is one."""
     wanted = (*others, Service.SUPERVISOR) if config.runtime.supervised else others
     return {peer: mailbox(config.runtime, peer) for peer in wanted}
 
 
-def observe(actor: Actor, telemetry: Telemetry) -> None:
+def attach_telemetry(actor: Actor, telemetry: Telemetry) -> None:
     """Have an actor answer questions for who it is, its metrics and its recent spans, and feed the exporter."""
-    vitals = Vitals(actor.service, actor.mailbox.incarnation, actor.mailbox.counts)
-    telemetry.add(vitals)
-    actor.on_topic("who", vitals.answer)
+    process_metrics = ProcessMetrics(actor.service, actor.mailbox.incarnation, actor.mailbox.counts)
+    telemetry.add(process_metrics)
+    actor.on_topic("who", process_metrics.answer)
     actor.on_topic("metrics", telemetry.answer_metrics)
     actor.on_topic("spans", telemetry.answer_spans)
     actor.each_turn(telemetry.advance)
@@ -120,29 +120,29 @@ def run(
     folder = prepare_runtime_dir(config.runtime)
     lock = Lock(folder, service.value)
     endpoint = mailbox(config.runtime, service, binding=True)
-    holder = lock.acquire(Holder(service.value, os.getpid(), ""))
+    holder = lock.acquire(LockRecord(service.value, os.getpid(), ""))
     if holder is not None:
         raise UserError(
             f"{service.value} already runs in {folder} as process {holder.pid}; stop it or choose another --runtime-dir"
         )
     try:
-        post = Mailbox(service, endpoint, peers_of(config, others), config.runtime)
+        post = Mailbox(service, endpoint, peer_endpoints(config, others), config.runtime)
     except zmq.ZMQError as error:
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"
         ) from error
-    lock.sign(Holder(service.value, os.getpid(), f"{post.incarnation:x}"))
+    lock.sign(LockRecord(service.value, os.getpid(), f"{post.incarnation:x}"))
     telemetry = Telemetry(service, post.incarnation, config.telemetry)
     actor = Actor(post, config.runtime)
     actor.stop_on_signals()
-    observe(actor, telemetry)
+    attach_telemetry(actor, telemetry)
     actor.on_leave(lock.release)
     shell = build(actor, telemetry)
-    freeze()
-    garbage = Garbage()
-    garbage.watch()
-    actor.measure("garbage", garbage.counts)
-    actor.each_turn(lambda now_ns: garbage.tend(now_ns, shell.progress))
+    freeze_start_up_objects()
+    garbage = GarbageCollection()
+    garbage.start()
+    actor.add_to_snapshot("garbage", garbage.counts)
+    actor.each_turn(lambda now_ns: garbage.collect_when_idle(now_ns, shell.progress))
     watchdog = Watchdog(service.value, config.runtime.hang_timeout_s)
     actor.each_turn(watchdog.turned)
     actor.before_close(watchdog.allow)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, assert_never
 
-from noria.shared.telemetry.instruments import Kind, Metric
-from noria.shared.telemetry.metrics import Value
-from noria.shared.telemetry.tracing import Record
+from noria.shared.telemetry.instruments import Metric, MetricKind
+from noria.shared.telemetry.metrics import MetricValue
+from noria.shared.telemetry.tracing import SpanRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricExporter, Sum
@@ -29,7 +29,7 @@ _SPANS_QUEUED_MAX: Final = 4096
 _BATCH_MAX: Final = 512
 
 
-class _Periodic:
+class _PeriodicThread:
     """Does something now and then in a thread of its own, and once more at the end."""
 
     def __init__(self, name: str, every_s: float, work: Callable[[], None]) -> None:
@@ -58,11 +58,11 @@ class SpanExport:
     def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
         self.lost = 0
         self._resource = resource
-        self._queue: deque[Record] = deque()
+        self._queue: deque[SpanRecord] = deque()
         self._exporter = _span_exporter(endpoint, protocol)
-        self._periodic = _Periodic("spans", _SPANS_EVERY_S, self._export)
+        self._periodic = _PeriodicThread("spans", _SPANS_EVERY_S, self._export)
 
-    def take(self, record: Record) -> None:
+    def take(self, record: SpanRecord) -> None:
         """Queue a finished span; dropped when the collector is too slow."""
         if len(self._queue) < _SPANS_QUEUED_MAX:
             self._queue.append(record)
@@ -95,14 +95,14 @@ class MetricExport:
     """
 
     def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
-        self._latest: Sequence[Value] = ()
+        self._latest: Sequence[MetricValue] = ()
         self._resource = resource
         self._began_ns = time.time_ns()
         self.since: dict[str, int] = {}
         self._exporter = _metric_exporter(endpoint, protocol)
-        self._periodic = _Periodic("metrics", _METRICS_EVERY_S, self._export)
+        self._periodic = _PeriodicThread("metrics", _METRICS_EVERY_S, self._export)
 
-    def publish(self, values: Sequence[Value]) -> None:
+    def publish(self, values: Sequence[MetricValue]) -> None:
         """Replace what is sent next."""
         self._latest = values
 
@@ -130,12 +130,12 @@ class MetricExport:
         scope = export.ScopeMetrics(InstrumentationScope("noria"), metrics, "")
         self._exporter.export(export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")]))
 
-    def _data(self, metric: Metric, values: Iterable[Value]) -> "Sum | Gauge | Histogram":
+    def _data(self, metric: Metric, values: Iterable[MetricValue]) -> "Sum | Gauge | Histogram":
         from opentelemetry.sdk.metrics import export
 
         now_ns, began_ns = time.time_ns(), self.since.get(metric.name, self._began_ns)
         cumulative = export.AggregationTemporality.CUMULATIVE
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             points = [
                 export.HistogramDataPoint(
                     dict(each.attributes), began_ns, now_ns, sum(each.counts), each.number, each.counts, metric.bounds,
@@ -146,9 +146,9 @@ class MetricExport:
             return export.Histogram(points, cumulative)
         numbers = [export.NumberDataPoint(dict(each.attributes), began_ns, now_ns, each.number) for each in values]
         match metric.kind:
-            case Kind.COUNTER:
+            case MetricKind.COUNTER:
                 return export.Sum(numbers, cumulative, is_monotonic=True)
-            case Kind.GAUGE:
+            case MetricKind.GAUGE:
                 return export.Gauge(numbers)
             case _:
                 assert_never(metric.kind)
@@ -175,7 +175,7 @@ def _metric_exporter(endpoint: str, protocol: str) -> "MetricExporter":
     return GrpcMetricExporter(endpoint=endpoint, timeout=_EXPORT_S)
 
 
-def _readable(record: Record, resource: "Resource") -> "ReadableSpan":
+def _readable(record: SpanRecord, resource: "Resource") -> "ReadableSpan":
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags

@@ -26,7 +26,7 @@ from noria.shared.telemetry.spans import (
 )
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """How a metric's numbers are to be read: COUNTER only grows while a process lives, GAUGE is a present state.
 
     Admission's counters and histograms grow over all its lives where it keeps a journal.
@@ -47,16 +47,16 @@ class Metric:
     name: str
     unit: str
     description: str
-    kind: Kind
+    kind: MetricKind
     attributes: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
 
     @property
     def exposed(self) -> str:
         """The name that Prometheus knows it by; a histogram's series add _bucket, _count and _sum."""
-        unit = "_ratio" if self.unit == "1" and self.kind is Kind.GAUGE else _SUFFIXES.get(self.unit, "")
+        unit = "_ratio" if self.unit == "1" and self.kind is MetricKind.GAUGE else _SUFFIXES.get(self.unit, "")
         name = self.name.replace(".", "_")
-        return (name if name.endswith(unit) else name + unit) + ("_total" if self.kind is Kind.COUNTER else "")
+        return (name if name.endswith(unit) else name + unit) + ("_total" if self.kind is MetricKind.COUNTER else "")
 
 
 def label(attribute: str) -> str:
@@ -65,15 +65,15 @@ def label(attribute: str) -> str:
 
 
 def _counter(name: str, unit: str, description: str, *attributes: str) -> Metric:
-    return Metric(name, unit, description, Kind.COUNTER, attributes)
+    return Metric(name, unit, description, MetricKind.COUNTER, attributes)
 
 
 def _gauge(name: str, unit: str, description: str, *attributes: str) -> Metric:
-    return Metric(name, unit, description, Kind.GAUGE, attributes)
+    return Metric(name, unit, description, MetricKind.GAUGE, attributes)
 
 
 def _histogram(name: str, unit: str, bounds: Iterable[float], description: str, *attributes: str) -> Metric:
-    return Metric(name, unit, description, Kind.HISTOGRAM, attributes, tuple(bounds))
+    return Metric(name, unit, description, MetricKind.HISTOGRAM, attributes, tuple(bounds))
 
 
 _WHOSE: Final = (ATTRIBUTE_CLASS, ATTRIBUTE_TENANT)

@@ -24,7 +24,9 @@ def configure(settings: LogSettings) -> None:
         processors=[*shared, structlog.processors.format_exc_info, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # One write for a whole line: all processes of a stack share one standard error, perhaps an unbuffered one.
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Enduring(sys.stderr))),  # no more of it is used
+        logger_factory=structlog.WriteLoggerFactory(
+            cast("TextIO", _ErrorIgnoringStream(sys.stderr))
+        ),  # no more of it is used
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -44,7 +46,7 @@ def logger(service: str) -> structlog.typing.FilteringBoundLogger:
     return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(service=service))
 
 
-class _Enduring:
+class _ErrorIgnoringStream:
     """A stream that may go away: a closed terminal, a reader that left or a full disk costs lines, not the service."""
 
     def __init__(self, stream: TextIO) -> None:

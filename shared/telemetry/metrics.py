@@ -17,7 +17,7 @@ OTHERS: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class MetricValue:
     """What a metric stands at, for one set of attributes.
 
     counts: of a histogram's buckets, the last without a bound; `number` is then the sum of what was observed.
@@ -45,12 +45,12 @@ class Histogram:
         self.counts[bisect_left(self._bounds, number)] += times
         self.total += number * times
 
-    def value(self, attributes: Attributes = ()) -> Value:
+    def value(self, attributes: Attributes = ()) -> MetricValue:
         """What it stands at."""
-        return Value(self.metric, self.total, attributes, tuple(self.counts))
+        return MetricValue(self.metric, self.total, attributes, tuple(self.counts))
 
 
-class Histograms:
+class HistogramFamily:
     """The histograms of one metric by attributes, made when they are first needed."""
 
     def __init__(self, metric: Metric) -> None:
@@ -64,13 +64,13 @@ class Histograms:
             histogram = self._histograms[of] = Histogram(self._metric)
         histogram.observe(number, times)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """What they stand at."""
         for of, histogram in self._histograms.items():
             yield histogram.value(tuple(zip(self._metric.attributes, of, strict=True)))
 
 
-class Labels:
+class TenantLabels:
     """Bounds how many tenants have series of their own: the first `most` that are seen, for as long as the process lives.
 
     Series that begin late or end early would make counters jump, so that nobody gives a name up again.
@@ -90,9 +90,9 @@ class Labels:
         return OTHERS
 
 
-def merged(values: Iterable[Value]) -> list[Value]:
+def merge_values(values: Iterable[MetricValue]) -> list[MetricValue]:
     """One value for each metric and attributes: several of the same, as those of `other` tenants, are added."""
-    found: dict[tuple[str, Attributes], Value] = {}
+    found: dict[tuple[str, Attributes], MetricValue] = {}
     for each in values:
         key = (each.metric.name, each.attributes)
         known = found.get(key)
@@ -100,11 +100,11 @@ def merged(values: Iterable[Value]) -> list[Value]:
             found[key] = each
         else:
             counts = tuple(map(sum, zip(known.counts, each.counts, strict=True)))
-            found[key] = Value(each.metric, known.number + each.number, each.attributes, counts)
+            found[key] = MetricValue(each.metric, known.number + each.number, each.attributes, counts)
     return list(found.values())
 
 
-class _Told(msgspec.Struct, array_like=True, frozen=True):
+class _EncodedValue(msgspec.Struct, array_like=True, frozen=True):
     """A value as one process tells another."""
 
     name: str
@@ -113,18 +113,18 @@ class _Told(msgspec.Struct, array_like=True, frozen=True):
     counts: tuple[int, ...]
 
 
-def tell(values: Iterable[Value]) -> list[_Told]:
+def encode_values(values: Iterable[MetricValue]) -> list[_EncodedValue]:
     """Values in the form of an answer."""
-    return [_Told(each.metric.name, each.number, each.attributes, each.counts) for each in values]
+    return [_EncodedValue(each.metric.name, each.number, each.attributes, each.counts) for each in values]
 
 
-def told(answer: bytes) -> list[Value]:
+def decode_values(answer: bytes) -> list[MetricValue]:
     """The values of an answer; metrics that are not known here, of another version, are left out."""
-    found = msgspec.json.decode(answer, type=list[_Told] | None) or []
-    return [Value(METRICS[each.name], each.number, each.attributes, each.counts) for each in found if _fits(each)]
+    found = msgspec.json.decode(answer, type=list[_EncodedValue] | None) or []
+    return [MetricValue(METRICS[each.name], each.number, each.attributes, each.counts) for each in found if _fits(each)]
 
 
-def _fits(each: _Told) -> bool:
+def _fits(each: _EncodedValue) -> bool:
     metric = METRICS.get(each.name)
     return metric is not None and len(each.counts) in (0, len(metric.bounds) + 1)
 

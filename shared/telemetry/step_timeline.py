@@ -14,10 +14,10 @@ STEPS_KEPT: Final = 2048
 """Steps that an executor remembers."""
 
 
-class StepTime(msgspec.Struct, frozen=True):
+class StepTiming(msgspec.Struct, frozen=True):
     """One step. It was laid out between prepare_ns and posted_ns, and lay ready then.
 
-    launched_ns: the lane took it up; it computed between began_ns and ended_ns; its result was on the host at told_ns.
+    launched_ns: the lane took it up; it computed between began_ns and ended_ns; its result was on the host at result_ns.
     way: how it was computed, where there is more than one.
     """
 
@@ -30,11 +30,11 @@ class StepTime(msgspec.Struct, frozen=True):
     launched_ns: int
     began_ns: int
     ended_ns: int
-    told_ns: int
+    result_ns: int
     way: str = ""
 
 
-class Overlap(msgspec.Struct, frozen=True):
+class StepOverlap(msgspec.Struct, frozen=True):
     """How steps that follow each other met. steps: pairs of them.
 
     prepared: of these, how many second ones were laid out wholly while the first computed; ready: how many lay ready when
@@ -47,7 +47,7 @@ class Overlap(msgspec.Struct, frozen=True):
     idle: float
 
 
-def overlap(steps: Sequence[StepTime]) -> Overlap:
+def measure_overlap(steps: Sequence[StepTiming]) -> StepOverlap:
     """How the steps of each epoch met that follow each other."""
     pairs = [
         (one, other) for one, other in pairwise(steps) if other.epoch == one.epoch and other.number == one.number + 1
@@ -56,10 +56,10 @@ def overlap(steps: Sequence[StepTime]) -> Overlap:
     ready = sum(other.posted_ns <= one.ended_ns for one, other in pairs)
     idle_ns = sum(max(0, other.began_ns - one.ended_ns) for one, other in pairs)
     whole_ns = sum(other.began_ns - one.began_ns for one, other in pairs)
-    return Overlap(len(pairs), prepared, ready, idle_ns / whole_ns if whole_ns > 0 else 0.0)
+    return StepOverlap(len(pairs), prepared, ready, idle_ns / whole_ns if whole_ns > 0 else 0.0)
 
 
-def chrome(steps: Sequence[StepTime]) -> dict[str, Any]:
+def chrome_trace(steps: Sequence[StepTiming]) -> dict[str, Any]:
     """The picture of some steps: a row for each of what happens to them; times from the first on, in microseconds."""
     events = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
@@ -74,13 +74,13 @@ def chrome(steps: Sequence[StepTime]) -> dict[str, Any]:
 _ROWS: Final = ("host: prepare", "lane: ready", "device: compute", "host: result")
 
 
-def _events(step: StepTime, origin_ns: int) -> Iterator[dict[str, Any]]:
-    told = {"epoch": step.epoch, "query tokens": step.query_tokens, "requests": step.requests, "way": step.way}
+def _events(step: StepTiming, origin_ns: int) -> Iterator[dict[str, Any]]:
+    arguments = {"epoch": step.epoch, "query tokens": step.query_tokens, "requests": step.requests, "way": step.way}
     bounds = (
         (step.prepare_ns, step.posted_ns),
         (step.posted_ns, step.began_ns),
         (step.began_ns, step.ended_ns),
-        (step.ended_ns, step.told_ns),
+        (step.ended_ns, step.result_ns),
     )
     for row, (from_ns, to_ns) in enumerate(bounds):
         yield {
@@ -90,5 +90,5 @@ def _events(step: StepTime, origin_ns: int) -> Iterator[dict[str, Any]]:
             "tid": row,
             "ts": (from_ns - origin_ns) / 1000,
             "dur": max(0, to_ns - from_ns) / 1000,
-            "args": told,
+            "args": arguments,
         }

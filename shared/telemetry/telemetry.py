@@ -14,20 +14,20 @@ from noria.shared.config.config import TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.telemetry.export import HTTP, MetricExport, SpanExport
 from noria.shared.telemetry.instruments import SPANS_LOST, Metric
-from noria.shared.telemetry.metrics import Value, merged, tell
+from noria.shared.telemetry.metrics import MetricValue, encode_values, merge_values
 from noria.shared.telemetry.spans import ATTRIBUTE_SERVICE
-from noria.shared.telemetry.tracing import NOTHING, Attribute, Span, Tracer
+from noria.shared.telemetry.tracing import NO_SPAN, Attribute, Span, Tracer
 
-__all__ = ["Attribute", "Publication", "Span", "Telemetry"]
+__all__ = ["Attribute", "MetricSource", "Span", "Telemetry"]
 
 _PUBLISHED_EVERY_NS: Final = 1_000_000_000
 
 
-class Publication(ABC):
+class MetricSource(ABC):
     """A source of metrics."""
 
     @abstractmethod
-    def values(self) -> Iterable[Value]:
+    def values(self) -> Iterable[MetricValue]:
         """What its metrics stand at."""
 
 
@@ -36,7 +36,7 @@ class Telemetry:
 
     def __init__(self, service: Service, incarnation: int, settings: TelemetrySettings) -> None:
         self.settings = settings
-        self._sources: list[Publication] = []
+        self._sources: list[MetricSource] = []
         self._attributes = ((ATTRIBUTE_SERVICE, service.value),)
         self._next_ns = 0
         self._spans, self._metrics = _exports(settings, service, incarnation)
@@ -55,7 +55,7 @@ class Telemetry:
         attributes: Mapping[str, Attribute] | None = None,
         *,
         start_ago_s: float = 0.0,
-        after: Span = NOTHING,
+        after: Span = NO_SPAN,
         server: bool = False,
         links: Iterable[str] = (),
     ) -> Span:
@@ -67,19 +67,19 @@ class Telemetry:
             name, traceparent, attributes, start_ago_s=start_ago_s, after=after, server=server, links=links
         )
 
-    def add(self, source: Publication) -> None:
+    def add(self, source: MetricSource) -> None:
         """Ask this source, too, when metrics are wanted."""
         self._sources.append(source)
 
-    def go_on(self, metrics: Iterable[Metric], since_unix_ns: int) -> None:
+    def continue_since(self, metrics: Iterable[Metric], since_unix_ns: int) -> None:
         """These are counted since an earlier life of the process."""
         if self._metrics is not None:
             self._metrics.since.update((each.name, since_unix_ns) for each in metrics)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[MetricValue]:
         """What all metrics of the process stand at; to be called in the thread that counts."""
-        lost = Value(SPANS_LOST, self._spans.lost if self._spans is not None else 0, self._attributes)
-        return merged((lost, *(value for source in self._sources for value in source.values())))
+        lost = MetricValue(SPANS_LOST, self._spans.lost if self._spans is not None else 0, self._attributes)
+        return merge_values((lost, *(value for source in self._sources for value in source.values())))
 
     def advance(self, now_ns: int) -> None:
         """Hand the values to the exporter, if there is one and a second has passed."""
@@ -90,11 +90,11 @@ class Telemetry:
     def answer_metrics(self, about: str) -> object:
         """The answer to a question for metrics."""
         del about
-        return tell(self.values())
+        return encode_values(self.values())
 
     def answer_spans(self, about: str) -> list[dict[str, Any]]:
         """The answer to a question for recent spans."""
-        return self._tracer.about(about)
+        return self._tracer.spans_of(about)
 
     def close(self) -> None:
         """Export what is left, within two seconds or so; it is lost when nobody takes it in that time."""

@@ -20,7 +20,7 @@ _RATIO_BITS: Final = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class SpanRecord:
     """A span. Times are nanoseconds since 1970; end_ns is 0 while it is under way. error: what went wrong, or empty."""
 
     name: str
@@ -44,7 +44,9 @@ class Span:
 
     __slots__ = ("_ended", "_record", "ended_ns", "traceparent")
 
-    def __init__(self, record: Record | None, traceparent: str, ended: Callable[[Record], None] | None = None) -> None:
+    def __init__(
+        self, record: SpanRecord | None, traceparent: str, ended: Callable[[SpanRecord], None] | None = None
+    ) -> None:
         self._record = record
         self._ended = ended
         self.ended_ns = 0
@@ -79,18 +81,18 @@ class Span:
             self._ended(record)
 
 
-NOTHING: Final = Span(None, "")
+NO_SPAN: Final = Span(None, "")
 
 
 class Tracer:
     """Makes spans. ratio: of new traces recorded. kept: how many finished spans are remembered for `noria trace`."""
 
-    def __init__(self, ratio: float, kept: int, export: Callable[[Record], None] | None) -> None:
+    def __init__(self, ratio: float, kept: int, export: Callable[[SpanRecord], None] | None) -> None:
         self._bound = round(ratio * _RATIO_BITS)
         self._export = export
         self._random = random.Random()  # noqa: S311 - names, not secrets
-        self._open: dict[int, Record] = {}
-        self._recent: deque[Record] = deque(maxlen=kept)
+        self._open: dict[int, SpanRecord] = {}
+        self._recent: deque[SpanRecord] = deque(maxlen=kept)
         self.enabled = export is not None or kept > 0
 
     def span(
@@ -100,7 +102,7 @@ class Tracer:
         attributes: Mapping[str, Attribute] | None,
         *,
         start_ago_s: float = 0.0,
-        after: Span = NOTHING,
+        after: Span = NO_SPAN,
         server: bool = False,
         links: Iterable[str] = (),
     ) -> Span:
@@ -110,7 +112,7 @@ class Tracer:
         """
         if not self.enabled:
             return Span(None, traceparent)
-        trace_id, parent_id, sampled = parse(traceparent)
+        trace_id, parent_id, sampled = parse_traceparent(traceparent)
         if not trace_id:
             trace_id = self._random.getrandbits(128) or 1
             sampled = (trace_id & _RATIO_BITS) <= self._bound and self._bound > 0
@@ -118,7 +120,7 @@ class Tracer:
         context = f"00-{trace_id:032x}-{span_id:016x}-{sampled:02x}"
         if not sampled:
             return Span(None, context)
-        record = Record(
+        record = SpanRecord(
             name,
             trace_id,
             span_id,
@@ -128,29 +130,29 @@ class Tracer:
             attributes=dict(attributes or {}),
         )
         for each in links:
-            linked_trace, linked_span, linked_sampled = parse(each)
+            linked_trace, linked_span, linked_sampled = parse_traceparent(each)
             if linked_sampled and len(record.links) < _LINKS_MAX:
                 record.links.append((linked_trace, linked_span))
         self._open[span_id] = record
         return Span(record, context, self._ended)
 
-    def about(self, name: str) -> list[dict[str, Any]]:
+    def spans_of(self, name: str) -> list[dict[str, Any]]:
         """Spans of the trace of this id, or of that of the request of this number, in a form fit for JSON."""
         found = [*self._recent, *self._open.values()]
         if name.isdecimal() and len(name) < 32:
             traces = {each.trace_id for each in found if each.attributes.get(ATTRIBUTE_REQUEST) == int(name)}
         else:
-            traces = {parse(f"00-{name}-{'0' * 15}1-01")[0]} - {0}
+            traces = {parse_traceparent(f"00-{name}-{'0' * 15}1-01")[0]} - {0}
         return [_shown(each) for each in found if each.trace_id in traces]
 
-    def _ended(self, record: Record) -> None:
+    def _ended(self, record: SpanRecord) -> None:
         self._open.pop(record.span_id, None)
         self._recent.append(record)
         if self._export is not None:
             self._export(record)
 
 
-def parse(traceparent: str) -> tuple[int, int, bool]:
+def parse_traceparent(traceparent: str) -> tuple[int, int, bool]:
     """Trace id, span id and whether it is recorded; zeros when there is no valid context."""
     parts = traceparent.split("-")
     if len(parts) < 4 or len(parts[0]) != 2 or len(parts[1]) != 32 or len(parts[2]) != 16:
@@ -164,11 +166,11 @@ def parse(traceparent: str) -> tuple[int, int, bool]:
 
 def trace_id(traceparent: str) -> str:
     """The trace's id as logs and tools name it; empty when there is none."""
-    found = parse(traceparent)[0]
+    found = parse_traceparent(traceparent)[0]
     return f"{found:032x}" if found else ""
 
 
-def _shown(record: Record) -> dict[str, Any]:
+def _shown(record: SpanRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "trace": f"{record.trace_id:032x}",

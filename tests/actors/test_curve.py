@@ -11,13 +11,13 @@ import zmq
 from e2e.harness import free_port
 from fakes.peers import runtime
 
-from noria.client import AsyncClient, Curve, Patience, Unreachable
+from noria.client import AsyncClient, ClientTimeouts, Curve, Unreachable
 from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Describe, Description
 from noria.proto.lifecycle import Heartbeat, Hello, Snapshot, State
 from noria.proto.wire import Codec, every_kind
 from noria.services.admission.public_mailbox import Door
-from noria.shared.actor.curve import CLIENTS, OWNERS, PUBLIC, Keys, Pair, make
+from noria.shared.actor.curve import CLIENTS, OWNERS, PUBLIC, CurveKeyPair, CurveKeys, make_key_pairs
 from noria.shared.actor.endpoints import mailbox, public_mailbox
 from noria.shared.actor.inspect import inspect
 from noria.shared.actor.mailbox import Mailbox
@@ -29,7 +29,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> RuntimeSettings:
-    make(tmp_path / "keys", OWNERS)
+    make_key_pairs(tmp_path / "keys", OWNERS)
     base = 10_000 + free_port() % 20_000  # below those that connections are made from
     return msgspec.structs.replace(runtime(tmp_path), transport="tcp", base_port=base, curve_dir=str(tmp_path / "keys"))
 
@@ -67,7 +67,7 @@ def received(box: Mailbox, seconds: float = 60.0) -> list[tuple[str, str]]:
 def test_services_with_their_keys_hear_each_other(settings: RuntimeSettings, contexts: Callable[[], Context]) -> None:
     one, other = box(settings, A, B, contexts()), box(settings, B, A, contexts())
     deadline = time.monotonic() + 60
-    while not one.send_once(B, Hello(1, State.READY)) and time.monotonic() < deadline:
+    while not one.try_send(B, Hello(1, State.READY)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert received(other) == [("scheduler", "Hello")]
     one.close(), other.close()
@@ -77,17 +77,17 @@ def test_services_with_their_keys_hear_each_other(settings: RuntimeSettings, con
 def test_a_stranger_is_not_heard_and_the_peer_still_is(
     settings: RuntimeSettings, contexts: Callable[[], Context], stranger: str
 ) -> None:
-    keys = Keys(Path(settings.curve_dir))
+    keys = CurveKeys(Path(settings.curve_dir))
     here = box(settings, A, B, contexts())
     socket = contexts().socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, b"detokenizer")
     match stranger:
         case "an unknown key":
-            Curve(keys.toward(A.value, "tools").server, Pair.draw()).equip(socket)
+            Curve(keys.curve_to(A.value, "tools").server, CurveKeyPair.generate()).equip(socket)
         case "the wrong server key":
-            Curve(keys.toward(B.value, "tools").server, keys.pair(B.value)).equip(socket)
+            Curve(keys.curve_to(B.value, "tools").server, keys.key_pair(B.value)).equip(socket)
         case "another service's key":
-            keys.toward(A.value, Service.EXECUTOR.value).equip(socket)
+            keys.curve_to(A.value, Service.EXECUTOR.value).equip(socket)
         case _:
             pass
     socket.connect(mailbox(settings, A))
@@ -104,7 +104,7 @@ def test_a_stranger_is_not_heard_and_the_peer_still_is(
     socket.close(0)
     there = box(settings, B, A, contexts())
     deadline = time.monotonic() + 60
-    while not there.send_once(A, Heartbeat(State.READY)) and time.monotonic() < deadline:
+    while not there.try_send(A, Heartbeat(State.READY)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert received(here) == [("detokenizer", "Heartbeat")]
     here.close(), there.close()
@@ -122,13 +122,13 @@ def test_an_inspector_with_a_key_of_the_stack_is_answered(
         while not done.is_set():
             here.router.poll(50)
             for identity, _, _ in here.receive(10):
-                here.answer(identity, Snapshot("scheduler", 1, State.READY, b"{}"))
+                here.answer_inspector(identity, Snapshot("scheduler", 1, State.READY, b"{}"))
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
         assert inspect(settings, A, 60) is not None
-        make(tmp_path / "others", OWNERS)
+        make_key_pairs(tmp_path / "others", OWNERS)
         for public in (tmp_path / "keys").glob("*.key"):
             (tmp_path / "others" / public.name).write_text(public.read_text())
         stranger = msgspec.structs.replace(settings, curve_dir=str(tmp_path / "others"))
@@ -145,10 +145,10 @@ def test_the_public_door_admits_any_key_or_the_listed_ones(
 ) -> None:
     folder = Path(settings.curve_dir)
     if listed:
-        make(folder / CLIENTS, ("alice",))
+        make_key_pairs(folder / CLIENTS, ("alice",))
     here = Mailbox(Service.ADMISSION, mailbox(settings, Service.ADMISSION, binding=True), {}, settings, contexts())
-    door = Door(public_mailbox(settings, binding=True), 5, 1 << 20, here._context, here.gate)
-    patience = Patience(resend_s=0.05)
+    door = Door(public_mailbox(settings, binding=True), 5, 1 << 20, here._context, here.authenticator)
+    patience = ClientTimeouts(resend_s=0.05)
 
     async def described(curve: Curve | None, timeout_s: float) -> bool:
         async def serve() -> None:
@@ -173,7 +173,7 @@ def test_the_public_door_admits_any_key_or_the_listed_ones(
         assert asyncio.run(described(Curve.load(public), 0.5 if listed else 60)) is not listed
         assert not asyncio.run(described(None, 0.5))
         assert not asyncio.run(described(Curve.load(folder / "admission.key"), 0.5))
-        assert asyncio.run(described(Keys(folder).toward(PUBLIC, "gateway"), 60))
+        assert asyncio.run(described(CurveKeys(folder).curve_to(PUBLIC, "gateway"), 60))
         if listed:
             assert asyncio.run(described(Curve.load(public, folder / CLIENTS / "alice.key_secret"), 60))
     finally:

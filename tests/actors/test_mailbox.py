@@ -61,23 +61,23 @@ def test_a_message_to_a_peer_that_has_not_joined_is_not_kept(alone: Mailbox) -> 
 
 
 def test_the_outbox_is_bounded_and_a_refused_message_leaves_no_hole_in_the_numbers(alone: Mailbox) -> None:
-    alone.greet(greeting(5))
+    alone.accept_hello(greeting(5))
     taken = [alone.send(B, TOKENS) for _ in range(20)]
     assert taken == [True] * 16 + [False] * 4
     assert alone.counts()["outbox"] == 16
     assert alone.links[B].sequence == 16
-    alone.greet(greeting(7))
+    alone.accept_hello(greeting(7))
     assert alone.counts()["outbox"] == 0
     assert alone.links[B].sequence == 0
 
 
 def test_a_life_that_was_followed_by_another_is_never_greeted_again(alone: Mailbox) -> None:
-    assert alone.greet(greeting(5))
-    assert not alone.greet(greeting(5))
-    assert alone.greet(greeting(7))
-    assert not alone.greet(greeting(5))
-    assert not alone.current(mail(alone, 5, 1))
-    assert alone.current(mail(alone, 7, 1))
+    assert alone.accept_hello(greeting(5))
+    assert not alone.accept_hello(greeting(5))
+    assert alone.accept_hello(greeting(7))
+    assert not alone.accept_hello(greeting(5))
+    assert not alone.is_current(mail(alone, 5, 1))
+    assert alone.is_current(mail(alone, 7, 1))
 
 
 def test_a_loss_shows_at_the_next_message_or_heartbeat_and_nowhere_else(alone: Mailbox) -> None:
@@ -88,18 +88,18 @@ def test_a_loss_shows_at_the_next_message_or_heartbeat_and_nowhere_else(alone: M
         (4, "Progress", True),
         (3, "Heartbeat", True),
     ):
-        link.forget()
-        alone.greet(greeting(9))
-        assert alone.current(mail(alone, 9, 1))
-        assert alone.current(mail(alone, 9, 2))
-        assert alone.current(mail(alone, 9, 0, "Heartbeat"))
-        assert alone.current(mail(alone, 9, last, kind))
-        assert link.missed is missed, (last, kind)
+        link.reset()
+        alone.accept_hello(greeting(9))
+        assert alone.is_current(mail(alone, 9, 1))
+        assert alone.is_current(mail(alone, 9, 2))
+        assert alone.is_current(mail(alone, 9, 0, "Heartbeat"))
+        assert alone.is_current(mail(alone, 9, last, kind))
+        assert link.mail_lost is missed, (last, kind)
 
 
 def test_what_waits_is_sent_in_order_once_the_peer_can_be_reached(settings: RuntimeSettings, alone: Mailbox) -> None:
-    alone.greet(greeting(5))
-    alone.greet_back(B, Hello(1, State.READY, True))
+    alone.accept_hello(greeting(5))
+    alone.answer_hello(B, Hello(1, State.READY, True))
     for _ in range(3):
         assert alone.send(B, TOKENS)
     other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
@@ -117,28 +117,28 @@ def test_what_waits_is_sent_in_order_once_the_peer_can_be_reached(settings: Runt
 
 def test_late_greetings_of_an_earlier_life_do_not_shut_the_living_one_out(alone: Mailbox) -> None:
     link = alone.links[B]
-    assert alone.greet(greeting(5))
-    link.forget()
-    assert alone.greet(greeting(6))
-    assert not alone.greet(greeting(5)), "it was known before"
+    assert alone.accept_hello(greeting(5))
+    link.reset()
+    assert alone.accept_hello(greeting(6))
+    assert not alone.accept_hello(greeting(5)), "it was known before"
     assert link.incarnation == 6
 
 
 def test_a_peer_taken_for_dead_is_heard_again_once_its_supposed_successor_is_silent(alone: Mailbox) -> None:
     link = alone.links[B]
-    assert alone.greet(greeting(6))
-    assert alone.greet(greeting(5)), "late mail of a life that was never heard of"
-    assert not alone.greet(greeting(6))
+    assert alone.accept_hello(greeting(6))
+    assert alone.accept_hello(greeting(5)), "late mail of a life that was never heard of"
+    assert not alone.accept_hello(greeting(6))
     link.give_up()
-    assert alone.greet(greeting(6))
-    assert not alone.greet(greeting(5))
+    assert alone.accept_hello(greeting(6))
+    assert not alone.accept_hello(greeting(5))
 
 
 def test_no_more_mail_is_taken_at_once_than_asked_for(settings: RuntimeSettings, alone: Mailbox) -> None:
     other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
-    wait_for(lambda: other.send_once(A, Hello(1, State.READY)))
+    wait_for(lambda: other.try_send(A, Hello(1, State.READY)))
     for _ in range(9):
-        assert other.send_once(A, Heartbeat(State.READY))
+        assert other.try_send(A, Heartbeat(State.READY))
     got: list[int] = []
 
     def all_came() -> bool:
@@ -151,16 +151,16 @@ def test_no_more_mail_is_taken_at_once_than_asked_for(settings: RuntimeSettings,
 
 
 def test_an_answer_to_an_inspector_that_is_gone_is_dropped(alone: Mailbox) -> None:
-    alone.answer(b"inspector-gone", Heartbeat(State.READY))
+    alone.answer_inspector(b"inspector-gone", Heartbeat(State.READY))
     assert alone.counts()["dropped"] == 1
 
 
 def test_a_burst_beyond_the_socket_waits_and_arrives_whole(settings: RuntimeSettings, alone: Mailbox) -> None:
     other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
-    other.greet(Header("Hello", A.value, alone.incarnation))
-    alone.greet(greeting(other.incarnation))
+    other.accept_hello(Header("Hello", A.value, alone.incarnation))
+    alone.accept_hello(greeting(other.incarnation))
     body = Progress(tuple(Gap(Stream(number, 0), number) for number in range(256)))
-    wait_for(lambda: other.send_once(A, Hello(1, State.READY)))
+    wait_for(lambda: other.try_send(A, Hello(1, State.READY)))
     sent = sum(other.send(A, body) for _ in range(900))
     count = 0
     while count < sent + 1:
@@ -173,7 +173,7 @@ def test_a_burst_beyond_the_socket_waits_and_arrives_whole(settings: RuntimeSett
 
 def test_a_header_survives_as_it_was_written(settings: RuntimeSettings, alone: Mailbox) -> None:
     other = Mailbox(B, mailbox(settings, B), {A: mailbox(settings, A)}, settings)
-    other.greet(Header("Hello", A.value, alone.incarnation))
+    other.accept_hello(Header("Hello", A.value, alone.incarnation))
     context = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     assert other.send(A, Progress(()), context)
     found: list[tuple[Header, msgspec.Struct]] = []
@@ -198,7 +198,7 @@ def test_a_link_whose_name_somebody_else_has_used_works_again_once_the_silence_i
         got.extend(header.kind for _, header, _ in other.receive(10))
         return kind in got
 
-    wait_for(lambda: alone.send_once(B, Hello(1, State.READY)))
+    wait_for(lambda: alone.try_send(B, Hello(1, State.READY)))
     wait_for(lambda: heard("Hello"))
     thief = zmq.Context.instance().socket(zmq.DEALER)
     thief.setsockopt(zmq.LINGER, 0)
@@ -209,9 +209,9 @@ def test_a_link_whose_name_somebody_else_has_used_works_again_once_the_silence_i
     thief.close(0)
     got.clear()
     for _ in range(3):
-        alone.send_once(B, Heartbeat(State.READY))
+        alone.try_send(B, Heartbeat(State.READY))
     alone.links[B].give_up()
-    wait_for(lambda: alone.send_once(B, Hello(1, State.READY)) and heard("Hello"))
+    wait_for(lambda: alone.try_send(B, Hello(1, State.READY)) and heard("Hello"))
     other.close()
 
 
@@ -226,8 +226,8 @@ def test_what_is_sent_right_after_a_new_connection_was_begun_arrives(settings: R
         return got == sent
 
     try:
-        other.greet(Header("Hello", A.value, alone.incarnation))
-        alone.greet(Header("Hello", B.value, other.incarnation))
+        other.accept_hello(Header("Hello", A.value, alone.incarnation))
+        alone.accept_hello(Header("Hello", B.value, other.incarnation))
         for _ in range(40):
             assert alone.send(B, TOKENS)
             sent += 1

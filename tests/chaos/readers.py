@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 from chaos.plan import Question
 
-from noria.client import AsyncClient, ClientError, Code, Patience, Refused
+from noria.client import AsyncClient, ClientError, ClientTimeouts, Code, Refused
 
 _RETRY_S = 0.1
 _PATIENCE_S = 120.0
@@ -61,7 +61,7 @@ class Crowd:
 
     async def read_zeromq(self, readers: int, go_on: Callable[[], bool]) -> None:
         """Several readers over one client's socket."""
-        patience = Patience(accept_s=_PATIENCE_S, answer_s=_PATIENCE_S, reconnect_s=_PATIENCE_S)
+        patience = ClientTimeouts(accept_s=_PATIENCE_S, answer_s=_PATIENCE_S, reconnect_s=_PATIENCE_S)
         async with AsyncClient(self._endpoint, patience=patience) as client:
             await asyncio.gather(*(self._loop("zeromq", go_on, client, None) for _ in range(readers)))
 

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from noria.client.request import Options
+from noria.client.generate_request import Options
 from noria.proto.sampling import Bounds, Sampling, parameters
 from noria.services.gateway.api.request_bodies import SAMPLED, ChatBody, CompletionBody, chat_body, sampling
 

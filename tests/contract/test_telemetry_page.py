@@ -6,7 +6,7 @@ from fakes.scripts import script
 
 from noria.services.gateway.monitoring.exposition import ALIASES
 from noria.shared.telemetry import instruments, spans
-from noria.shared.telemetry.instruments import METRICS, Kind
+from noria.shared.telemetry.instruments import METRICS, MetricKind
 
 NAME = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*")
 
@@ -28,7 +28,7 @@ def test_metrics_have_good_names_known_attributes_and_rising_buckets() -> None:
         assert NAME.fullmatch(metric.name), metric.name
         assert metric.description.endswith("."), metric.name
         assert set(metric.attributes) <= set(spans.ATTRIBUTES), metric.name
-        assert (metric.kind is Kind.HISTOGRAM) is bool(metric.bounds), metric.name
+        assert (metric.kind is MetricKind.HISTOGRAM) is bool(metric.bounds), metric.name
         assert list(metric.bounds) == sorted(set(metric.bounds)), metric.name
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import httpx
 
-from noria.shared.telemetry.instruments import ADMISSION_METRICS, Kind
+from noria.shared.telemetry.instruments import ADMISSION_METRICS, MetricKind
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Scrape = dict[Series, float]
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?')
-GROWING = {each.exposed for each in ADMISSION_METRICS if each.kind is not Kind.GAUGE}
+GROWING = {each.exposed for each in ADMISSION_METRICS if each.kind is not MetricKind.GAUGE}
 
 
 def scraped(text: str) -> Scrape:

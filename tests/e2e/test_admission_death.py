@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from e2e.harness import LENIENT, Stack, stack, wait_until
 
-from noria.client import AsyncClient, Patience
+from noria.client import AsyncClient, ClientTimeouts
 
 STREAMS, TOKENS, KILLS = 8, 500, 3
-PATIENT = Patience(accept_s=120, answer_s=120, reconnect_s=120)
+PATIENT = ClientTimeouts(accept_s=120, answer_s=120, reconnect_s=120)
 Answer = tuple[list[int], str, str]
 
 

@@ -11,13 +11,13 @@ import httpx
 from e2e.harness import Stack, stack, wait_until
 from e2e.scraping import Scrape, check_growth, check_law, scraped, told_by_all, total
 
-from noria.client import AsyncClient, ClientError, Patience
-from noria.client.request import Options
+from noria.client import AsyncClient, ClientError, ClientTimeouts
+from noria.client.generate_request import Options
 
 SEED, REQUESTS = 11, 36
 VICTIMS = ("admission", "scheduler", "admission", "scheduler", "admission")
 CLASSES = ("interactive", "standard", "batch")
-PATIENT = Patience(accept_s=120, answer_s=120, reconnect_s=120)
+PATIENT = ClientTimeouts(accept_s=120, answer_s=120, reconnect_s=120)
 
 
 def wish(draw: random.Random) -> Options:

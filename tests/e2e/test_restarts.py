@@ -9,7 +9,7 @@ import httpx
 import pytest
 from e2e.harness import LENIENT, Stack, stack
 
-from noria.client import AsyncClient, Code, Completion, Patience, Refused
+from noria.client import AsyncClient, ClientTimeouts, Code, Completion, Refused
 
 _TOKENS = 400
 _SERVICES = ("detokenizer", "executor", "scheduler", "admission", "gateway")
@@ -112,7 +112,7 @@ def test_what_a_drain_cannot_finish_is_told_to_try_again_and_goes_on_in_the_next
     names = [f"r-{number}" for number in range(12)]
 
     async def ask(running: Stack, cut: bool) -> list[Completion]:
-        async with AsyncClient(running.endpoint, patience=Patience(reconnect_s=60.0)) as client:
+        async with AsyncClient(running.endpoint, patience=ClientTimeouts(reconnect_s=60.0)) as client:
             generations = [
                 client.generate(prompt, request_id=name, max_tokens=600, temperature=0.0, ignore_eos=True)
                 for prompt, name in zip(prompts, names, strict=True)

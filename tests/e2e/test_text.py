@@ -8,14 +8,14 @@ from tokenizers import Tokenizer
 
 from noria.client import AsyncClient
 from noria.shared.config.config import ModelSettings
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(resolve(ModelSettings()) / "tokenizer.json"))
+    return Tokenizer.from_file(str(resolve_model_folder(ModelSettings()) / "tokenizer.json"))
 
 
 def test_deltas_join_to_the_decoded_ids_for_tokens_from_all_over_the_vocabulary(

@@ -19,7 +19,7 @@ from fakes.collector import Collector, Spanned
 
 from noria.client import AsyncClient, Refused
 from noria.shared.telemetry import spans
-from noria.shared.telemetry.instruments import METRICS, Kind, label
+from noria.shared.telemetry.instruments import METRICS, MetricKind, label
 
 PARENT = "b7ad6b7169203331"
 PAGE = 16
@@ -323,7 +323,7 @@ def test_the_merged_page_holds_every_process_and_only_what_the_registry_knows(ru
         metric = expected.get(name) or expected[re.sub("_(bucket|sum|count)$", "", name)]
         labels = {label(each) for each in metric.attributes}
         assert {each for each, _ in given} == labels | ({"le"} if name.endswith("_bucket") else set())
-        assert (metric.exposed == name) is (metric.kind is not Kind.HISTOGRAM)
+        assert (metric.exposed == name) is (metric.kind is not MetricKind.HISTOGRAM)
 
 
 def test_one_process_tells_its_own_metrics_alone(run: Run) -> None:

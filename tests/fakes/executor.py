@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fakes.ownership import Ownership
 from fakes.rules import ProtocolError, require
 
-from noria.proto.base import Likelihood, Stream
+from noria.proto.base import Stream, TokenLogprob
 from noria.proto.execution import (
     Copy,
     Failure,
@@ -51,9 +51,9 @@ EOS = 0
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def likelihoods(ids: Iterable[int]) -> tuple[Likelihood, ...]:
+def likelihoods(ids: Iterable[int]) -> tuple[TokenLogprob, ...]:
     """What is told of ids to those who ask: recognisable, and of no meaning."""
-    return tuple(Likelihood(-float(token), ((token, -float(token)),)) for token in ids)
+    return tuple(TokenLogprob(-float(token), ((token, -float(token)),)) for token in ids)
 
 
 def geometry(

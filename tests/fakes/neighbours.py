@@ -45,7 +45,7 @@ class Peer:
         deadline = time.monotonic() + PATIENCE_S
         while not self.mailbox.links[Service.SCHEDULER].knows_us:
             assert time.monotonic() < deadline, "the scheduler does not greet"
-            self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY))
+            self.mailbox.try_send(Service.SCHEDULER, Hello(1, State.READY))
             self.listen(20)
 
     def send(self, body: msgspec.Struct) -> None:
@@ -56,12 +56,12 @@ class Peer:
         for identity, header, body in self.mailbox.receive(256):
             if isinstance(body, Inspect):
                 told = msgspec.json.encode(self.tells.get(body.about, {}))
-                self.mailbox.answer(identity, Snapshot(self.mailbox.service.value, 0, State.READY, told))
+                self.mailbox.answer_inspector(identity, Snapshot(self.mailbox.service.value, 0, State.READY, told))
             elif isinstance(body, Hello):
                 # As an actor does it: whoever asks is answered each time, for an answer may be lost while it connects.
-                if self.mailbox.greet(header, answer=body.answer) or not body.answer:
-                    self.mailbox.send_once(Service.SCHEDULER, Hello(1, State.READY, answer=True))
-            elif self.mailbox.current(header):
+                if self.mailbox.accept_hello(header, answer=body.answer) or not body.answer:
+                    self.mailbox.try_send(Service.SCHEDULER, Hello(1, State.READY, answer=True))
+            elif self.mailbox.is_current(header):
                 self.heard.append(body)
 
     def wait_for(self, kind: type[Kind]) -> Kind:

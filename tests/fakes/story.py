@@ -6,17 +6,17 @@ from typing import Any, Final
 
 from fakes.front_door import FrontDoor, Mail
 
-from noria.client import AsyncClient, Generation, Patience
+from noria.client import AsyncClient, ClientTimeouts, Generation
 from noria.proto.frontdoor import Generate
 
-QUICK: Final = Patience(
+QUICK: Final = ClientTimeouts(
     accept_s=60, answer_s=60, ping_s=0.1, silence_s=1.0, reconnect_s=60, resend_s=0.1, resend_max_s=0.2, leave_s=60
 )
 _STORY_S: Final = 120
 Story = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 
 
-def run(door: FrontDoor, story: Story, patience: Patience = QUICK) -> None:
+def run(door: FrontDoor, story: Story, patience: ClientTimeouts = QUICK) -> None:
     """Tell a story with a client of this front door."""
 
     async def main() -> None:
@@ -29,7 +29,7 @@ def run(door: FrontDoor, story: Story, patience: Patience = QUICK) -> None:
 
 def open_requests(client: AsyncClient) -> int:
     """Requests that are not over, abandoned ones whose end is not yet confirmed included."""
-    return len(client._exchange.calls)
+    return len(client._protocol.calls)
 
 
 async def until(condition: Callable[[], object]) -> None:

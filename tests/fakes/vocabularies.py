@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from noria.shared.config.sources import load
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 from noria.shared.model.tokenizer import Tokenizer
 
 CORPUS = [
@@ -130,7 +130,7 @@ def word_piece() -> Tokenizer:
 
 def real_folder() -> Path:
     """The folder of the small real model (or the one that NORIA_MODEL_NAME names)."""
-    return resolve(load(None).model)
+    return resolve_model_folder(load(None).model)
 
 
 @cache

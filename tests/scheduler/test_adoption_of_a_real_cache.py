@@ -114,7 +114,7 @@ class Audience:
         """Greet a scheduler and submit everything; the ledger lacks the last tokens."""
         for peer in (self.admission, self.detokenizer):
             # What the last one said and was not read yet must not be taken for the next one's greeting.
-            peer.mailbox.links[Service.SCHEDULER].succeed(0)
+            peer.mailbox.links[Service.SCHEDULER].follow_incarnation(0)
             peer.heard.clear()
             peer.join()
         known = {stream: ids[: max(0, len(ids) - lag)] for stream, ids in self.received.items()}

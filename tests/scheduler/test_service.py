@@ -202,7 +202,7 @@ def test_tokens_that_an_outbox_did_not_take_are_sent_later_without_a_gap(tmp_pat
 
     try:
         for peer in PEERS:
-            post.greet(Header("Hello", peer.value, 7, post.incarnation), answer=False)
+            post.accept_hello(Header("Hello", peer.value, 7, post.incarnation), answer=False)
             service.joined(peer)
         fake = FakeExecutor(geometry())
         asked = submission(1, output=6)

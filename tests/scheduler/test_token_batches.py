@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from fakes.desk import Desk, ending_after, generated, stream, submission
 
-from noria.proto.base import End, Likelihood
+from noria.proto.base import End, TokenLogprob
 from noria.proto.execution import StepDone
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Withdraw
@@ -202,7 +202,7 @@ def test_a_stream_that_goes_on_after_it_lost_its_cache_is_told_at_once() -> None
         (TokenRun(stream(1), 0, 3, (7,)), TokenRun(stream(1), 0, 5, (9,)), 2),
         (TokenRun(stream(1), 0, 3, (7,)), TokenRun(stream(1), 1, 4, (8,)), 2),
         (TokenRun(stream(1), 0, 3, (7,), End.LENGTH), TokenRun(stream(1), 0, 4, (), End.LENGTH), 2),
-        (TokenRun(stream(1), 0, 3, (7,)), TokenRun(stream(1), 0, 4, (8,), likelihoods=(Likelihood(-1.0),)), 2),
+        (TokenRun(stream(1), 0, 3, (7,)), TokenRun(stream(1), 0, 4, (8,), likelihoods=(TokenLogprob(-1.0),)), 2),
         (TokenRun(stream(1), 0, 3, (7,)), TokenRun(stream(2), 0, 4, (8,)), 2),
     ],
 )
@@ -221,7 +221,7 @@ def test_only_what_continues_a_run_is_joined_to_it(before: TokenRun, after: Toke
 def test_likelihoods_of_joined_runs_follow_their_ids() -> None:
     bundle = TokenBatches(Desk().core.view, 0)
     for position in range(3):
-        likelihoods = (Likelihood(-float(position)),)
+        likelihoods = (TokenLogprob(-float(position)),)
         bundle.add(TokenRun(stream(1), 0, position, (position,), likelihoods=likelihoods), asked=True)
     (run,) = bundle.take(0)
     assert (run.start, run.ids) == (0, (0, 1, 2))

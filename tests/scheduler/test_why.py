@@ -15,14 +15,14 @@ from noria.proto.output import Tokens
 from noria.proto.scheduling import Capacity, Submit
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.observe.event_log import EventLog
-from noria.shared.actor.inspect import explain
+from noria.shared.actor.inspect import explain_request
 from noria.shared.config.config import RuntimeSettings
 
 
 def asked(settings: RuntimeSettings, admission: Peer, request: str) -> list[str]:
     """What is told of a request, admission being played by the test."""
     with ThreadPoolExecutor(1) as asker:
-        answer = asker.submit(explain, settings, request, PATIENCE_S)
+        answer = asker.submit(explain_request, settings, request, PATIENCE_S)
         while not answer.done():
             admission.listen(20)
         return answer.result()

@@ -21,7 +21,7 @@ from fakes.scripts import script
 from fakes.tiny_model import build_tiny_model
 
 from noria.cli.commands.keys import hash_of
-from noria.shared.telemetry.instruments import METRICS, Kind
+from noria.shared.telemetry.instruments import METRICS, MetricKind
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -37,7 +37,7 @@ def exposed() -> set[str]:
     """Every series name that `/metrics` can tell of our own metrics."""
     names: set[str] = set()
     for metric in METRICS.values():
-        parts = ("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",)
+        parts = ("_bucket", "_sum", "_count") if metric.kind is MetricKind.HISTOGRAM else ("",)
         names |= {metric.exposed + part for part in parts}
     return names
 

@@ -8,6 +8,7 @@ from typing import assert_never
 from noria.proto.base import End, Service, Stream
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
+from noria.proto.token_runs import RunFit, RunStatus, StreamPosition
 from noria.services.admission.core.ledger.request import Choice, Request
 from noria.services.admission.core.state.admission_state import Books
 from noria.services.admission.core.state.events import News
@@ -64,27 +65,36 @@ class Peers:
 
     def _text(self, run: TextRun, now_ns: int) -> None:
         found = self._books.ledger.choice(run.stream)
-        if found is None or run.attempt < found[1].attempt:
+        if found is None:
             return
         request, choice = found
-        if run.start > len(choice.ids):
-            self._books.detokenizer.resend(choice)
-            return
-        if run.characters > choice.text.length:
-            # Ids without a hole but text with one: only opening the stream again says how much text is here.
-            self._books.detokenizer.open(request, choice)
-            return
-        if run.attempt > choice.attempt:
-            self._books.ledger.truncate(choice, run.attempt, run.start, run.characters)
-            self._books.record.truncated(choice)
-            self._books.delivery.truncate(request, choice)
-        self._emit(request, choice, run, now_ns)
+        position = StreamPosition(choice.attempt, len(choice.ids), choice.text.length)
+        fit = position.fit(run.attempt, run.start, run.characters)
+        match fit.status:
+            case RunStatus.OUTDATED:
+                return
+            case RunStatus.MISSING_IDS:
+                self._books.detokenizer.resend(choice)
+                return
+            case RunStatus.MISSING_TEXT:
+                # Only opening the stream again says how much text is here.
+                self._books.detokenizer.open(request, choice)
+                return
+            case RunStatus.RESTARTS:
+                self._books.ledger.truncate(choice, run.attempt, run.start, run.characters)
+                self._books.record.truncated(choice)
+                self._books.delivery.truncate(request, choice)
+            case RunStatus.CONTINUES:
+                pass
+            case _:
+                assert_never(fit.status)
+        self._emit(request, choice, run, fit, now_ns)
 
-    def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
-        ids = run.ids[len(choice.ids) - run.start :]
-        text = run.text[choice.text.length - run.characters :]
+    def _emit(self, request: Request, choice: Choice, run: TextRun, fit: RunFit, now_ns: int) -> None:
+        ids = run.ids[fit.known_ids :]
+        text = run.text[fit.known_characters :]
         first = choice.first_token_ns is None
-        self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
+        self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[fit.known_ids :])
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
         if choice.first_token_ns is not None:

@@ -26,7 +26,7 @@ from noria.services.admission.storage.examination import FORMAT, Findings, check
 from noria.services.admission.storage.journal_records import Clock
 from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.errors import UserError
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.process.locks import Lock, LockRecord
 from noria.shared.telemetry.log import logger
 
 SCHEMA: Final = (
@@ -238,7 +238,7 @@ def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Data
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = Lock(path.parent, "journal")
-        holder = lock.acquire(Holder(Service.ADMISSION.value, os.getpid(), ""))
+        holder = lock.acquire(LockRecord(Service.ADMISSION.value, os.getpid(), ""))
     except OSError as error:
         raise UserError(f"cannot keep a database at {path}: {error}; free it or choose another --state-dir") from error
     if holder is not None and kept:

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
+from noria.proto.token_runs import RunStatus, StreamPosition
 from noria.services.detokenizer.core.output_stream import StreamText
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 
@@ -131,16 +132,24 @@ class Detokenizer:
                 self._remember(self._unknown, run.stream, UNKNOWN_REMEMBERED_MAX)
                 self._report_unknown[run.stream] = None
             return
-        if held.ending is not None or run.attempt < held.attempt:
+        if held.ending is not None:
             return
-        if run.start > len(held.ids):
-            self._ask_for(held)
-            return
-        if run.attempt > held.attempt:
-            held.truncate(run.attempt, run.start)
-            self._changed[run.stream] = None
+        fit = StreamPosition(held.attempt, len(held.ids)).fit(run.attempt, run.start)
+        match fit.status:
+            case RunStatus.OUTDATED:
+                return
+            case RunStatus.MISSING_IDS | RunStatus.MISSING_TEXT:
+                self._ask_for(held)
+                return
+            case RunStatus.RESTARTS:
+                held.truncate(run.attempt, run.start)
+                self._changed[run.stream] = None
+            case RunStatus.CONTINUES:
+                pass
+            case _:
+                assert_never(fit.status)
         self._asked.pop(run.stream, None)
-        new = run.ids[len(held.ids) - run.start :]
+        new = run.ids[fit.known_ids :]
         end = End(run.end) if run.end else None
         if not new and end is None:
             if held.opening.stop:
@@ -149,7 +158,7 @@ class Detokenizer:
             return
         held.cached_tokens = run.cached_tokens or held.cached_tokens
         held.queue_us = run.queue_us or held.queue_us
-        held.extend(new, end, run.detail, run.likelihoods[len(held.ids) - run.start :])
+        held.extend(new, end, run.detail, run.likelihoods[fit.known_ids :])
         self.tokens += len(new)
         self._changed[run.stream] = None
         if held.opening.stop:

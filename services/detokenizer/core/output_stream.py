@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from noria.proto.base import Alternative, End, Likelihood, Logprobs, Stream
+from noria.proto.base import Alternative, End, Logprobs, Stream, TokenLogprob
 from noria.proto.output import Opening, TextRun
 from noria.services.detokenizer.core.stop_strings import StopMatcher
 from noria.services.detokenizer.core.text_decoder import decoder
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 
 # Of an id that was known before its likelihood was asked for again: as improbable as OpenAI's API can say.
-_UNKNOWN: Final = Likelihood(-9999.0)
+_UNKNOWN: Final = TokenLogprob(-9999.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StreamText:
         self.cached_tokens = 0
         self.queue_us = 0
         self._vocabulary = vocabulary
-        self.likelihoods: dict[int, Likelihood] = {}
+        self.likelihoods: dict[int, TokenLogprob] = {}
         self._begin(opening.output_ids)
         self.reported_ids = len(opening.output_ids)
         self.reported_characters = opening.characters
@@ -86,7 +86,7 @@ class StreamText:
         )
 
     def extend(
-        self, ids: Sequence[int], end: End | None = None, detail: str = "", likelihoods: Sequence[Likelihood] = ()
+        self, ids: Sequence[int], end: End | None = None, detail: str = "", likelihoods: Sequence[TokenLogprob] = ()
     ) -> None:
         """Take the next ids, and the end that is proposed after them. Raises AssertionError when it has ended."""
         assert self.ending is None

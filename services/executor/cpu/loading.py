@@ -24,7 +24,7 @@ from noria.services.executor.runner.calibration import PrefillAdvice, calibrated
 from noria.services.executor.runner.loaded_model import LoadedModel, geometry_of
 from noria.services.executor.runner.machine import cores, free_memory, return_freed
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import facts, resolve, served_names
+from noria.shared.model.model_folder import read_model_facts, resolve_model_folder, served_names
 
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
@@ -48,8 +48,8 @@ def load(config: ExecutorConfig) -> tuple[CpuEngine, LoadedModel]:
     threads = config.threads or cores()
     torch.set_num_threads(threads)
     free = free_memory()
-    folder = resolve(config.model)
-    context = facts(folder, config.model).max_model_tokens
+    folder = resolve_model_folder(config.model)
+    context = read_model_facts(folder, config.model).max_model_tokens
     dtype = pick_dtype(config.model.dtype)
     if config.kv_cache_dtype == "fp8":
         raise UserError("cache.kv_cache_dtype fp8 is for GPUs; with --device cpu choose int8, which is as small")

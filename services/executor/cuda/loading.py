@@ -29,7 +29,7 @@ from noria.services.executor.runner.loaded_model import LoadedModel, geometry_of
 from noria.services.executor.runner.machine import free_memory
 from noria.services.executor.runner.model_runner import ReportProgress
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import facts, resolve, served_names
+from noria.shared.model.model_folder import read_model_facts, resolve_model_folder, served_names
 
 _GRAPH_BYTES: Final = 8 << 20
 """What a graph takes beside the memory that all graphs share, about."""
@@ -53,7 +53,7 @@ def load(
     report: is called with progress, as (what, how many are done, of how many).
     """
     began_s = time.monotonic()
-    context = facts(resolve(config.model), config.model).max_model_tokens
+    context = read_model_facts(resolve_model_folder(config.model), config.model).max_model_tokens
     free, _ = device.free()
     made = _model(config, device)
     pipeline, loaded = set_up(config, device, make_operations, made, context, free, report)
@@ -95,7 +95,7 @@ def device_dtype(name: str) -> torch.dtype:
 
 
 def _model(config: ExecutorConfig, device: Device) -> ModelOnDevice:
-    folder = resolve(config.model)
+    folder = resolve_model_folder(config.model)
     try:
         family = architecture(folder)
     except UnknownDecoderError as unknown:

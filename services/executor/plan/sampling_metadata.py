@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.proto.base import Likelihood
+from noria.proto.base import TokenLogprob
 from noria.proto.sampling import LOGPROBS_MAX, TEMPERATURE_MIN, Sampling
 from noria.services.executor.plan.limits import Integers
 
@@ -79,10 +79,10 @@ class SamplerOutput(msgspec.Struct, frozen=True):
     top_ids: Ids
     top_logprobs: Floats
 
-    def likelihood(self, row: int, wanted: int) -> Likelihood:
+    def likelihood(self, row: int, wanted: int) -> TokenLogprob:
         """The log-probability of one row's token and of its `wanted` likeliest tokens."""
         top = zip(self.top_ids[row, :wanted].tolist(), self.top_logprobs[row, :wanted].tolist(), strict=True)
-        return Likelihood(float(self.logprobs[row]), tuple(top))
+        return TokenLogprob(float(self.logprobs[row]), tuple(top))
 
 
 class RecentTokens:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.proto.base import Likelihood, Stream
+from noria.proto.base import Stream, TokenLogprob
 from noria.proto.sampling import Sampling
 
 
@@ -25,5 +25,5 @@ class SlotState:
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
     cached: int = 0
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    likelihoods: list[TokenLogprob] = field(default_factory=list)
     late: list[int] = field(default_factory=list)

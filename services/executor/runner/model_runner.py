@@ -13,7 +13,7 @@ from noria.proto.execution import Failure
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.sampling_metadata import SamplerOutput
 from noria.services.executor.runner.loaded_model import LoadedModel
-from noria.shared.telemetry.step_timeline import StepTime
+from noria.shared.telemetry.step_timeline import StepTiming
 
 BATCHES_IN_FLIGHT_MAX: Final = 2
 
@@ -34,9 +34,9 @@ class StepTimestamps(msgspec.Struct, frozen=True):
     reported_ns: int = 0
     way: str = ""
 
-    def step_time(self, batch: Batch, prepare_ns: int) -> StepTime:
+    def step_time(self, batch: Batch, prepare_ns: int) -> StepTiming:
         """The batch's times as shown by `noria trace --steps`. prepare_ns: when the shell began to lay it out."""
-        return StepTime(
+        return StepTiming(
             batch.epoch,
             batch.number,
             len(batch.token_ids),

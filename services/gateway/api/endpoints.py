@@ -22,7 +22,7 @@ from noria.services.gateway.api.operator_access import Operators
 from noria.services.gateway.api.request_bodies import read_body
 from noria.services.gateway.api.response_bodies import preview_body
 from noria.services.gateway.config import GatewayConfig
-from noria.shared.actor.inspect import explain, inspect_all_async
+from noria.shared.actor.inspect import explain_request, inspect_all_async
 
 _DESCRIBE_S: Final = 2.0
 _INSPECT_S: Final = 1.0
@@ -92,7 +92,7 @@ class Pages:
         """What a request waited for, in plain words, by its id or number. For operators only, where there are tenants."""
         await self._operators.admit(request)
         name = str(request.path_params["name"])
-        lines = await asyncio.to_thread(explain, self._config.runtime, name, _INSPECT_S)
+        lines = await asyncio.to_thread(explain_request, self._config.runtime, name, _INSPECT_S)
         if not lines:
             raise HttpError(404, f"nothing is known of request {name!r}", code="not_found")
         return _json({"request": name, "why": lines})

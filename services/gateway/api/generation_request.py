@@ -8,7 +8,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from noria.client import AsyncClient, Forecast, Generation, Message
-from noria.client.request import Options
+from noria.client.generate_request import Options
 from noria.services.gateway.api.errors import invalid
 from noria.services.gateway.api.request_bodies import (
     ChatBody,

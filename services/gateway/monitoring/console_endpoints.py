@@ -23,7 +23,7 @@ from noria.services.gateway.api.operator_access import Operators
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.monitoring.live_watch import WATCHERS_MAX, Watch
 from noria.services.gateway.monitoring.metrics import HttpMetrics
-from noria.shared.actor.inspect import explain, inspect, numbers_of
+from noria.shared.actor.inspect import explain_request, inspect, request_numbers
 
 _ANSWER_S: Final = 1.0
 _KEEP_ALIVE_S: Final = 15.0
@@ -89,10 +89,10 @@ class Console:
     def _life(self, name: str) -> dict[str, object]:
         runtime = self._config.runtime
         streams: list[object] = []
-        for number in numbers_of(runtime, name, _ANSWER_S):
+        for number in request_numbers(runtime, name, _ANSWER_S):
             answer = inspect(runtime, Service.SCHEDULER, _ANSWER_S, number, "story")
             streams += msgspec.json.decode(answer.json) or [] if answer is not None else []
-        return {"request": name, "streams": streams, "why": explain(runtime, name, _ANSWER_S)}
+        return {"request": name, "streams": streams, "why": explain_request(runtime, name, _ANSWER_S)}
 
     def _found(self, name: str) -> Response:
         content = self._files.get(name)

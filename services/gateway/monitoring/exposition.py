@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Final
 
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.instruments import Kind, Metric, label
-from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.instruments import Metric, MetricKind, label
+from noria.shared.telemetry.metrics import MetricValue
 from noria.shared.telemetry.spans import ATTRIBUTE_END, ATTRIBUTE_STATE
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,7 +61,7 @@ ALIASES: Final = (
 _REASONS: Final = {"cancelled": "abort"}
 
 
-def exposition(values: Sequence[Value], model: str) -> str:
+def exposition(values: Sequence[MetricValue], model: str) -> str:
     """The whole page; model: the name under which vLLM's metrics are told, none without one."""
     lines = list(_own(values))
     if model:
@@ -70,7 +70,7 @@ def exposition(values: Sequence[Value], model: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _own(values: Sequence[Value]) -> Iterator[str]:
+def _own(values: Sequence[MetricValue]) -> Iterator[str]:
     ordered = sorted(values, key=lambda each: each.metric.name)
     for metric, same in groupby(ordered, key=lambda each: each.metric):
         yield from _head(metric.exposed, metric.description, metric.kind)
@@ -79,7 +79,7 @@ def _own(values: Sequence[Value]) -> Iterator[str]:
             yield from _samples(metric.exposed, metric.bounds, labels, value.number, value.counts)
 
 
-def _alias(alias: Alias, values: Sequence[Value], model: str) -> Iterator[str]:
+def _alias(alias: Alias, values: Sequence[MetricValue], model: str) -> Iterator[str]:
     kind = alias.sources[0].kind
     sums: dict[str, tuple[float, tuple[int, ...]]] = {}
     for value in values:
@@ -88,9 +88,9 @@ def _alias(alias: Alias, values: Sequence[Value], model: str) -> Iterator[str]:
         kept = str(dict(value.attributes).get(alias.by[0], ""))
         number, counts = sums.get(kept, (0.0, (0,) * len(value.counts)))
         sums[kept] = (number + value.number, tuple(map(sum, zip(counts, value.counts, strict=True))))
-    if not sums and kind is not Kind.COUNTER:
+    if not sums and kind is not MetricKind.COUNTER:
         return
-    name = alias.name + ("_total" if kind is Kind.COUNTER else "")
+    name = alias.name + ("_total" if kind is MetricKind.COUNTER else "")
     yield from _head(name, f"As {' and '.join(each.exposed for each in alias.sources)}.", kind)
     for kept, (number, counts) in (sums or {"": (0.0, ())}).items():
         labels = [("model_name", model), ("engine", "0")]
@@ -99,13 +99,13 @@ def _alias(alias: Alias, values: Sequence[Value], model: str) -> Iterator[str]:
         yield from _samples(name, alias.sources[0].bounds, labels, number, counts)
 
 
-def _counts(alias: Alias, value: Value) -> bool:
+def _counts(alias: Alias, value: MetricValue) -> bool:
     """Whether a value has one of the wanted attributes, where its metric has such an attribute at all."""
     relevant = {name for name, _ in alias.only} & set(value.metric.attributes)
     return not relevant or any(each in alias.only for each in value.attributes)
 
 
-def _head(name: str, description: str, kind: Kind) -> Iterator[str]:
+def _head(name: str, description: str, kind: MetricKind) -> Iterator[str]:
     yield f"# HELP {name} {description}".replace("\\", "\\\\").replace("\n", "\\n")
     yield f"# TYPE {name} {kind.value}"
 

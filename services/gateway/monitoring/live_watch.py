@@ -17,8 +17,8 @@ from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot
 from noria.shared.actor.inspect import Inspector
 from noria.shared.config.config import RuntimeSettings
-from noria.shared.telemetry.latency import Latency
-from noria.shared.telemetry.metrics import told
+from noria.shared.telemetry.metrics import decode_values
+from noria.shared.telemetry.recent_latencies import RecentLatencies
 
 TICK_S: Final = 0.2
 _SURVEY_TICKS: Final = 5
@@ -90,7 +90,7 @@ class Watch:
 
     async def _run(self) -> None:
         """Ask until nobody watches any more."""
-        inspector, latency = Inspector(self._runtime), Latency()
+        inspector, latency = Inspector(self._runtime), RecentLatencies()
         since, tick, due_s = "", 0, time.monotonic()
         try:
             while self.watchers and not self._leaving():
@@ -114,17 +114,17 @@ class Watch:
             elif self.watchers:  # somebody came at the last moment
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _survey(self, inspector: Inspector, latency: Latency) -> bytes:
+    def _survey(self, inspector: Inspector, latency: RecentLatencies) -> bytes:
         """Ask who is there, and how long things took."""
         supervised = self._runtime.supervised
         services = tuple(each for each in Service if supervised or each is not Service.SUPERVISOR)
         who = inspector.ask(services, "who", "", _ANSWER_S)
         metrics = inspector.ask((Service.ADMISSION,), "metrics", "", _ANSWER_S).get(Service.ADMISSION)
         if metrics is not None:
-            latency.take(told(metrics.json), time.monotonic())
+            latency.add(decode_values(metrics.json), time.monotonic())
         state = {
             "services": [_service(each, who.get(each)) for each in services],
-            "latency": latency.shown(),
+            "latency": latency.rows(),
             "ledger": latency.ledger,
             "missed": sum(each.missed for each in self.watchers),
         }

@@ -8,14 +8,14 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Histograms, Value
-from noria.shared.telemetry.telemetry import Publication
+from noria.shared.telemetry.metrics import HistogramFamily, MetricValue
+from noria.shared.telemetry.telemetry import MetricSource
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _OTHER: Final = "_OTHER"
 
 
-class HttpMetrics(Publication):
+class HttpMetrics(MetricSource):
     """Counted in the HTTP thread, told in the actor's: never while one is half counted.
 
     active: generation requests under way.
@@ -24,7 +24,7 @@ class HttpMetrics(Publication):
     def __init__(self, active: Callable[[], int]) -> None:
         self.watchers = 0
         self._active = active
-        self._requests = Histograms(instruments.HTTP_DURATION)
+        self._requests = HistogramFamily(instruments.HTTP_DURATION)
         self._counting = threading.Lock()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -32,13 +32,13 @@ class HttpMetrics(Publication):
         with self._counting:
             self._requests.observe(seconds, (method if method in _METHODS else _OTHER, route, status))
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """What they stand at."""
         with self._counting:
             requests = list(self._requests.values())
         yield from requests
-        yield Value(instruments.HTTP_ACTIVE, self._active())
-        yield Value(instruments.CONSOLES, self.watchers)
+        yield MetricValue(instruments.HTTP_ACTIVE, self._active())
+        yield MetricValue(instruments.CONSOLES, self.watchers)
 
 
 class RouteNames:

@@ -15,7 +15,7 @@ from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.monitoring.exposition import CONTENT_TYPE, exposition
 from noria.shared.actor.inspect import inspect_all_async
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Value, merged, told
+from noria.shared.telemetry.metrics import MetricValue, decode_values, merge_values
 from noria.shared.telemetry.spans import ATTRIBUTE_SERVICE
 
 _ANSWER_S: Final = 1.0
@@ -55,7 +55,7 @@ class Scraping:
         answers = await inspect_all_async(self._config.runtime, services, _ANSWER_S, "metrics")
         if not answers:
             raise HttpError(503, "no service answers", kind="server_error", code="unavailable")
-        values = merged(value for answer in answers.values() for value in told(answer.json))
+        values = merge_values(value for answer in answers.values() for value in decode_values(answer.json))
         if services == _WITHOUT_SUPERVISOR:  # nobody else says who is there
             values += [_up(each, answers.get(each)) for each in services]
         return Response(exposition(values, await self._served()), media_type=CONTENT_TYPE)
@@ -70,6 +70,6 @@ class Scraping:
         return self._model
 
 
-def _up(service: Service, answer: Snapshot | None) -> Value:
+def _up(service: Service, answer: Snapshot | None) -> MetricValue:
     ready = answer is not None and answer.state is State.READY
-    return Value(instruments.SERVICE_UP, int(ready), ((ATTRIBUTE_SERVICE, service.value),))
+    return MetricValue(instruments.SERVICE_UP, int(ready), ((ATTRIBUTE_SERVICE, service.value),))

@@ -8,7 +8,7 @@ from noria.services.scheduler.core.interface.events import PhaseChanged, Request
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import spans
 from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
-from noria.shared.telemetry.tracing import NOTHING
+from noria.shared.telemetry.tracing import NO_SPAN
 
 _NAMES: Final = {
     RequestPhase.QUEUED: spans.SPAN_QUEUE,
@@ -48,7 +48,7 @@ class PhaseSpans:
         name = _NAMES.get(change.phase)
         if name is None:
             return
-        after = before.span if before is not None else NOTHING
+        after = before.span if before is not None else NO_SPAN
         span = self._telemetry.span(name, change.traceparent, self._attributes(change), start_ago_s=ago_s, after=after)
         if again:
             span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: change.decision}, ago_s=ago_s)

@@ -6,7 +6,7 @@ from noria.proto.execution import StepDone
 from noria.proto.scheduling import Capacity
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Histogram, Labels, Value
+from noria.shared.telemetry.metrics import Histogram, TenantLabels, MetricValue
 from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
     ATTRIBUTE_DIRECTION,
@@ -14,10 +14,10 @@ from noria.shared.telemetry.spans import (
     ATTRIBUTE_STATE,
     ATTRIBUTE_TENANT,
 )
-from noria.shared.telemetry.telemetry import Publication
+from noria.shared.telemetry.telemetry import MetricSource
 
 
-class SchedulerMetrics(Publication):
+class SchedulerMetrics(MetricSource):
     """Metrics of a scheduler. capacity: what admission may count on. tenants_max: how many tenants have figures of their own.
 
     clock: the present time, in nanoseconds.
@@ -29,7 +29,7 @@ class SchedulerMetrics(Publication):
         self._view = view
         self._capacity_now = capacity
         self._clock = clock
-        self._labels = Labels(tenants_max)
+        self._labels = TenantLabels(tenants_max)
         self._times = Histogram(instruments.STEP_TIME)
         self._tokens = Histogram(instruments.STEP_TOKENS)
         self._observed_tokens = 0
@@ -42,7 +42,7 @@ class SchedulerMetrics(Publication):
             self._times.observe(done.compute_us / 1e6)
             self._tokens.observe(tokens)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """The present values of all metrics."""
         yield from self._requests()
         yield from self._capacity()
@@ -52,7 +52,7 @@ class SchedulerMetrics(Publication):
         yield self._times.value()
         yield self._tokens.value()
 
-    def _requests(self) -> Iterator[Value]:
+    def _requests(self) -> Iterator[MetricValue]:
         counts, waiting, now_ns = self._view.counts(), list(self._view.waiting()), self._clock()
         again = sum(request.started for request in waiting)
         oldest_ns = min((request.received_ns for request in waiting), default=now_ns)
@@ -61,17 +61,19 @@ class SchedulerMetrics(Publication):
             ("waiting", counts.waiting - again),
             ("preempted", again),
         ):
-            yield Value(instruments.REQUESTS, number, ((ATTRIBUTE_STATE, state),))
-        yield Value(instruments.QUEUE_OLDEST, (now_ns - oldest_ns) / 1e9)
+            yield MetricValue(instruments.REQUESTS, number, ((ATTRIBUTE_STATE, state),))
+        yield MetricValue(instruments.QUEUE_OLDEST, (now_ns - oldest_ns) / 1e9)
 
-    def _capacity(self) -> Iterator[Value]:
+    def _capacity(self) -> Iterator[MetricValue]:
         counts = self._view.counts()
-        yield Value(instruments.SLOTS, counts.slots_used, ((ATTRIBUTE_STATE, "used"),))
-        yield Value(instruments.SLOTS, counts.slots_free, ((ATTRIBUTE_STATE, "free"),))
+        yield MetricValue(instruments.SLOTS, counts.slots_used, ((ATTRIBUTE_STATE, "used"),))
+        yield MetricValue(instruments.SLOTS, counts.slots_free, ((ATTRIBUTE_STATE, "free"),))
         for each in self._capacity_now().classes:
-            yield Value(instruments.PREDICTED_START, each.start_ms / 1e3, ((ATTRIBUTE_CLASS, each.traffic_class),))
+            yield MetricValue(
+                instruments.PREDICTED_START, each.start_ms / 1e3, ((ATTRIBUTE_CLASS, each.traffic_class),)
+            )
 
-    def _blocks(self) -> Iterator[Value]:
+    def _blocks(self) -> Iterator[MetricValue]:
         """Blocks by group and state; none while there is no executor."""
         if not self._view.has_executor:
             return
@@ -86,18 +88,20 @@ class SchedulerMetrics(Publication):
                 ("cached", count.cached),
                 ("host", count.host),
             ):
-                yield Value(instruments.CACHE_BLOCKS, number, ((ATTRIBUTE_GROUP, group), (ATTRIBUTE_STATE, state)))
-        yield Value(instruments.CACHE_USAGE, held / there if there else 0.0)
+                yield MetricValue(
+                    instruments.CACHE_BLOCKS, number, ((ATTRIBUTE_GROUP, group), (ATTRIBUTE_STATE, state))
+                )
+        yield MetricValue(instruments.CACHE_USAGE, held / there if there else 0.0)
 
-    def _shares(self) -> Iterator[Value]:
+    def _shares(self) -> Iterator[MetricValue]:
         """The service of each class and tenant; nothing under policies that do not share."""
         for each in self._view.standings():
             whose = ((ATTRIBUTE_CLASS, each.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(each.tenant)))
-            yield Value(instruments.SHARE_SERVICE, each.charged, whose)
-            yield Value(instruments.SHARE_COUNTER, each.virtual, whose)
-            yield Value(instruments.SHARE_WAITING, each.waiting, whose)
+            yield MetricValue(instruments.SHARE_SERVICE, each.charged, whose)
+            yield MetricValue(instruments.SHARE_COUNTER, each.virtual, whose)
+            yield MetricValue(instruments.SHARE_WAITING, each.waiting, whose)
 
-    def _counters(self) -> Iterator[Value]:
+    def _counters(self) -> Iterator[MetricValue]:
         counters = self._view.counters()
         for metric, number in (
             (instruments.EPOCHS, self._view.counts().epoch),
@@ -115,6 +119,6 @@ class SchedulerMetrics(Publication):
             (instruments.CACHE_RESET_TOKENS, counters.reset_tokens),
             (instruments.CACHE_SWAPPED_BLOCKS, counters.swapped_blocks),
         ):
-            yield Value(metric, number)
-        yield Value(instruments.CACHE_SWAPS, counters.swaps_out, ((ATTRIBUTE_DIRECTION, "out"),))
-        yield Value(instruments.CACHE_SWAPS, counters.swaps_in, ((ATTRIBUTE_DIRECTION, "in"),))
+            yield MetricValue(metric, number)
+        yield MetricValue(instruments.CACHE_SWAPS, counters.swaps_out, ((ATTRIBUTE_DIRECTION, "out"),))
+        yield MetricValue(instruments.CACHE_SWAPS, counters.swaps_in, ((ATTRIBUTE_DIRECTION, "in"),))

@@ -11,7 +11,7 @@ from executor.numerics.comparison import LENGTHS, TEXT, Reference, decoder_of
 from noria.services.executor.model.decoder import Decoder
 from noria.shared.config.sources import load
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 def real_folder() -> Path:
     settings = msgspec.structs.replace(load(None).model, dtype="auto")
     try:
-        return resolve(settings)
+        return resolve_model_folder(settings)
     except UserError as error:
         pytest.skip(str(error))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from noria.proto.base import Ended, Likelihood, Stream
+from noria.proto.base import Ended, Stream, TokenLogprob
 from noria.proto.execution import Geometry, StepDone
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
@@ -55,7 +55,7 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    likelihoods: list[TokenLogprob] = field(default_factory=list)
     ended: bool = False
 
 

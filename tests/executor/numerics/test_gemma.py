@@ -11,7 +11,7 @@ from executor.numerics.driving import Asked, Driver, Way
 from noria.proto.sampling import Sampling
 from noria.shared.config.sources import load
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import resolve
+from noria.shared.model.model_folder import resolve_model_folder
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ NEW_TOKENS = 12
 def folder() -> Path:
     settings = msgspec.structs.replace(load(None).model, name="gemma3-270m")
     try:
-        return resolve(settings)
+        return resolve_model_folder(settings)
     except UserError as error:
         pytest.skip(str(error))
 

@@ -1,4 +1,4 @@
-"""Clients: the product's own `Exchange` on a simulated connection, with people behind it who read slowly or go away."""
+"""Clients: the product's own `ClientProtocol` on a simulated connection, with people behind it who read slowly or go away."""
 
 from typing import Final
 
@@ -8,10 +8,10 @@ from fakes.simulated.clock import MILLISECOND, SECOND, Agenda, Clock
 from fakes.simulated.network import Dealer, Frames, Network, Owner
 from fakes.simulated.wishes import Read, Wish
 
-from noria.client.call import Call, Phase
+from noria.client.call import Call, CallPhase
 from noria.client.errors import ClientError, Refused
-from noria.client.exchange import Exchange
-from noria.client.patience import Patience
+from noria.client.protocol import ClientProtocol
+from noria.client.timeouts import ClientTimeouts
 from noria.proto.base import Header
 from noria.proto.frontdoor import TO_CLIENT, Code
 from noria.proto.wire import Codec
@@ -19,7 +19,7 @@ from noria.proto.wire import Codec
 _CODEC: Final = Codec(TO_CLIENT)
 _TICK_NS: Final = 60 * MILLISECOND
 _RETRY_NS: Final = 150 * MILLISECOND
-PATIENCE: Final = Patience(
+PATIENCE: Final = ClientTimeouts(
     accept_s=60.0,
     answer_s=60.0,
     ping_s=0.5,
@@ -62,7 +62,7 @@ class Person(Owner):
         self.alive = True
         self._incarnation = self._draw.getrandbits(62) | 1
         self._sequence = 0
-        self.exchange = Exchange(PATIENCE, self._send)
+        self.protocol = ClientProtocol(PATIENCE, self._send)
         self._dealer = Dealer(self._network, self, self.name.encode())
         self._dealer.connect(self._endpoint)
         incarnation = self._incarnation
@@ -105,7 +105,7 @@ class Person(Owner):
     def writable(self, dealer: Dealer) -> None:
         """A connection, or room on it."""
         if self.alive:
-            self.exchange.connected(self._now_s())
+            self.protocol.connected(self._now_s())
 
     def leave(self) -> None:
         """Go away without a word."""
@@ -132,7 +132,7 @@ class Person(Owner):
         wish.tries += 1
         wish.begun_ns = wish.begun_ns or self._clock.now_ns
         wish.reads = [Read() for _ in range(wish.request.n)]
-        wish.call = self.exchange.begin(wish.request, "", self._now_s())
+        wish.call = self.protocol.begin(wish.request, "", self._now_s())
 
     def _read(self) -> None:
         self._reading = False
@@ -141,16 +141,16 @@ class Person(Owner):
         while self._dealer.inbox:
             frames: Frames = self._dealer.recv_multipart(zmq.NOBLOCK)
             header = _CODEC.header(frames)
-            self.exchange.receive(header, _CODEC.body(header, frames), self._now_s())
-        self.exchange.settle()
+            self.protocol.receive(header, _CODEC.body(header, frames), self._now_s())
+        self.protocol.flush_acknowledgements()
         self._look()
 
     def _tick(self, incarnation: int) -> None:
         if not self.alive or incarnation != self._incarnation:
             return
-        self.exchange.tick(self._now_s())
+        self.protocol.tick(self._now_s())
         self._look()
-        if self.exchange.calls or not all(wish.over for wish in self.wishes):
+        if self.protocol.calls or not all(wish.over for wish in self.wishes):
             self._agenda.after(_TICK_NS, lambda: self._tick(incarnation))
 
     def _look(self) -> None:
@@ -163,7 +163,7 @@ class Person(Owner):
                 if self.gullible:
                     raise
                 wish.left = True
-                self.exchange.leave(wish.call, self._now_s())
+                self.protocol.leave(wish.call, self._now_s())
 
     def _look_at(self, wish: Wish, call: Call) -> None:
         while (delta := call.read()) is not None:
@@ -184,15 +184,15 @@ class Person(Owner):
         if call.error is not None:
             self._failed(wish, call.error)
             return
-        if wish.cancel_after is None or wish.cancelled or call.phase is not Phase.OPEN:
+        if wish.cancel_after is None or wish.cancelled or call.phase is not CallPhase.OPEN:
             return
         if sum(len(read.ids) for read in wish.reads) >= wish.cancel_after:
             wish.cancelled = True
             if wish.abandoning:
                 wish.left = True
-                self.exchange.leave(call, self._now_s())
+                self.protocol.leave(call, self._now_s())
             else:
-                self.exchange.cancel(call, self._now_s())
+                self.protocol.cancel(call, self._now_s())
 
     def _failed(self, wish: Wish, error: ClientError) -> None:
         assert isinstance(error, Refused), f"{wish.request.id}: {type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from fakes.simulated import planted_adoption
 from fakes.simulated.planted_adoption import Fault, planted
 from msgspec import structs
 
-from noria.client.assembly import Assembly
+from noria.client.choice_buffer import ChoiceBuffer
 from noria.proto import frontdoor
 from noria.proto.base import Header
 from noria.proto.execution import StepPlan
@@ -46,10 +46,10 @@ def _core(faulty: type[Scheduler]) -> Fault:
 def _stale_incarnation() -> AbstractContextManager[None]:
     """A mailbox takes mail for an earlier life, and of one."""
 
-    def current(self: Mailbox, header: Header) -> bool:
+    def is_current(self: Mailbox, header: Header) -> bool:
         return any(peer.value == header.sender for peer in self.links)
 
-    return planted(Mailbox, "current", current)
+    return planted(Mailbox, "is_current", is_current)
 
 
 def _lost_end() -> AbstractContextManager[None]:
@@ -93,9 +93,9 @@ def _old_plan() -> AbstractContextManager[None]:
 
 def _duplicate_delta() -> AbstractContextManager[None]:
     """A client takes what it has for new when it is sent again."""
-    sound = Assembly.take
+    sound = ChoiceBuffer.add
 
-    def take(self: Assembly, delta: frontdoor.Delta) -> bool:
+    def add(self: ChoiceBuffer, delta: frontdoor.Delta) -> bool:
         if self.finish is None and delta.start < len(self.ids):
             start, characters = len(self.ids), self.characters
             return sound(
@@ -103,7 +103,7 @@ def _duplicate_delta() -> AbstractContextManager[None]:
             )
         return sound(self, delta)
 
-    return planted(Assembly, "take", take)
+    return planted(ChoiceBuffer, "add", add)
 
 
 def _ignored_start() -> AbstractContextManager[None]:

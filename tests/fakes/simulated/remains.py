@@ -30,7 +30,7 @@ def remains(people: Sequence[Person], lives: Mapping[Service, Life]) -> dict[str
     """Everything that must be nothing in the end, by name; what is nothing is there, too."""
     found: dict[str, object] = {
         "unended": [wish.request.id for person in people for wish in person.wishes if not wish.over],
-        "calls": [list(person.exchange.calls) for person in people if person.alive and person.exchange.calls],
+        "calls": [list(person.protocol.calls) for person in people if person.alive and person.protocol.calls],
     }
     for service, life in lives.items():
         if not life.alive:

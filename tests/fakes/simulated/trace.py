@@ -40,7 +40,7 @@ class Trace:
         """Tell what a process hears of its peers."""
         if self._tell is None:
             return
-        joined, lost, greet = life.shell.joined, life.shell.lost, life.mailbox.greet
+        joined, lost, greet = life.shell.joined, life.shell.lost, life.mailbox.accept_hello
 
         def tell_joined(peer: Service) -> None:
             self.tell(life.service.value, f"is joined by {peer.value}")
@@ -57,7 +57,7 @@ class Trace:
             return result
 
         life.shell.joined, life.shell.lost = tell_joined, tell_lost  # type: ignore[method-assign]  # a wiretap
-        life.mailbox.greet = tell_greet  # type: ignore[method-assign]  # a wiretap
+        life.mailbox.accept_hello = tell_greet  # type: ignore[method-assign]  # a wiretap
 
     def _keep(self, who: str, what: str | tuple[str, Frames]) -> None:
         if isinstance(what, tuple) and b"Heartbeat" in what[1][0] and self._tell is None:

@@ -16,7 +16,7 @@ from noria.services.admission.storage.journal import SCHEMA, Journal, open_journ
 from noria.services.admission.storage.journal_records import Clock
 from noria.services.admission.storage.usage_writer import TABLES as USAGE
 from noria.shared.errors import UserError
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.process.locks import Lock, LockRecord
 
 TABLES = (*USAGE, *SCHEMA)
 KILLS = 6
@@ -93,7 +93,7 @@ def test_a_file_that_another_process_writes_is_named_with_what_to_do(path: Path)
 def test_a_journal_has_one_owner(path: Path) -> None:
     path.parent.mkdir()
     other = Lock(path.parent, "journal")
-    assert other.acquire(Holder("admission", 4711, "")) is None
+    assert other.acquire(LockRecord("admission", 4711, "")) is None
     with pytest.raises(UserError, match="4711"):
         open_journal(path, kept=True)
     database, journal = open_journal(path, kept=False)

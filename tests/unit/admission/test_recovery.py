@@ -19,8 +19,8 @@ from noria.services.admission.core.tenants.class_totals import Measure
 from noria.services.admission.metrics import TrafficMetrics
 from noria.services.admission.storage import journal_records
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.instruments import Kind
-from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.instruments import MetricKind
+from noria.shared.telemetry.metrics import MetricValue
 
 STREAM = Stream(100, 0)
 
@@ -322,9 +322,9 @@ def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
     assert (read.first_token_ns, read.ended_ns, read.last_token_ns) == (2 * SECOND, 4 * SECOND, 3 * SECOND)
 
 
-def told(bench: Bench) -> list[Value]:
+def told(bench: Bench) -> list[MetricValue]:
     """What is told of counts and measures."""
-    present = (Kind.COUNTER, Kind.HISTOGRAM)
+    present = (MetricKind.COUNTER, MetricKind.HISTOGRAM)
     return [each for each in TrafficMetrics(bench.core.books, 10).values() if each.metric.kind in present]
 
 

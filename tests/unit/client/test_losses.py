@@ -9,9 +9,9 @@ from fakes.story import accepted, came, run
 
 from noria.client import (
     AsyncClient,
+    ClientTimeouts,
     Code,
     Interrupted,
-    Patience,
     Refused,
     Unreachable,
 )
@@ -172,7 +172,7 @@ def test_an_unanswered_request_is_repeated_and_then_unreachable(door: FrontDoor)
         with pytest.raises(Unreachable, match="nothing answered"):
             await client.describe(timeout_s=0.05)
 
-    run(door, story, Patience(accept_s=2, ping_s=0.1, resend_s=0.1, resend_max_s=0.1))
+    run(door, story, ClientTimeouts(accept_s=2, ping_s=0.1, resend_s=0.1, resend_max_s=0.1))
     sent = door.of(Generate)
     assert len(sent) > 1
     assert len(set(map(repr, sent))) == 1
@@ -191,4 +191,4 @@ def test_an_answer_that_stops_coming_is_unreachable_after_what_came_has_been_rea
         with pytest.raises(Unreachable, match="stopped"):
             await generation.result()
 
-    run(door, story, Patience(ping_s=0.1, silence_s=0.1, reconnect_s=2, resend_s=0.1))
+    run(door, story, ClientTimeouts(ping_s=0.1, silence_s=0.1, reconnect_s=2, resend_s=0.1))

@@ -8,8 +8,8 @@ from fakes.front_door import FrontDoor, words
 from fakes.story import QUICK, accepted, came, open_requests, restart, run
 
 from noria.client import AsyncClient, Code, Interrupted
-from noria.client.call import Phase
-from noria.client.exchange import Exchange
+from noria.client.call import CallPhase
+from noria.client.protocol import ClientProtocol
 from noria.proto.base import End, Header
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Delta, Generate, Have, Pong, Rejected, Updates
 
@@ -100,18 +100,18 @@ def test_the_end_of_a_request_that_was_left_is_asked_for_in_the_next_life(door: 
 
 
 class Talk:
-    """An exchange whose messages are kept, and a server's mail."""
+    """A client protocol whose messages are kept, and a server's mail."""
 
     def __init__(self) -> None:
         self.said: list[msgspec.Struct] = []
-        self.exchange = Exchange(QUICK, self._send)
+        self.protocol = ClientProtocol(QUICK, self._send)
 
     def _send(self, body: msgspec.Struct, traceparent: str) -> bool:
         self.said.append(body)
         return True
 
     def hear(self, body: msgspec.Struct, incarnation: int, now_s: float) -> None:
-        self.exchange.receive(Header(type(body).__name__, "admission", incarnation), body, now_s)
+        self.protocol.receive(Header(type(body).__name__, "admission", incarnation), body, now_s)
 
 
 def delta(start: int, *ids: int) -> Updates:
@@ -120,7 +120,7 @@ def delta(start: int, *ids: int) -> Updates:
 
 def test_of_two_lives_the_one_that_goes_on_is_heard_though_the_dead_one_was_heard_last() -> None:
     talk = Talk()
-    call = talk.exchange.begin(Generate("r", prompt="hi"), "", 0.0)
+    call = talk.protocol.begin(Generate("r", prompt="hi"), "", 0.0)
     talk.hear(Accepted("r", 1, 3, "fake", 5), 22, 1.0)
     talk.hear(Pong(), 11, 1.01)  # written before it died, delivered after its successor's first words
     talk.hear(delta(0, 7), 22, 1.05)
@@ -134,11 +134,11 @@ def test_of_two_lives_the_one_that_goes_on_is_heard_though_the_dead_one_was_hear
 
 def test_an_answer_that_goes_on_otherwise_than_it_began_is_not_stitched_together() -> None:
     talk = Talk()
-    call = talk.exchange.begin(Generate("r", prompt="hi"), "", 0.0)
+    call = talk.protocol.begin(Generate("r", prompt="hi"), "", 0.0)
     talk.hear(Accepted("r", 1, 3, "fake", 5), 1, 1.0)
     talk.hear(delta(0, 7, 8, 9), 1, 1.1)
     talk.hear(delta(1, 8, 9, 10), 2, 2.0)
-    assert call.phase is Phase.OPEN
+    assert call.phase is CallPhase.OPEN
     talk.hear(delta(2, 99, 10, 11), 2, 2.1)
-    assert call.phase is Phase.OVER and isinstance(call.error, Interrupted)
+    assert call.phase is CallPhase.OVER and isinstance(call.error, Interrupted)
     assert isinstance(talk.said[-1], Cancel)

@@ -10,7 +10,7 @@ import pytest
 from fakes.front_door import FrontDoor, Mail, refuse, words
 
 from noria.client import Client, Closed, Code, Refused
-from noria.client.synchronous import _Loop
+from noria.client.synchronous import _EventLoopThread
 from noria.proto.base import End
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate
 
@@ -110,7 +110,7 @@ def test_closing_ends_whoever_waits_in_another_thread(door: FrontDoor) -> None:
 
 
 def test_a_call_made_while_another_thread_closes_the_client_ends_too() -> None:
-    loop = _Loop()
+    loop = _EventLoopThread()
     closing, held, refused = threading.Event(), threading.Event(), threading.Event()
 
     async def last() -> None:

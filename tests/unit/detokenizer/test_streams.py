@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from noria.proto.base import Alternative, End, Ended, Likelihood, Logprobs, Stream
+from noria.proto.base import Alternative, End, Ended, Logprobs, Stream, TokenLogprob
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
 from noria.services.detokenizer.core.detokenizer import (
     ENDED_REMEMBERED_MAX,
@@ -465,7 +465,7 @@ def test_the_memory_of_ended_streams_is_bounded() -> None:
 
 def told(text: str, start: int = 0, end: int = 0) -> Tokens:
     ids = tuple(text.encode())
-    likelihoods = tuple(Likelihood(-token, ((65, -0.5),)) for token in ids)
+    likelihoods = tuple(TokenLogprob(-token, ((65, -0.5),)) for token in ids)
     return Tokens((TokenRun(S, 0, start, ids, end, likelihoods=likelihoods),))
 
 

@@ -3,7 +3,7 @@
 from noria.services.gateway.monitoring.exposition import exposition
 from noria.services.gateway.monitoring.metrics import RouteNames
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Histogram, Value
+from noria.shared.telemetry.metrics import Histogram, MetricValue
 
 
 def whose(tenant: str) -> tuple[tuple[str, str], ...]:
@@ -29,9 +29,9 @@ def test_buckets_are_cumulative_and_end_with_the_count() -> None:
 
 def test_label_values_are_escaped_and_each_metric_is_described_once() -> None:
     values = [
-        Value(instruments.STREAMS_ACCEPTED, 1, whose('a"b\\c\nd')),
-        Value(instruments.STREAMS_IN_FLIGHT, 2, whose("e")),
-        Value(instruments.STREAMS_ACCEPTED, 2, whose("e")),
+        MetricValue(instruments.STREAMS_ACCEPTED, 1, whose('a"b\\c\nd')),
+        MetricValue(instruments.STREAMS_IN_FLIGHT, 2, whose("e")),
+        MetricValue(instruments.STREAMS_ACCEPTED, 2, whose("e")),
     ]
     page = exposition(values, "")
     assert 'tenant="a\\"b\\\\c\\nd"' in page
@@ -44,13 +44,13 @@ def test_label_values_are_escaped_and_each_metric_is_described_once() -> None:
 
 def test_vllms_names_are_sums_over_classes_and_tenants_with_its_labels() -> None:
     ended = [
-        Value(instruments.STREAMS_ENDED, 2, (*whose("a"), ("noria.end", "stop"))),
-        Value(instruments.STREAMS_ENDED, 3, (*whose("b"), ("noria.end", "stop"))),
-        Value(instruments.STREAMS_ENDED, 4, (*whose("b"), ("noria.end", "cancelled"))),
-        Value(instruments.STREAMS_ENDED, 9, (*whose("b"), ("noria.end", "shed"))),
-        Value(instruments.CACHE_RESETS, 5),
-        Value(instruments.CACHE_SWAPS, 6, (("noria.direction", "out"),)),
-        Value(instruments.CACHE_SWAPS, 7, (("noria.direction", "in"),)),
+        MetricValue(instruments.STREAMS_ENDED, 2, (*whose("a"), ("noria.end", "stop"))),
+        MetricValue(instruments.STREAMS_ENDED, 3, (*whose("b"), ("noria.end", "stop"))),
+        MetricValue(instruments.STREAMS_ENDED, 4, (*whose("b"), ("noria.end", "cancelled"))),
+        MetricValue(instruments.STREAMS_ENDED, 9, (*whose("b"), ("noria.end", "shed"))),
+        MetricValue(instruments.CACHE_RESETS, 5),
+        MetricValue(instruments.CACHE_SWAPS, 6, (("noria.direction", "out"),)),
+        MetricValue(instruments.CACHE_SWAPS, 7, (("noria.direction", "in"),)),
     ]
     lines = exposition(ended, "tiny").splitlines()
     assert 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="stop"} 5.0' in lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noria.shared.process.crash_log import last_words
+from noria.shared.process.crash_log import crash_log_path
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from noria.shared.process.crash_log import last_words
 def test_an_exception_and_a_fatal_signal_are_written_down_and_an_orderly_end_is_not(
     tmp_path: Path, dying: str, expected: str
 ) -> None:
-    begin = "from pathlib import Path; from noria.shared.process.crash_log import note_down"
-    code = f"{begin}\nnote_down(Path({str(tmp_path)!r}), 'x')\n{dying}"
+    begin = "from pathlib import Path; from noria.shared.process.crash_log import log_crashes"
+    code = f"{begin}\nlog_crashes(Path({str(tmp_path)!r}), 'x')\n{dying}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    written = last_words(tmp_path, "x").read_text()
+    written = crash_log_path(tmp_path, "x").read_text()
     assert expected in written
     assert bool(written) == bool(expected)
     if "luck" in dying:
@@ -31,5 +31,5 @@ def test_an_exception_and_a_fatal_signal_are_written_down_and_an_orderly_end_is_
 
 
 def test_a_folder_that_cannot_be_written_costs_the_words_and_not_the_service(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from noria.shared.process.crash_log import note_down\nnote_down(Path('{tmp_path}/no'), 'x')"
+    code = f"from pathlib import Path; from noria.shared.process.crash_log import log_crashes\nlog_crashes(Path('{tmp_path}/no'), 'x')"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

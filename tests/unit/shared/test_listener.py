@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from noria.shared.process.listener import Offer, asked_for
+from noria.shared.process.listener import ListenerHandover, request_listener
 
 
 def serve_one(folder: str, port: "multiprocessing.Queue[int]") -> None:
     """A gateway that gives its socket away once and dies."""
     listener = socket.create_server(("127.0.0.1", 0))
-    offer = Offer(listener, Path(folder))
+    offer = ListenerHandover(listener, Path(folder))
     offer.socket.setblocking(True)
     port.put(listener.getsockname()[1])
     offer.answer()
@@ -24,7 +24,7 @@ def test_who_asks_has_the_same_socket_and_connections_wait_there_after_the_giver
     giver = context.Process(target=serve_one, args=(str(tmp_path), told))
     giver.start()
     port = told.get(timeout=60)
-    given = asked_for(tmp_path)
+    given = request_listener(tmp_path)
     giver.join(60)
     assert given is not None
     with given, socket.create_connection(("127.0.0.1", port), timeout=60) as waiting:
@@ -38,15 +38,15 @@ def test_who_asks_has_the_same_socket_and_connections_wait_there_after_the_giver
 
 
 def test_nobody_answers_where_there_is_nobody_or_nobody_any_more(tmp_path: Path) -> None:
-    assert asked_for(tmp_path) is None
+    assert request_listener(tmp_path) is None
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        Offer(listener, tmp_path).close()
-    assert asked_for(tmp_path) is None
+        ListenerHandover(listener, tmp_path).close()
+    assert request_listener(tmp_path) is None
 
 
 def test_the_offer_is_its_owners_alone_and_a_next_one_takes_its_place(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        first, second = Offer(listener, tmp_path), Offer(listener, tmp_path)
+        first, second = ListenerHandover(listener, tmp_path), ListenerHandover(listener, tmp_path)
         assert (tmp_path / "door.sock").stat().st_mode & 0o777 == 0o600
         first.close()
         second.socket.settimeout(60)
@@ -60,6 +60,6 @@ def test_the_offer_is_its_owners_alone_and_a_next_one_takes_its_place(tmp_path: 
 @pytest.mark.parametrize("folder", ["missing", "x" * 120])
 def test_where_nobody_can_ask_the_door_is_served_all_the_same(folder: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        offer = Offer(listener, tmp_path / folder)
-        assert not offer.made
+        offer = ListenerHandover(listener, tmp_path / folder)
+        assert not offer.available
         offer.close()

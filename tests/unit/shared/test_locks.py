@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from noria.shared.process.locks import Holder, Lock, living_holder, read_holder
+from noria.shared.process.locks import Lock, LockRecord, living_holder, read_holder
 
-OURS = Holder("scheduler", 7, "ab", "127.0.0.1:8000")
+OURS = LockRecord("scheduler", 7, "ab", "127.0.0.1:8000")
 
 
 def test_a_free_lock_is_taken_and_signed(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_free_lock_is_taken_and_signed(tmp_path: Path) -> None:
 def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     first = Lock(tmp_path, "scheduler")
     assert first.acquire(OURS) is None
-    assert Lock(tmp_path, "scheduler").acquire(Holder("scheduler", 8, "")) == OURS
+    assert Lock(tmp_path, "scheduler").acquire(LockRecord("scheduler", 8, "")) == OURS
     first.release()
 
 
@@ -36,8 +36,8 @@ def test_a_released_lock_can_be_taken_again_and_names_nobody(tmp_path: Path) -> 
 
 def test_the_lock_of_a_killed_process_is_free_though_it_is_still_signed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from noria.shared.process.locks import Holder, Lock\n"
-        "assert Lock(Path(sys.argv[1]), 'executor').acquire(Holder('executor', os.getpid(), '')) is None\n"
+        "import os, signal, sys; from pathlib import Path; from noria.shared.process.locks import LockRecord, Lock\n"
+        "assert Lock(Path(sys.argv[1]), 'executor').acquire(LockRecord('executor', os.getpid(), '')) is None\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -61,7 +61,7 @@ def test_nobody_holds_a_lock_that_was_never_made(tmp_path: Path) -> None:
 
 def test_a_holder_may_say_more_of_itself_later(tmp_path: Path) -> None:
     lock = Lock(tmp_path, "scheduler")
-    assert lock.acquire(Holder("a rather long name", 12345, "")) is None
-    lock.sign(Holder("short", 1, "abc"))
-    assert living_holder(tmp_path, "scheduler") == Holder("short", 1, "abc")
+    assert lock.acquire(LockRecord("a rather long name", 12345, "")) is None
+    lock.sign(LockRecord("short", 1, "abc"))
+    assert living_holder(tmp_path, "scheduler") == LockRecord("short", 1, "abc")
     lock.release()

@@ -13,27 +13,39 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from noria.proto.base import Service
 from noria.shared.config.config import TelemetrySettings
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.instruments import METRICS, Kind, Metric
-from noria.shared.telemetry.metrics import Histogram, Histograms, Labels, Value, merged, quantile, tell, told
+from noria.shared.telemetry.instruments import METRICS, Metric, MetricKind
+from noria.shared.telemetry.metrics import (
+    Histogram,
+    HistogramFamily,
+    MetricValue,
+    TenantLabels,
+    decode_values,
+    encode_values,
+    merge_values,
+    quantile,
+)
 from noria.shared.telemetry.spans import ATTRIBUTE_DIRECTION
-from noria.shared.telemetry.telemetry import Publication, Telemetry
+from noria.shared.telemetry.telemetry import MetricSource, Telemetry
 
 SECOND_NS = 1_000_000_000
 LATENCY = instruments.FIRST_TOKEN_TIME
 
 
-class Fixed(Publication):
+class Fixed(MetricSource):
     """Tells what it is given."""
 
-    def __init__(self, *given: Value) -> None:
-        self.given: Iterable[Value] = given
+    def __init__(self, *given: MetricValue) -> None:
+        self.given: Iterable[MetricValue] = given
 
-    def values(self) -> Iterable[Value]:
+    def values(self) -> Iterable[MetricValue]:
         return self.given
 
 
 def telemetry_to(
-    endpoint: str, *values: Value, metrics: bool = True, protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    endpoint: str,
+    *values: MetricValue,
+    metrics: bool = True,
+    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf",
 ) -> Telemetry:
     settings = TelemetrySettings(otlp_endpoint=endpoint, otlp_protocol=protocol, otlp_metrics=metrics)
     telemetry = Telemetry(Service.SCHEDULER, 1, settings)
@@ -41,9 +53,9 @@ def telemetry_to(
     return telemetry
 
 
-def sample(metric: Metric) -> Value:
+def sample(metric: Metric) -> MetricValue:
     counts = tuple(range(len(metric.bounds) + 1)) if metric.bounds else ()
-    return Value(metric, 7, (), counts)
+    return MetricValue(metric, 7, (), counts)
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -57,13 +69,13 @@ def test_metrics_arrive_with_the_name_unit_and_kind_of_the_registry(
     for metric in METRICS.values():
         sent = collector.metrics[metric.name]
         assert (sent.name, sent.unit, sent.description) == (metric.name, metric.unit, metric.description)
-        assert sent.HasField("sum") == (metric.kind is Kind.COUNTER)
-        assert sent.HasField("gauge") == (metric.kind is Kind.GAUGE)
-        assert sent.HasField("histogram") == (metric.kind is Kind.HISTOGRAM)
-        if metric.kind is Kind.COUNTER:
+        assert sent.HasField("sum") == (metric.kind is MetricKind.COUNTER)
+        assert sent.HasField("gauge") == (metric.kind is MetricKind.GAUGE)
+        assert sent.HasField("histogram") == (metric.kind is MetricKind.HISTOGRAM)
+        if metric.kind is MetricKind.COUNTER:
             assert sent.sum.is_monotonic
             assert sent.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             (point,) = sent.histogram.data_points
             assert tuple(point.explicit_bounds) == metric.bounds
             assert list(point.bucket_counts) == list(range(len(metric.bounds) + 1))
@@ -77,11 +89,11 @@ def test_values_are_handed_to_the_exporter_once_a_second_and_at_the_end() -> Non
         telemetry = Telemetry(Service.SCHEDULER, 1, TelemetrySettings(otlp_endpoint=collector.url))
         asked = 0
 
-        class Counting(Publication):
-            def values(self) -> Iterable[Value]:
+        class Counting(MetricSource):
+            def values(self) -> Iterable[MetricValue]:
                 nonlocal asked
                 asked += 1
-                return (Value(instruments.CACHE_EVICTIONS, asked),)
+                return (MetricValue(instruments.CACHE_EVICTIONS, asked),)
 
         telemetry.add(Counting())
         for now_ns in (0, 1, SECOND_NS - 1, SECOND_NS, SECOND_NS + 1):
@@ -94,9 +106,9 @@ def test_values_are_handed_to_the_exporter_once_a_second_and_at_the_end() -> Non
 
 def test_what_goes_on_from_an_earlier_life_is_exported_as_counted_since_then() -> None:
     with Collector() as collector:
-        counts = [Value(each, 3) for each in (instruments.LEDGER_ACCEPTED, instruments.CACHE_EVICTIONS)]
+        counts = [MetricValue(each, 3) for each in (instruments.LEDGER_ACCEPTED, instruments.CACHE_EVICTIONS)]
         telemetry = telemetry_to(collector.url, *counts)
-        telemetry.go_on([instruments.LEDGER_ACCEPTED], 4711)
+        telemetry.continue_since([instruments.LEDGER_ACCEPTED], 4711)
         telemetry.close()
     began = {name: sent.sum.data_points[0].start_time_unix_nano for name, sent in collector.metrics.items()}
     assert began["noria.ledger.accepted"] == 4711
@@ -104,8 +116,8 @@ def test_what_goes_on_from_an_earlier_life_is_exported_as_counted_since_then() -
 
 
 def test_nobody_counts_for_an_exporter_that_is_not_there() -> None:
-    class Never(Publication):
-        def values(self) -> Iterable[Value]:
+    class Never(MetricSource):
+        def values(self) -> Iterable[MetricValue]:
             raise AssertionError
 
     for telemetry in (telemetry_to("", metrics=True), telemetry_to("http://127.0.0.1:9", metrics=False)):
@@ -115,7 +127,8 @@ def test_nobody_counts_for_an_exporter_that_is_not_there() -> None:
 
 def test_values_are_exported_each_under_its_attributes() -> None:
     swaps = [
-        Value(instruments.CACHE_SWAPS, number, ((ATTRIBUTE_DIRECTION, way),)) for way, number in (("out", 5), ("in", 2))
+        MetricValue(instruments.CACHE_SWAPS, number, ((ATTRIBUTE_DIRECTION, way),))
+        for way, number in (("out", 5), ("in", 2))
     ]
     with Collector() as collector:
         telemetry_to(collector.url, *swaps).close()
@@ -125,11 +138,11 @@ def test_values_are_exported_each_under_its_attributes() -> None:
 
 def test_an_answer_holds_what_was_asked_for_and_unknown_metrics_are_left_out_of_it() -> None:
     values = [sample(each) for each in METRICS.values()]
-    answer = msgspec.json.encode(tell(values))
-    assert told(answer) == values
-    assert told(msgspec.json.encode([["noria.of.tomorrow", 1.0, [], []]])) == []
-    assert told(msgspec.json.encode([[LATENCY.name, 1.0, [], [1, 2]]])) == [], "of another number of buckets"
-    assert told(b"null") == []
+    answer = msgspec.json.encode(encode_values(values))
+    assert decode_values(answer) == values
+    assert decode_values(msgspec.json.encode([["noria.of.tomorrow", 1.0, [], []]])) == []
+    assert decode_values(msgspec.json.encode([[LATENCY.name, 1.0, [], [1, 2]]])) == [], "of another number of buckets"
+    assert decode_values(b"null") == []
 
 
 def test_a_histogram_counts_into_the_bucket_that_holds_a_number_its_upper_bound_included() -> None:
@@ -143,7 +156,7 @@ def test_a_histogram_counts_into_the_bucket_that_holds_a_number_its_upper_bound_
 
 
 def test_histograms_are_kept_apart_by_attributes_in_the_metrics_order() -> None:
-    histograms = Histograms(LATENCY)
+    histograms = HistogramFamily(LATENCY)
     histograms.observe(0.1, ("interactive", "one"))
     histograms.observe(0.2, ("interactive", "two"), 2)
     found = {each.attributes: sum(each.counts) for each in histograms.values()}
@@ -152,14 +165,14 @@ def test_histograms_are_kept_apart_by_attributes_in_the_metrics_order() -> None:
 
 
 def test_tenants_beyond_the_bound_share_a_name_and_nobody_loses_one() -> None:
-    labels = Labels(2)
+    labels = TenantLabels(2)
     assert [labels.of(each) for each in ("a", "b", "c", "a", "d", "b")] == ["a", "b", "other", "a", "other", "b"]
 
 
 def test_values_of_the_same_metric_and_attributes_are_added() -> None:
-    one = Value(LATENCY, 1.5, (("noria.class", "x"),), (1, 2))
-    other = Value(LATENCY, 1.0, (("noria.class", "y"),), (1, 1))
-    assert merged([one, other, one]) == [Value(LATENCY, 3.0, (("noria.class", "x"),), (2, 4)), other]
+    one = MetricValue(LATENCY, 1.5, (("noria.class", "x"),), (1, 2))
+    other = MetricValue(LATENCY, 1.0, (("noria.class", "y"),), (1, 1))
+    assert merge_values([one, other, one]) == [MetricValue(LATENCY, 3.0, (("noria.class", "x"),), (2, 4)), other]
 
 
 def test_a_quantile_lies_on_a_line_within_its_bucket() -> None:
@@ -178,7 +191,7 @@ def test_a_collector_that_is_away_costs_its_time_once_for_spans_and_metrics(list
             if listening:
                 collector.listen()
             telemetry = telemetry_to(
-                f"http://127.0.0.1:{collector.getsockname()[1]}", Value(instruments.CACHE_EVICTIONS, 3)
+                f"http://127.0.0.1:{collector.getsockname()[1]}", MetricValue(instruments.CACHE_EVICTIONS, 3)
             )
             telemetry.span("queue").end()
             begun = time.monotonic()

@@ -12,7 +12,7 @@ from noria.shared.config.config import TelemetrySettings
 from noria.shared.errors import UserError
 from noria.shared.telemetry.instruments import SPANS_LOST
 from noria.shared.telemetry.telemetry import Telemetry
-from noria.shared.telemetry.tracing import parse, trace_id
+from noria.shared.telemetry.tracing import parse_traceparent, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -86,7 +86,7 @@ def test_processes_agree_on_a_trace_because_the_flag_says_what_its_beginner_deci
     "header", ["", "x", "00-1-2-01", f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-{TRACE}-{'0' * 16}-01"]
 )
 def test_what_is_no_trace_context_begins_a_new_trace(header: str) -> None:
-    assert parse(header) == (0, 0, False)
+    assert parse_traceparent(header) == (0, 0, False)
     span = telemetry_of().span("admit", header)
     assert span.recorded
     assert trace_id(span.traceparent) not in ("", TRACE)

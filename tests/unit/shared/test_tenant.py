@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from noria.shared.process.locks import Holder, Lock, living_holder, tenant
+from noria.shared.process.locks import Lock, LockRecord, living_holder, lock_owner
 
 HOLDING = """
 import os, pathlib, sys
 import setproctitle
-from noria.shared.process.locks import Holder, Lock
+from noria.shared.process.locks import Lock, LockRecord
 folder, title, pid = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 setproctitle.setproctitle(title)
-Lock(folder, "scheduler").acquire(Holder("scheduler", pid or os.getpid(), "1"))
+Lock(folder, "scheduler").acquire(LockRecord("scheduler", pid or os.getpid(), "1"))
 print(flush=True)
 sys.stdin.read()
 """
@@ -43,41 +43,41 @@ def readable(descriptor: int) -> bool:
 
 def test_a_service_that_holds_its_lock_is_found_and_its_end_is_seen(tmp_path: Path) -> None:
     process = holding(tmp_path)
-    found = tenant(tmp_path, "scheduler")
+    found = lock_owner(tmp_path, "scheduler")
     assert found is not None
     assert found.holder.pid == process.pid
     assert not readable(found.descriptor)
     end(process)
     assert readable(found.descriptor)
     os.close(found.descriptor)
-    assert tenant(tmp_path, "scheduler") is None
+    assert lock_owner(tmp_path, "scheduler") is None
 
 
 def test_a_dead_holders_signature_finds_nobody(tmp_path: Path) -> None:
     (tmp_path / "scheduler.lock").write_text(f'{{"service":"scheduler","pid":{os.getpid()},"incarnation":"1"}}')
     assert living_holder(tmp_path, "scheduler") is None
-    assert tenant(tmp_path, "scheduler") is None
+    assert lock_owner(tmp_path, "scheduler") is None
 
 
 def test_an_innocent_process_that_has_the_pid_in_the_lock_is_not_taken_for_its_holder(tmp_path: Path) -> None:
     innocent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = holding(tmp_path, signed_as=innocent.pid)
     assert living_holder(tmp_path, "scheduler") is not None
-    assert tenant(tmp_path, "scheduler") is None
+    assert lock_owner(tmp_path, "scheduler") is None
     end(process)
     end(innocent)
 
 
 def test_another_kind_of_process_is_not_taken_for_a_service(tmp_path: Path) -> None:
     process = holding(tmp_path, title="noria: schedulers' friend")
-    assert tenant(tmp_path, "scheduler") is None
+    assert lock_owner(tmp_path, "scheduler") is None
     end(process)
 
 
 def test_a_lock_that_is_given_back_is_empty_and_free(tmp_path: Path) -> None:
     lock = Lock(tmp_path, "scheduler")
-    assert lock.acquire(Holder("scheduler", os.getpid(), "1")) is None
+    assert lock.acquire(LockRecord("scheduler", os.getpid(), "1")) is None
     lock.release()
     assert (tmp_path / "scheduler.lock").read_bytes() == b""
     lock.release()
-    assert tenant(tmp_path, "scheduler") is None
+    assert lock_owner(tmp_path, "scheduler") is None

@@ -8,7 +8,7 @@ from fakes.vocabularies import TEXTS, byte_fallback, byte_level, id_of, metaspac
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from noria.shared.errors import UserError
-from noria.shared.model.tokenizer import Scheme, Tokenizer
+from noria.shared.model.tokenizer import TokenBytesScheme, Tokenizer
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, settings: dict[str, object]) -> Path:
@@ -79,11 +79,11 @@ def test_special_token_text_is_ordinary_when_encoded_plainly() -> None:
 
 
 def test_the_scheme_follows_the_decoder() -> None:
-    assert byte_level().scheme is Scheme.BYTES
-    assert byte_fallback().scheme is Scheme.FALLBACK
+    assert byte_level().scheme is TokenBytesScheme.BYTES
+    assert byte_fallback().scheme is TokenBytesScheme.FALLBACK
     assert (byte_fallback().strip_left, byte_fallback(strip=False).strip_left) == (1, 0)
-    assert metaspace().scheme is Scheme.WINDOW
-    assert word_piece().scheme is Scheme.WINDOW
+    assert metaspace().scheme is TokenBytesScheme.WINDOW
+    assert word_piece().scheme is TokenBytesScheme.WINDOW
     assert len(byte_fallback().byte_ids()) == 256
     assert byte_level().byte_ids() == frozenset()
 

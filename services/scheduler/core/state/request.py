@@ -14,7 +14,7 @@ tokens from 0.
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from noria.proto.base import End, Likelihood, Stream
+from noria.proto.base import End, Stream, TokenLogprob
 from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Prefix, RequestBlocks
 
@@ -67,7 +67,7 @@ class OutputProgress:
     # How many of them the detokenizer has looked at.
     seen: int
     # Log-probabilities of the ids sampled in this life; empty unless asked for.
-    logprobs: list[Likelihood] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     # Output tokens after which it ends by length; 0 until it was measured.
     limit: int = 0
     # Slices whose result came, or never will.
@@ -226,7 +226,7 @@ class Request:
             return End.STOP
         return End.LENGTH if len(output) >= self.progress.limit else None
 
-    def logprobs_from(self, start: int) -> tuple[Likelihood, ...]:
+    def logprobs_from(self, start: int) -> tuple[TokenLogprob, ...]:
         """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
         logprobs = self.progress.logprobs
         first = len(self.progress.output) - len(logprobs)

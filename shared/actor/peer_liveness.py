@@ -22,7 +22,7 @@ _HELLO_INTERVAL_NS: Final = 100_000_000
 _REFUSED_MAX: Final = 64
 
 
-class Greeting:
+class PeerLiveness:
     """Greets the peers of one mailbox, and beats the heart towards those that have joined.
 
     expected_us: how long the work under way should take; 0 where it cannot be said.
@@ -35,16 +35,16 @@ class Greeting:
         self._peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
         self._next_hello_ns = 0
         self._next_heartbeat_ns = 0
-        self._told = State.STARTING
+        self._announced_state = State.STARTING
         self._refused: set[int] = set()
         self._log = logger(mailbox.service.value)
 
     @property
     def due_ns(self) -> int:
-        """When `tend` has something to do, in monotonic time."""
+        """When `tick` has something to do, in monotonic time."""
         return min(self._next_hello_ns, self._next_heartbeat_ns)
 
-    def take(self, shell: Shell, header: Header, body: msgspec.Struct) -> bool:
+    def handle(self, shell: Shell, header: Header, body: msgspec.Struct) -> bool:
         """Learn from a message who its sender is, and that it lives; True when there is more in it, for the shell.
 
         Greetings and heartbeats end here, and so does what is void: mail of strangers and of former lives, and what comes
@@ -54,15 +54,15 @@ class Greeting:
         if link is None:
             return False
         if isinstance(body, Hello):
-            self._take_hello(shell, header, body)
+            self._handle_hello(shell, header, body)
             return False
-        if not self._mailbox.current(header):
+        if not self._mailbox.is_current(header):
             return False
         link.last_heard_ns = time.monotonic_ns()
-        if link.missed:
+        if link.mail_lost:
             # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
             self._log.warning("mail lost", peer=link.peer.value)
-            link.forget()
+            link.reset()
             self._next_hello_ns = 0
             return False
         if isinstance(body, Heartbeat):
@@ -72,33 +72,33 @@ class Greeting:
             return False
         return True
 
-    def tend(self, shell: Shell, now_ns: int) -> None:
+    def tick(self, shell: Shell, now_ns: int) -> None:
         """Greet who has not joined and beat the heart where it is time; give up who has been silent for too long."""
         if now_ns >= self._next_hello_ns:
-            self._greet_absent(shell, now_ns)
+            self._send_hellos(shell, now_ns)
         if now_ns >= self._next_heartbeat_ns:
-            self._beat(shell, now_ns)
+            self._send_heartbeats(shell, now_ns)
 
-    def tell(self, state: State) -> None:
+    def state_changed(self, state: State) -> None:
         """A change of state is news that others wait for: the next heartbeat is due at once."""
-        if state is not self._told:
-            self._told = state
+        if state is not self._announced_state:
+            self._announced_state = state
             self._next_heartbeat_ns = 0
 
-    def say_leaving(self, leaving_s: float) -> None:
+    def send_leaving(self, leaving_s: float) -> None:
         """Tell everyone who has joined that this process ends now, and how long that may take: no more heartbeats are due."""
-        beat = Heartbeat(self._told, leaving_ms=max(1, int(leaving_s * 1000)))
+        beat = Heartbeat(self._announced_state, leaving_ms=max(1, int(leaving_s * 1000)))
         for peer, link in self._mailbox.links.items():
             if link.joined:
-                self._mailbox.send_once(peer, beat)
+                self._mailbox.try_send(peer, beat)
 
-    def say_farewell(self) -> None:
+    def send_stopped(self) -> None:
         """Tell everyone who has joined that this process has STOPPED."""
         for peer, link in self._mailbox.links.items():
             if link.joined:
-                self._mailbox.send_once(peer, Heartbeat(State.STOPPED))
+                self._mailbox.try_send(peer, Heartbeat(State.STOPPED))
 
-    def _take_hello(self, shell: Shell, header: Header, body: Hello) -> None:
+    def _handle_hello(self, shell: Shell, header: Header, body: Hello) -> None:
         sender = Service(header.sender)
         link = self._mailbox.links[sender]
         if body.wire_format != WIRE_FORMAT:
@@ -107,19 +107,19 @@ class Greeting:
         if header.recipient not in (0, self._mailbox.incarnation):
             # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
             return
-        if self._mailbox.greet(header, answer=body.answer):
+        if self._mailbox.accept_hello(header, answer=body.answer):
             link.last_heard_ns = time.monotonic_ns()
             link.pid = body.pid
             link.state, link.progress, link.busy, link.expected_us = body.state, 0, False, 0
             link.leaving_ms = 0
             self._log.info("peer joined", peer=sender.value, incarnation=f"{header.incarnation:x}", pid=body.pid)
-            self._mailbox.greet_back(sender, _hello(shell, answer=True))
+            self._mailbox.answer_hello(sender, _hello(shell, answer=True))
             shell.joined(sender)
         elif header.incarnation == link.incarnation:
             if link.state is State.STARTING:
                 link.state = body.state  # it may have become ready before it knew whom to tell
             if not body.answer:
-                self._mailbox.send_once(sender, _hello(shell, answer=True))
+                self._mailbox.try_send(sender, _hello(shell, answer=True))
 
     def _refuse(self, header: Header, body: Hello) -> None:
         """Leave a peer whose messages could be misread alone, and say so once."""
@@ -137,20 +137,20 @@ class Greeting:
             own_wire_format=WIRE_FORMAT,
         )
 
-    def _greet_absent(self, shell: Shell, now_ns: int) -> None:
+    def _send_hellos(self, shell: Shell, now_ns: int) -> None:
         absent = [peer for peer, link in self._mailbox.links.items() if not link.joined]
         for peer in absent:
-            self._mailbox.send_once(peer, _hello(shell, answer=False))
+            self._mailbox.try_send(peer, _hello(shell, answer=False))
         self._next_hello_ns = now_ns + (_HELLO_INTERVAL_NS if absent else self._heartbeat_ns)
 
-    def _beat(self, shell: Shell, now_ns: int) -> None:
+    def _send_heartbeats(self, shell: Shell, now_ns: int) -> None:
         self._next_heartbeat_ns = now_ns + self._heartbeat_ns
         progress, busy = shell.progress()
         beat = Heartbeat(shell.state(), progress, busy, expected_us=self.expected_us())
         for peer, link in self._mailbox.links.items():
             if not link.joined:
                 continue
-            self._mailbox.send_once(peer, beat)
+            self._mailbox.try_send(peer, beat)
             if now_ns - link.last_heard_ns > self._peer_timeout_ns:
                 self._log.warning("peer lost", peer=peer.value)
                 link.give_up()

@@ -13,7 +13,7 @@ QUESTIONS_MAX: Final = 1024
 _Answer = Forecast | Identified | Standing
 
 
-class Questions:
+class PendingQueries:
     """All open questions of one client, by name."""
 
     def __init__(self, send: Callable[[msgspec.Struct, str], bool]) -> None:

@@ -4,13 +4,15 @@ Pure. Knows nothing of requests, sockets or time.
 """
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from noria.client.results import Choice, Delta, Finish, Logprobs
 from noria.proto import frontdoor
+from noria.proto.token_runs import RunStatus, StreamPosition
 
 
 @dataclass(slots=True, eq=False)
-class Assembly:
+class ChoiceBuffer:
     """The output of one choice: `ids` and `characters` are what has arrived, the cursors what has been read."""
 
     index: int
@@ -25,18 +27,26 @@ class Assembly:
     _read_characters: int = 0
     _read_finish: bool = False
 
-    def take(self, delta: frontdoor.Delta) -> bool:
+    def add(self, delta: frontdoor.Delta) -> bool:
         """Take a delta's news; False when something before it is missing, and then nothing is taken."""
-        if self.finish is not None or delta.attempt < self.attempt:
+        if self.finish is not None:
             return True
-        if delta.start > len(self.ids) or delta.characters > self.characters:
-            return False
-        if delta.attempt > self.attempt:
-            self._truncate(delta.attempt, delta.start, delta.characters)
-        known = len(self.ids) - delta.start
-        self.ids.extend(delta.ids[known:])
-        self.logprobs.extend(delta.logprobs[known:])
-        text = delta.text[self.characters - delta.characters :]
+        position = StreamPosition(self.attempt, len(self.ids), self.characters)
+        status, known_ids, known_characters = position.fit(delta.attempt, delta.start, delta.characters)
+        match status:
+            case RunStatus.OUTDATED:
+                return True
+            case RunStatus.MISSING_IDS | RunStatus.MISSING_TEXT:
+                return False
+            case RunStatus.RESTARTS:
+                self._truncate(delta.attempt, delta.start, delta.characters)
+            case RunStatus.CONTINUES:
+                pass
+            case _:
+                assert_never(status)
+        self.ids.extend(delta.ids[known_ids:])
+        self.logprobs.extend(delta.logprobs[known_ids:])
+        text = delta.text[known_characters:]
         if text:
             self._parts.append(text)
             self.characters += len(text)
@@ -76,7 +86,7 @@ class Assembly:
         self._read_finish = self._read_finish or ending
         return news
 
-    def whole(self) -> Choice:
+    def choice(self) -> Choice:
         """The choice, once ended."""
         assert self.finish is not None
         return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish, tuple(self.logprobs))

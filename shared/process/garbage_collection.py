@@ -20,8 +20,8 @@ FULL_AFTER = 50
 IDLE_INTERVAL_NS = 60_000_000_000
 
 
-class Garbage:
-    """Counts this process's collections from `watch` on."""
+class GarbageCollection:
+    """Counts this process's collections from `start` on."""
 
     def __init__(self) -> None:
         self._began_ns = 0
@@ -32,12 +32,12 @@ class Garbage:
         self._next_ns = 0
         self._progress = 0
 
-    def watch(self) -> None:
+    def start(self) -> None:
         """Collect seldom, and count."""
         gc.set_threshold(YOUNG_ALLOCATIONS, OLDER_AFTER, FULL_AFTER)
-        gc.callbacks.append(self._note)
+        gc.callbacks.append(self._on_collection)
 
-    def tend(self, now_ns: int, progress: Callable[[], tuple[int, bool]]) -> None:
+    def collect_when_idle(self, now_ns: int, progress: Callable[[], tuple[int, bool]]) -> None:
         """Collect everything if nobody waits for it, something was done since the last time, and that was long ago.
 
         progress: work done so far, and whether some is under way, as a shell tells its actor.
@@ -51,7 +51,7 @@ class Garbage:
 
     def close(self) -> None:
         """Count no more."""
-        gc.callbacks.remove(self._note)
+        gc.callbacks.remove(self._on_collection)
 
     def counts(self) -> dict[str, int]:
         """Collections, those of everything, and microseconds spent: of all, of the longest."""
@@ -62,7 +62,7 @@ class Garbage:
             "longest_us": self._longest_ns // 1000,
         }
 
-    def _note(self, phase: str, details: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, details: dict[str, int]) -> None:
         if phase == "start":
             self._began_ns = time.perf_counter_ns()
             return
@@ -73,7 +73,7 @@ class Garbage:
         self._longest_ns = max(self._longest_ns, taken_ns)
 
 
-def freeze() -> None:
+def freeze_start_up_objects() -> None:
     """Collect now, and leave everything that is alive out of all later collections: it lives as long as the process."""
     gc.collect()
     gc.freeze()

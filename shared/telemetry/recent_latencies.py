@@ -6,12 +6,12 @@ from typing import Final
 
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Metric
-from noria.shared.telemetry.metrics import Value, quantile
+from noria.shared.telemetry.metrics import MetricValue, quantile
 from noria.shared.telemetry.spans import ATTRIBUTE_CLASS, ATTRIBUTE_END
 
 _WINDOW_S: Final = 60.0
-_PARTS: Final = (0.5, 0.95, 0.99)
-_SHOWN: Final[dict[str, Metric]] = {
+_QUANTILES: Final = (0.5, 0.95, 0.99)
+_MEASURES: Final[dict[str, Metric]] = {
     "queue": instruments.QUEUE_TIME,
     "first_token": instruments.FIRST_TOKEN_TIME,
     "interval": instruments.TOKEN_INTERVAL,
@@ -21,17 +21,17 @@ _LEDGER: Final = (instruments.LEDGER_ACCEPTED, instruments.LEDGER_ENDED, instrum
 Counts = dict[tuple[str, str], tuple[int, ...]]
 
 
-class Latency:
+class RecentLatencies:
     """Remembers counts for a minute. ledger: the terms of the conservation law as last heard."""
 
     def __init__(self) -> None:
         self.ledger: dict[str, float] = {}
-        self._kept: deque[tuple[float, Counts]] = deque()
+        self._snapshots: deque[tuple[float, Counts]] = deque()
 
-    def take(self, values: Iterable[Value], now_s: float) -> None:
+    def add(self, values: Iterable[MetricValue], now_s: float) -> None:
         """Note what admission's metrics stand at."""
         counts: Counts = {}
-        names = {metric.name: name for name, metric in _SHOWN.items()}
+        names = {metric.name: name for name, metric in _MEASURES.items()}
         self.ledger = {}
         for value in values:
             attributes = dict(value.attributes)
@@ -44,15 +44,15 @@ class Latency:
             elif value.metric in _LEDGER:
                 end = attributes.get(ATTRIBUTE_END)
                 self.ledger[str(end) if end else value.metric.name.rpartition(".")[2]] = value.number
-        self._kept.append((now_s, counts))
-        while len(self._kept) > 1 and now_s - self._kept[1][0] >= _WINDOW_S:
-            self._kept.popleft()
+        self._snapshots.append((now_s, counts))
+        while len(self._snapshots) > 1 and now_s - self._snapshots[1][0] >= _WINDOW_S:
+            self._snapshots.popleft()
 
-    def shown(self) -> list[dict[str, str | int | float | None]]:
+    def rows(self) -> list[dict[str, str | int | float | None]]:
         """For each measure and class ("" is all): the median and so on of the last minute, in milliseconds."""
-        if not self._kept:
+        if not self._snapshots:
             return []
-        (since_s, before), (now_s, now) = self._kept[0], self._kept[-1]
+        (since_s, before), (now_s, now) = self._snapshots[0], self._snapshots[-1]
         young = now_s - since_s < _WINDOW_S
         rows: list[dict[str, str | int | float | None]] = []
         for (name, traffic_class), counts in now.items():
@@ -61,8 +61,8 @@ class Latency:
             # Before a minute has been seen there may be nothing new: then what there was since the beginning.
             chosen = counts if young and not sum(lately) else lately
             row: dict[str, str | int | float | None] = {"of": name, "class": traffic_class, "count": sum(chosen)}
-            for part in _PARTS:
-                found = quantile(_SHOWN[name].bounds, chosen, part)
+            for part in _QUANTILES:
+                found = quantile(_MEASURES[name].bounds, chosen, part)
                 row[f"p{round(part * 100)}"] = None if found is None else round(found * 1e3, 2)
             rows.append(row)
         return rows

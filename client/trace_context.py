@@ -18,7 +18,7 @@ class _Span(Protocol):
     def get_span_context(self) -> _Context: ...
 
 
-def current() -> str:
+def current_traceparent() -> str:
     """The `traceparent` of the current span of the calling thread or task; empty when there is none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_current_span"):

@@ -12,11 +12,11 @@ from noria.proto import lifecycle
 from noria.proto.base import Service
 
 
-class Link:
+class PeerLink:
     """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
 
     `pid`, `state`, `progress`, `busy`, `expected_us` and `leaving_ms` are what the peer last said of itself; `knows_us` whether its
-    present life has written to ours; `missed` whether mail of it was lost on the way.
+    present life has written to ours; `mail_lost` whether mail of it was lost on the way.
     """
 
     def __init__(self, peer: Service, connect: Callable[[], zmq.Socket[bytes]], outbox_max: int) -> None:
@@ -25,9 +25,9 @@ class Link:
         self._connect = connect
         self.incarnation = 0
         self.knows_us = False
-        self.missed = False
-        self.buried: deque[int] = deque(maxlen=32)
-        self._last = 0
+        self.mail_lost = False
+        self.dead_incarnations: deque[int] = deque(maxlen=32)
+        self._last_incarnation = 0
         self.sequence = 0
         self.last_heard_ns = 0
         self.pid = 0
@@ -44,7 +44,7 @@ class Link:
         """Whether the peer has greeted us and has not been given up since."""
         return self.incarnation != 0
 
-    def push(self, frames: list[bytes]) -> bool:
+    def send_or_queue(self, frames: list[bytes]) -> bool:
         """Send now, or keep for later in order; False when the outbox is full and the message was not taken."""
         if not self.outbox and self._try(frames):
             return True
@@ -58,17 +58,17 @@ class Link:
         while self.outbox and self._try(self.outbox[0]):
             self.outbox.popleft()
 
-    def try_once(self, frames: list[bytes]) -> bool:
+    def try_send(self, frames: list[bytes]) -> bool:
         """Send now or not at all: for greetings and heartbeats, which are repeated."""
         return self._try(frames)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The peer is not there any more, or not for us: whatever was meant for it is void until it greets again."""
-        self._last = self.incarnation or self._last
+        self._last_incarnation = self.incarnation or self._last_incarnation
         self.incarnation = 0
         self.sequence = 0
         self.knows_us = False
-        self.missed = False
+        self.mail_lost = False
         self.outbox.clear()
 
     def give_up(self) -> None:
@@ -76,8 +76,8 @@ class Link:
 
         Even one that we took for dead: late mail of its predecessor may have looked like its successor.
         """
-        self.forget()
-        self.buried.clear()
+        self.reset()
+        self.dead_incarnations.clear()
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -89,11 +89,11 @@ class Link:
         self.socket.close(0)
         self.socket = self._connect()
 
-    def succeed(self, successor: int) -> None:
+    def follow_incarnation(self, successor: int) -> None:
         """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
-        self.forget()
-        if self._last and self._last != successor:
-            self.buried.append(self._last)
+        self.reset()
+        if self._last_incarnation and self._last_incarnation != successor:
+            self.dead_incarnations.append(self._last_incarnation)
 
     def _try(self, frames: list[bytes]) -> bool:
         try:

@@ -70,7 +70,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
 
 
-def build(
+def build_generate(
     prompt: str | None,
     messages: Sequence[Message | Mapping[str, str]] | None,
     token_ids: Sequence[int] | None,

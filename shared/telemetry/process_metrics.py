@@ -8,15 +8,15 @@ from typing import Final
 
 from noria.proto.base import Service
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Value
+from noria.shared.telemetry.metrics import MetricValue
 from noria.shared.telemetry.spans import ATTRIBUTE_SERVICE
-from noria.shared.telemetry.telemetry import Publication
+from noria.shared.telemetry.telemetry import MetricSource
 
 _STATUS: Final = Path("/proc/self/statm")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Vitals(Publication):
+class ProcessMetrics(MetricSource):
     """mail: what the mailbox has counted."""
 
     def __init__(self, service: Service, incarnation: int, mail: Callable[[], dict[str, int]]) -> None:
@@ -36,17 +36,17 @@ class Vitals(Publication):
             "memory_bytes": resident_bytes(),
         }
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[MetricValue]:
         """What they stand at."""
         whose, mail = self._attributes, self._mail()
         used = os.times()
-        yield Value(instruments.PROCESS_CPU, used.user + used.system, whose)
-        yield Value(instruments.PROCESS_MEMORY, resident_bytes(), whose)
-        yield Value(instruments.PROCESS_START, round(self._began_unix_s, 3), whose)
-        yield Value(instruments.MAIL_DROPPED, mail["dropped"], whose)
-        yield Value(instruments.MAIL_MALFORMED, mail["malformed"], whose)
-        yield Value(instruments.MAIL_GAPS, mail["gaps"], whose)
-        yield Value(instruments.MAIL_OUTBOX, mail["outbox"], whose)
+        yield MetricValue(instruments.PROCESS_CPU, used.user + used.system, whose)
+        yield MetricValue(instruments.PROCESS_MEMORY, resident_bytes(), whose)
+        yield MetricValue(instruments.PROCESS_START, round(self._began_unix_s, 3), whose)
+        yield MetricValue(instruments.MAIL_DROPPED, mail["dropped"], whose)
+        yield MetricValue(instruments.MAIL_MALFORMED, mail["malformed"], whose)
+        yield MetricValue(instruments.MAIL_GAPS, mail["gaps"], whose)
+        yield MetricValue(instruments.MAIL_OUTBOX, mail["outbox"], whose)
 
 
 def resident_bytes() -> int:

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from noria.client.call import Call, Phase
+from noria.client.call import Call, CallPhase
 from noria.client.errors import Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
-from noria.client.patience import Patience
-from noria.client.server import Server, Sign
+from noria.client.server_incarnations import SenderStatus, ServerIncarnations
+from noria.client.timeouts import ClientTimeouts
 from noria.proto import frontdoor
 from noria.proto.base import Header
 from noria.proto.frontdoor import (
@@ -31,30 +31,30 @@ from noria.proto.frontdoor import (
 )
 
 Send = Callable[[msgspec.Struct, str], bool]
-_SIGNS_PER_TIMEOUT: Final = 3
+_PINGS_PER_TIMEOUT: Final = 3
 
 
-class Exchange:
+class ClientProtocol:
     """All calls of one client."""
 
-    def __init__(self, patience: Patience, send: Send) -> None:
+    def __init__(self, timeouts: ClientTimeouts, send: Send) -> None:
         self.calls: dict[str, Call] = {}
-        self._patience = patience
+        self._timeouts = timeouts
         self._send = send
-        self._server = Server(patience.resend_s)
+        self._server = ServerIncarnations(timeouts.resend_s)
         self._pinged_s = 0.0
-        self._ping_s = patience.ping_s
-        self._ended: dict[str, None] = {}
-        self._unwanted: dict[str, None] = {}
+        self._ping_s = timeouts.ping_s
+        self._to_acknowledge: dict[str, None] = {}
+        self._to_cancel: dict[str, None] = {}
 
     def begin(self, generate: Generate, traceparent: str, now_s: float) -> Call:
         """Start a call. Raises Refused for a different request under a live id, and when too many are under way."""
         known = self.calls.get(generate.id)
-        if known is not None and known.phase is not Phase.ABANDONED:
+        if known is not None and known.phase is not CallPhase.ABANDONED:
             if known.generate != generate and not known.joined:
                 raise Refused(Code.CONFLICT, "another request with this id is under way", "id")
             known.fail(Superseded("the same request was made again; the newer one has taken over its answer"))
-        if len(self.calls) >= self._patience.calls_max:
+        if len(self.calls) >= self._timeouts.calls_max:
             raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
         return self._begin(Call(generate, traceparent, now_s), now_s)
 
@@ -64,7 +64,7 @@ class Exchange:
         if known is not None:
             self._forget(known)
             known.fail(Superseded("the same request was asked for again; the newer one has taken over its answer"))
-        if len(self.calls) >= self._patience.calls_max:
+        if len(self.calls) >= self._timeouts.calls_max:
             raise Refused(Code.OVERLOADED, f"{len(self.calls)} requests are under way in this client", "", 1000)
         self._begin(call, now_s)
 
@@ -72,26 +72,26 @@ class Exchange:
         # Asked before it is listed: should this very message find a new connection, all listed calls are asked over it.
         self._ask(call, now_s)
         self.calls[call.id] = call
-        self._unwanted.pop(call.id, None)
+        self._to_cancel.pop(call.id, None)
         return call
 
     def cancel(self, call: Call, now_s: float) -> None:
         """Ask for the end of a call that is still read: its last deltas say `cancelled`."""
-        if call.phase not in (Phase.OPENING, Phase.OPEN):
+        if call.phase not in (CallPhase.OPENING, CallPhase.OPEN):
             return
         call.cancelling = True
         if call.sent:
             self._send(_cancel(call), "")
-            call.next_ask_s = now_s + self._patience.resend_s
+            call.next_ask_s = now_s + self._timeouts.resend_s
         else:
             self._forget(call)
             call.cancelled(over=True)
 
     def leave(self, call: Call, now_s: float) -> None:
         """Nobody reads this call any more: cancel it, and keep it only until its end is confirmed."""
-        if call.phase in (Phase.ABANDONED, Phase.OVER):
+        if call.phase in (CallPhase.ABANDONED, CallPhase.OVER):
             return
-        if call.lasting:
+        if call.outlives_reader:
             # The server keeps it for a while, in case it is asked for again under the same id.
             self._send(_cancel(call, left=True), "")
             self._forget(call)
@@ -111,10 +111,10 @@ class Exchange:
 
     def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
         """Take one message of the server."""
-        sign = self._server.hear(header.incarnation, now_s)
-        if sign is Sign.VOID:
+        status = self._server.observe(header.incarnation, now_s)
+        if status is SenderStatus.STALE:
             return
-        if sign is Sign.ANEW:
+        if status is SenderStatus.RESTARTED:
             self.connected(now_s)
         match body:
             case Accepted():
@@ -129,27 +129,27 @@ class Exchange:
             case frontdoor.Malformed():
                 self._malformed(body)
             case _:
-                pass  # a sign of life
+                pass  # a status of life
 
-    def settle(self) -> None:
+    def flush_acknowledgements(self) -> None:
         """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""
-        if self._ended and self._send(Acknowledge(tuple(self._ended)), ""):
-            self._ended.clear()
-        for identity in self._unwanted:
+        if self._to_acknowledge and self._send(Acknowledge(tuple(self._to_acknowledge)), ""):
+            self._to_acknowledge.clear()
+        for identity in self._to_cancel:
             # A request that was left on purpose, to be asked for again, may be among them: that one goes on for a while.
             self._send(Cancel(identity, left=True), "")
-        self._unwanted.clear()
+        self._to_cancel.clear()
 
     def tick(self, now_s: float) -> None:
         """Show life, ask again, give up. To be called about once a second."""
-        self.settle()
+        self.flush_acknowledgements()
         if not self.calls:
             return
         if now_s - self._pinged_s >= self._ping_s:
             self._pinged_s = now_s
             self._send(Ping(), "")
         for call in list(self.calls.values()):
-            trouble = self._patience.trouble(call, self._server.heard_s, now_s)
+            trouble = self._timeouts.give_up_reason(call, self._server.heard_s, now_s)
             if trouble:
                 self._forget(call)
                 call.fail(Unreachable(trouble))
@@ -158,26 +158,26 @@ class Exchange:
 
     def close(self) -> None:
         """Cancel everything; readers get what has arrived, then `Closed`."""
-        self.settle()
+        self.flush_acknowledgements()
         for call in list(self.calls.values()):
             if call.sent:
-                self._send(_cancel(call, left=call.lasting), "")
+                self._send(_cancel(call, left=call.outlives_reader), "")
             self._forget(call)
             call.fail(Closed("the client was closed"))
 
     def _ask(self, call: Call, now_s: float) -> None:
         message: msgspec.Struct
         match call.phase:
-            case Phase.OPENING:
+            case CallPhase.OPENING:
                 message = call.generate
-            case Phase.OPEN:
+            case CallPhase.OPEN:
                 message = Attach(call.id, call.have(), call.generate.credential)
-            case Phase.ABANDONED:
+            case CallPhase.ABANDONED:
                 message = _cancel(call)
-            case Phase.OVER:
+            case CallPhase.OVER:
                 return
         sent = self._send(message, call.traceparent)
-        if sent and call.phase is Phase.ABANDONED:
+        if sent and call.phase is CallPhase.ABANDONED:
             # Its end may have been told to a connection that is gone: who asks is told again, or that it is not known.
             self._send(Attach(call.id, call.have(), call.generate.credential), "")
         elif sent and call.cancelling:
@@ -185,48 +185,48 @@ class Exchange:
         call.sent = call.sent or sent
         call.asks += 1
         call.asked_s = now_s
-        pause_s = self._patience.resend_s * 2 ** min(call.asks - 1, 16)
-        call.next_ask_s = now_s + min(pause_s, self._patience.resend_max_s)
+        pause_s = self._timeouts.resend_s * 2 ** min(call.asks - 1, 16)
+        call.next_ask_s = now_s + min(pause_s, self._timeouts.resend_max_s)
 
     def _forget(self, call: Call) -> None:
         if self.calls.get(call.id) is call:
             del self.calls[call.id]
 
-    def _news(self, call: Call, now_s: float) -> None:
+    def _answered(self, call: Call, now_s: float) -> None:
         call.asks = 0
-        call.next_ask_s = now_s + self._patience.silence_s
+        call.next_ask_s = now_s + self._timeouts.silence_s
 
     def _accepted(self, body: Accepted, now_s: float) -> None:
         call = self.calls.get(body.id)
         if call is None:
-            self._unwanted[body.id] = None
+            self._to_cancel[body.id] = None
             return
         if body.peer_timeout_ms:
-            self._ping_s = min(self._patience.ping_s, body.peer_timeout_ms / 1000 / _SIGNS_PER_TIMEOUT)
+            self._ping_s = min(self._timeouts.ping_s, body.peer_timeout_ms / 1000 / _PINGS_PER_TIMEOUT)
         call.accept(body)
-        if call.phase is Phase.OPEN and not call.cancelling:
-            self._news(call, now_s)
+        if call.phase is CallPhase.OPEN and not call.cancelling:
+            self._answered(call, now_s)
 
     def _rejected(self, body: Rejected, now_s: float) -> None:
         call = self.calls.get(body.id)
         if call is None:
             return
-        if call.phase is Phase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
+        if call.phase is CallPhase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
             self._forget(call)
             call.cancelled(over=True)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPENING and call.accepted is not None:
+        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPENING and call.accepted is not None:
             pass  # the answer to an earlier question of ours: the request is being made again already
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and call.empty and not call.joined:
-            call.phase = Phase.OPENING
+        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPEN and call.empty and not call.joined:
+            call.phase = CallPhase.OPENING
             call.begun_s = now_s
             self._ask(call, now_s)
-        elif body.code is Code.NOT_FOUND and call.phase is Phase.OPEN and not call.empty:
+        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPEN and not call.empty:
             self._forget(call)
             call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
             # It was accepted once, so it waits for the server to come back rather than fail.
-            call.next_ask_s = now_s + max(self._patience.resend_s, (body.retry_after_ms or 0) / 1000)
-        elif body.code is Code.NOT_READY and self._patience.comes_back(call, body, now_s):
+            call.next_ask_s = now_s + max(self._timeouts.resend_s, (body.retry_after_ms or 0) / 1000)
+        elif body.code is Code.NOT_READY and self._timeouts.ready_soon_enough(call, body, now_s):
             call.next_ask_s = now_s + (body.retry_after_ms or 0) / 1000
         else:
             self._forget(call)
@@ -235,41 +235,41 @@ class Exchange:
     def _delta(self, delta: frontdoor.Delta, now_s: float) -> None:
         call = self.calls.get(delta.id)
         if call is None:
-            self._unwanted[delta.id] = None
+            self._to_cancel[delta.id] = None
         elif call.contradicts(delta):
             # Only after everything died at once while the server's disk was full: what it computes again may differ.
             self._send(_cancel(call), "")
             self._forget(call)
             call.fail(Interrupted("the server lost a part of the answer and continues it otherwise than it began"))
-        elif call.take(delta):
+        elif call.add_delta(delta):
             if not call.cancelling:
-                self._news(call, now_s)
+                self._answered(call, now_s)
         else:
-            self._gap(call, now_s)
+            self._ask_for_gap(call, now_s)
 
     def _finished(self, finished: frontdoor.Finished, now_s: float) -> None:
         call = self.calls.get(finished.id)
         if call is None:
-            self._ended[finished.id] = None
-            self._unwanted.pop(finished.id, None)
+            self._to_acknowledge[finished.id] = None
+            self._to_cancel.pop(finished.id, None)
             return
-        if not call.end(finished):
-            self._gap(call, now_s)
-        elif call.phase is Phase.OVER:
+        if not call.add_finished(finished):
+            self._ask_for_gap(call, now_s)
+        elif call.phase is CallPhase.OVER:
             self._forget(call)
-            self._ended[call.id] = None
+            self._to_acknowledge[call.id] = None
 
-    def _gap(self, call: Call, now_s: float) -> None:
+    def _ask_for_gap(self, call: Call, now_s: float) -> None:
         # What is on the way shows the same gap again and again: one question per pause is enough.
-        if call.phase is not Phase.OPEN:
+        if call.phase is not CallPhase.OPEN:
             return
-        if now_s - call.asked_s >= self._patience.resend_s:
+        if now_s - call.asked_s >= self._timeouts.resend_s:
             self._ask(call, now_s)
         else:
-            call.next_ask_s = min(call.next_ask_s, call.asked_s + self._patience.resend_s)
+            call.next_ask_s = min(call.next_ask_s, call.asked_s + self._timeouts.resend_s)
 
     def _malformed(self, body: frontdoor.Malformed) -> None:
-        opening: Sequence[Call] = [call for call in self.calls.values() if call.phase is Phase.OPENING]
+        opening: Sequence[Call] = [call for call in self.calls.values() if call.phase is CallPhase.OPENING]
         if body.kind == Generate.__name__ and opening:
             self._forget(opening[0])
             opening[0].fail(Malformed(body.reason))

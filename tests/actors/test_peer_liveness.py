@@ -15,8 +15,8 @@ from noria.proto.base import Header, Service
 from noria.proto.lifecycle import WIRE_FORMAT, Drain, Heartbeat, Hello, State
 from noria.proto.output import Progress
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir
-from noria.shared.actor.greeting import Greeting
 from noria.shared.actor.mailbox import Mailbox
+from noria.shared.actor.peer_liveness import PeerLiveness
 from noria.shared.config.config import RuntimeSettings
 
 A, B = Service.SCHEDULER, Service.DETOKENIZER
@@ -28,17 +28,17 @@ PEER = 5
 
 @dataclass
 class Party:
-    """A scheduler's greeting, its shell, and a detokenizer that reads its mail."""
+    """The liveness of a scheduler's peers, its shell, and a detokenizer that reads its mail."""
 
     box: Mailbox
-    greeting: Greeting
+    liveness: PeerLiveness
     shell: Recorder
     peer: BarePeer
 
     def hears(self, body: msgspec.Struct, sequence: int = 0, incarnation: int = PEER, recipient: int = 0) -> bool:
         """What the peer writes; True when it is the shell's."""
         header = Header(type(body).__name__, B.value, incarnation, recipient or self.box.incarnation, sequence)
-        return self.greeting.take(self.shell, header, body)
+        return self.liveness.handle(self.shell, header, body)
 
     def greeted(self) -> None:
         """The peer joins, and knows us."""
@@ -60,38 +60,38 @@ def party(tmp_path: Path) -> Iterator[Party]:
     peer.bind()
     box = Mailbox(A, mailbox(settings, A), {B: mailbox(settings, B)}, settings)
     assert box.links[B].socket.poll(60_000, zmq.POLLOUT), "not connected"
-    yield Party(box, Greeting(box, settings), Recorder(), peer)
+    yield Party(box, PeerLiveness(box, settings), Recorder(), peer)
     box.close()
     peer.close()
 
 
 def test_who_is_absent_is_greeted_often_and_those_that_joined_are_looked_for_at_each_heartbeat(party: Party) -> None:
-    assert party.greeting.due_ns == 0
-    party.greeting.tend(party.shell, SECOND)
-    assert party.greeting.due_ns == SECOND + SECOND // 10
+    assert party.liveness.due_ns == 0
+    party.liveness.tick(party.shell, SECOND)
+    assert party.liveness.due_ns == SECOND + SECOND // 10
     party.greeted()
-    party.greeting.tend(party.shell, 2 * SECOND)
-    assert party.greeting.due_ns == 2 * SECOND + HEARTBEAT_NS
+    party.liveness.tick(party.shell, 2 * SECOND)
+    assert party.liveness.due_ns == 2 * SECOND + HEARTBEAT_NS
 
 
 def test_a_heartbeat_says_how_far_the_work_is_and_how_long_it_should_take(party: Party) -> None:
     party.greeted()
-    party.greeting.tend(party.shell, SECOND)
+    party.liveness.tick(party.shell, SECOND)
     assert party.told(Heartbeat) == Heartbeat(State.READY, 0, False, expected_us=0)
-    party.greeting.expected_us = lambda: 700
-    party.greeting.tend(party.shell, 2 * SECOND)
+    party.liveness.expected_us = lambda: 700
+    party.liveness.tick(party.shell, 2 * SECOND)
     assert party.told(Heartbeat) == Heartbeat(State.READY, 0, False, expected_us=700)
 
 
 def test_only_a_change_of_state_brings_the_next_heartbeat_forward(party: Party) -> None:
-    party.greeting.tell(State.READY)
+    party.liveness.state_changed(State.READY)
     party.greeted()
-    party.greeting.tend(party.shell, SECOND)
-    due_ns = party.greeting.due_ns
-    party.greeting.tell(State.READY)
-    assert party.greeting.due_ns == due_ns > SECOND
-    party.greeting.tell(State.STARTING)
-    assert party.greeting.due_ns == 0
+    party.liveness.tick(party.shell, SECOND)
+    due_ns = party.liveness.due_ns
+    party.liveness.state_changed(State.READY)
+    assert party.liveness.due_ns == due_ns > SECOND
+    party.liveness.state_changed(State.STARTING)
+    assert party.liveness.due_ns == 0
 
 
 def test_only_mail_of_the_life_that_joined_is_left_to_the_shell(party: Party) -> None:
@@ -109,9 +109,9 @@ def test_only_mail_of_the_life_that_joined_is_left_to_the_shell(party: Party) ->
 
 def test_after_a_loss_nothing_is_taken_until_both_have_greeted_anew(party: Party) -> None:
     party.greeted()
-    party.greeting.tend(party.shell, SECOND)
+    party.liveness.tick(party.shell, SECOND)
     assert not party.hears(Progress(()), 2), "the first is missing"
-    assert party.greeting.due_ns == 0
+    assert party.liveness.due_ns == 0
     assert not party.hears(Progress(()), 3)
     party.hears(Hello(1, State.READY, answer=True))
     assert party.shell.joins == [B, B]
@@ -121,13 +121,13 @@ def test_after_a_loss_nothing_is_taken_until_both_have_greeted_anew(party: Party
 def test_a_peer_is_given_up_after_its_time_and_greeted_at_once(party: Party) -> None:
     party.greeted()
     heard_ns = party.box.links[B].last_heard_ns
-    party.greeting.tend(party.shell, heard_ns + TIMEOUT_NS)
+    party.liveness.tick(party.shell, heard_ns + TIMEOUT_NS)
     assert party.shell.losses == []
     lost_ns = heard_ns + TIMEOUT_NS + HEARTBEAT_NS
-    party.greeting.tend(party.shell, lost_ns)
+    party.liveness.tick(party.shell, lost_ns)
     assert party.shell.losses == [B]
     assert not party.box.links[B].joined
-    assert party.greeting.due_ns == lost_ns
+    assert party.liveness.due_ns == lost_ns
 
 
 def test_a_peer_of_another_wire_format_is_named_once_and_not_talked_to(party: Party) -> None:
@@ -144,13 +144,13 @@ def test_a_peer_of_another_wire_format_is_named_once_and_not_talked_to(party: Pa
 
 
 def test_a_greeting_says_the_own_wire_format(party: Party) -> None:
-    party.greeting.tend(party.shell, SECOND)
+    party.liveness.tick(party.shell, SECOND)
     assert party.told(Hello) == Hello(os.getpid(), State.READY, wire_format=WIRE_FORMAT)
 
 
 def test_a_farewell_is_for_those_that_joined(party: Party) -> None:
-    party.greeting.say_farewell()
+    party.liveness.send_stopped()
     party.greeted()
-    party.greeting.say_farewell()
+    party.liveness.send_stopped()
     assert party.peer.read()[1] == Hello(os.getpid(), State.READY, answer=True)
     assert party.peer.read()[1] == Heartbeat(State.STOPPED)

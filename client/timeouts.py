@@ -2,11 +2,11 @@
 
 import msgspec
 
-from noria.client.call import Call, Phase
+from noria.client.call import Call, CallPhase
 from noria.proto.frontdoor import Rejected
 
 
-class Patience(msgspec.Struct, frozen=True):
+class ClientTimeouts(msgspec.Struct, frozen=True):
     """How long a client waits, in seconds.
 
     accept_s: for any sign of life before a request is given up as `Unreachable`. answer_s: for an answer to a
@@ -28,26 +28,26 @@ class Patience(msgspec.Struct, frozen=True):
     leave_s: float = 30.0
     calls_max: int = 8192
 
-    def trouble(self, call: Call, heard_s: float, now_s: float) -> str:
+    def give_up_reason(self, call: Call, heard_s: float, now_s: float) -> str:
         """Why a call is to be given up, "" for not yet; heard_s: when the server last showed life."""
         silent_s = now_s - max(heard_s, call.begun_s)
         match call.phase:
-            case Phase.OPENING:
+            case CallPhase.OPENING:
                 if silent_s >= self.accept_s:
                     return f"no answer for {silent_s:.0f} s; is `noria up` running in the same runtime folder?"
                 if now_s - call.begun_s >= self.answer_s:
                     return f"the server is there but did not answer this request for {now_s - call.begun_s:.0f} s"
-            case Phase.OPEN:
+            case CallPhase.OPEN:
                 if silent_s >= self.reconnect_s:
                     return f"the answer stopped coming and nothing was heard for {silent_s:.0f} s"
-            case Phase.ABANDONED:
+            case CallPhase.ABANDONED:
                 if now_s - call.left_s >= self.leave_s:
                     return "its end was never confirmed"
-            case Phase.OVER:
+            case CallPhase.OVER:
                 pass
         return ""
 
-    def comes_back(self, call: Call, body: Rejected, now_s: float) -> bool:
+    def ready_soon_enough(self, call: Call, body: Rejected, now_s: float) -> bool:
         """Whether a server that is not ready says that it will be soon enough: a part of it is being started again."""
         if body.retry_after_ms is None:
             return False

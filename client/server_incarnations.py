@@ -6,15 +6,15 @@ from typing import Final
 _INCARNATIONS_REMEMBERED: Final = 16
 
 
-class Sign(Enum):
-    """What mail of the server says of it. VOID: a life wrote it that is over. ANEW: all calls are to be asked again."""
+class SenderStatus(Enum):
+    """What mail of the server says of it. STALE: a life wrote it that is over. RESTARTED: all calls are to be asked again."""
 
-    LIFE = auto()
-    ANEW = auto()
-    VOID = auto()
+    CURRENT = auto()
+    RESTARTED = auto()
+    STALE = auto()
 
 
-class Server:
+class ServerIncarnations:
     """The lives of one server. late_s: for how long after a life's end mail of it may come."""
 
     def __init__(self, late_s: float) -> None:
@@ -23,19 +23,19 @@ class Server:
         self._late_s = late_s
         self._incarnations: list[int] = []
 
-    def hear(self, incarnation: int, now_s: float) -> Sign:
+    def observe(self, incarnation: int, now_s: float) -> SenderStatus:
         """Mail has come from one of the server's lives."""
         heard_s = self.heard_s
         if self._incarnations and incarnation == self._incarnations[-1]:
             self.heard_s = now_s
-            return Sign.LIFE
+            return SenderStatus.CURRENT
         known = incarnation in self._incarnations
         if known and now_s - heard_s < self._late_s:
-            return Sign.VOID  # written before it died
+            return SenderStatus.STALE  # written before it died
         self.heard_s = now_s
         # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
         # Mostly a restart has shown as a new connection before, and everything has been asked over that.
         unasked = bool(self._incarnations) and (known or self.connected_s <= heard_s)
         others = [each for each in self._incarnations if each != incarnation]
         self._incarnations = [*others[-_INCARNATIONS_REMEMBERED:], incarnation]
-        return Sign.ANEW if unasked else Sign.LIFE
+        return SenderStatus.RESTARTED if unasked else SenderStatus.CURRENT
