@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from noria.cli.bench.arrivals import Load
     from noria.cli.bench.load_driver import Driven
     from noria.cli.bench.statistics import Promise
-    from noria.cli.bench.target import Target
+    from noria.cli.bench.targets.target import Target
     from noria.cli.bench.workload import Job
 
 _SECTIONS: Final = ("model", "scheduler", "cache", "executor", "runtime")
@@ -191,7 +191,7 @@ def _online(wanted: Wanted, jobs: "Sequence[Job]", load: "Load") -> "tuple[str, 
 
 def _target(wanted: Wanted) -> "tuple[str, Target]":
     if wanted.url is not None:
-        from noria.cli.bench.http_target import HttpSettings, HttpTarget
+        from noria.cli.bench.targets.http_target import HttpSettings, HttpTarget
 
         try:
             extra = msgspec.json.decode(wanted.extra_body, type=dict[str, object])
@@ -208,7 +208,7 @@ def _target(wanted: Wanted) -> "tuple[str, Target]":
                 extra,
             )
         )
-    from noria.cli.bench.mailbox_target import MailboxTarget
+    from noria.cli.bench.targets.mailbox_target import MailboxTarget
     from noria.shared.actor.curve import PUBLIC, keys_of
     from noria.shared.actor.endpoints import public_mailbox
 

@@ -9,7 +9,7 @@ import msgspec
 
 from noria.cli.bench.arrivals import Closed, Load, moments
 from noria.cli.bench.request_timeline import Observed
-from noria.cli.bench.target import Target
+from noria.cli.bench.targets.target import Target
 from noria.cli.bench.workload import Job
 
 

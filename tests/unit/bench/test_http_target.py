@@ -9,9 +9,9 @@ import uvloop
 from fakes.openai_server import OpenAiServer
 
 from noria.cli.bench.arrivals import Closed, Load, Poisson
-from noria.cli.bench.http_target import HttpSettings, HttpTarget
 from noria.cli.bench.load_driver import Driven, drive
 from noria.cli.bench.statistics import summary
+from noria.cli.bench.targets.http_target import HttpSettings, HttpTarget
 from noria.cli.bench.workload import Job, Lengths, synthetic
 from noria.shared.errors import UserError
 

@@ -7,9 +7,9 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from noria.cli.bench.event_stream import DONE, Chunk, EventReader, Fault
-from noria.cli.bench.http_connection import HttpConnection, HttpFault, connect
 from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.targets.event_stream import DONE, Chunk, EventReader, Fault
+from noria.cli.bench.targets.http_connection import HttpConnection, HttpFault, connect
 from noria.cli.bench.workload import Job
 from noria.shared.errors import UserError
 
