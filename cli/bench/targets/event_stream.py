@@ -1,4 +1,4 @@
-"""Server-sent events of an OpenAI-compatible answer, cut out of bytes as they come."""
+"""Parses server-sent events of an OpenAI-compatible answer from bytes as they arrive."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,64 +8,64 @@ import msgspec
 DONE: Final = b"[DONE]"
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens as the server counted them."""
+class ReportedUsage(msgspec.Struct, frozen=True):
+    """Token counts that the server reports with the last chunk."""
 
-    class Details(msgspec.Struct, frozen=True):
-        """Of the prompt's tokens."""
+    class PromptTokensDetails(msgspec.Struct, frozen=True):
+        """How many of the prompt's tokens came from a prefix cache."""
 
         cached_tokens: int | None = None
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """News of a chat answer; thinking aloud is output too."""
+class StreamDelta(msgspec.Struct, frozen=True):
+    """The new text of a chat answer; reasoning counts as output too."""
 
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """News of one choice, of either endpoint."""
+class StreamChoice(msgspec.Struct, frozen=True):
+    """One choice of a chunk, of either endpoint: text of completions, or a delta of chat."""
 
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     finish_reason: str | None = None
 
     @property
-    def brings_output(self) -> bool:
-        """Whether it stands for tokens: text, or an empty piece of a plain completion, which a special token makes."""
+    def has_output(self) -> bool:
+        """Whether the chunk stands for tokens: it has text, or is an empty piece of a completion, which a special token makes."""
         if self.delta is not None:
             return bool(self.delta.content or self.delta.reasoning_content or self.delta.reasoning)
         return bool(self.text) or (self.text is not None and self.finish_reason is None)
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """An error's message."""
+class StreamError(msgspec.Struct, frozen=True):
+    """An error that the server reports inside the stream."""
 
     message: str = ""
 
 
-class Chunk(msgspec.Struct, frozen=True):
-    """One event."""
+class StreamChunk(msgspec.Struct, frozen=True):
+    """One server-sent event of a streamed answer."""
 
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
-    error: Fault | str | None = None
+    choices: tuple[StreamChoice, ...] = ()
+    usage: ReportedUsage | None = None
+    error: StreamError | str | None = None
 
 
-class EventReader:
-    """Keeps what has come of an unfinished line."""
+class EventStreamParser:
+    """Splits bytes into events; keeps the unfinished last line until the rest of it arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of every event line that is complete now."""
+        """Yield the data of each event that is complete now."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as the target: streamed completions or chat completions over kept connections."""
+"""A benchmark target for OpenAI-compatible servers: streamed completions or chat completions over kept connections."""
 
 import time
 from collections.abc import Mapping
@@ -7,18 +7,20 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from noria.cli.bench.request_timeline import Observed
-from noria.cli.bench.targets.event_stream import DONE, Chunk, EventReader, Fault
-from noria.cli.bench.targets.http_connection import HttpConnection, HttpFault, connect
-from noria.cli.bench.workload import Job
+from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.targets.event_stream import DONE, EventStreamParser, StreamChunk, StreamError
+from noria.cli.bench.targets.http_connection import HttpConnection, HttpRequestError, connect
+from noria.cli.bench.workload import BenchRequest
 from noria.shared.errors import UserError
 
 Endpoint = Literal["completions", "chat"]
-_CHUNKS: Final = msgspec.json.Decoder(Chunk)
+_CHUNK_DECODER: Final = msgspec.json.Decoder(StreamChunk)
 
 
-class HttpSettings(msgspec.Struct, frozen=True):
-    """How to ask. model: the first one that the server lists where empty. extra: more fields of each request's body.
+class TargetSettings(msgspec.Struct, frozen=True):
+    """How an OpenAI-compatible server is asked.
+
+    model: the first one that the server lists where empty. extra: more fields of each request's body.
 
     ignore_eos: ask, in vLLM's and llama.cpp's way, that answers go on to their full length.
     """
@@ -32,7 +34,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
     extra: Mapping[str, object] = {}
 
 
-class _Models(msgspec.Struct, frozen=True):
+class _ModelList(msgspec.Struct, frozen=True):
     class Entry(msgspec.Struct, frozen=True):
         id: str
 
@@ -40,43 +42,43 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class HttpTarget:
-    """One server. Connections are kept and reused."""
+    """An OpenAI-compatible server. Connections are kept and reused."""
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: TargetSettings) -> None:
         self._settings = settings
-        self._url = _base(settings.url)
+        self._url = _base_url(settings.url)
         self._model = settings.model
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
 
     async def describe(self) -> str:
-        """The model's name. Raises UserError when nothing answers."""
+        """Return the model's name. Raises UserError when nothing answers."""
         if self._model:
             return self._model
         body = bytearray()
         try:
-            connection = await self._connection()
-            await connection.ask(self._request("GET", "/models", b""), body.extend)
-            self._keep(connection)
-            self._model = msgspec.json.decode(bytes(body), type=_Models).data[0].id
-        except (OSError, HttpFault, msgspec.DecodeError, IndexError) as error:
+            connection = await self._new_connection()
+            await connection.request(self._encode_request("GET", "/models", b""), body.extend)
+            self._keep_if_usable(connection)
+            self._model = msgspec.json.decode(bytes(body), type=_ModelList).data[0].id
+        except (OSError, HttpRequestError, msgspec.DecodeError, IndexError) as error:
             raise UserError(f"{self._settings.url} does not name its models: {error}") from error
         return self._model
 
-    async def answer(self, job: Job, observed: Observed) -> None:
-        """Send one request and note what comes."""
-        reader = _Reader(observed)
-        request = self._request("POST", self._path, self._body(job))
+    async def answer(self, request: BenchRequest, timeline: RequestTimeline) -> None:
+        """Send one request and record its answer."""
+        reader = _AnswerReader(timeline)
+        encoded = self._encode_request("POST", self._path, self._body(request))
         try:
-            connection = self._kept() or await self._connection()
-            observed.begun_s = observed.begun_s or time.perf_counter()
-            await self._ask(connection, request, reader)
-        except (OSError, HttpFault) as error:
-            observed.begun_s = observed.begun_s or time.perf_counter()
-            observed.error = str(error) or type(error).__name__
-        observed.ended_s = time.perf_counter()
-        if not observed.error and not reader.complete:
-            observed.error = "the answer ended early"
+            connection = self._idle_connection() or await self._new_connection()
+            timeline.begun_s = timeline.begun_s or time.perf_counter()
+            await self._send(connection, encoded, reader)
+        except (OSError, HttpRequestError) as error:
+            timeline.begun_s = timeline.begun_s or time.perf_counter()
+            timeline.error = str(error) or type(error).__name__
+        timeline.ended_s = time.perf_counter()
+        if not timeline.error and not reader.complete:
+            timeline.error = "the answer ended early"
 
     async def close(self) -> None:
         """Close all connections."""
@@ -89,20 +91,20 @@ class HttpTarget:
     def _path(self) -> str:
         return "/chat/completions" if self._settings.endpoint == "chat" else "/completions"
 
-    async def _ask(self, connection: HttpConnection, request: bytes, reader: "_Reader") -> None:
-        """A server may close a kept connection just when it is used again: then the request is sent once more."""
-        kept = connection.heard
+    async def _send(self, connection: HttpConnection, request: bytes, reader: "_AnswerReader") -> None:
+        """Send a request; once more when the server closed a kept connection just as it was used again."""
+        kept = connection.received
         try:
-            await connection.ask(request, reader.feed)
-        except HttpFault:
-            if not kept or connection.heard:
+            await connection.request(request, reader.feed)
+        except HttpRequestError:
+            if not kept or connection.received:
                 raise
             self._open.discard(connection)
-            connection = await self._connection()
-            await connection.ask(request, reader.feed)
-        self._keep(connection)
+            connection = await self._new_connection()
+            await connection.request(request, reader.feed)
+        self._keep_if_usable(connection)
 
-    def _kept(self) -> HttpConnection | None:
+    def _idle_connection(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
@@ -110,35 +112,35 @@ class HttpTarget:
             self._open.discard(connection)
         return None
 
-    async def _connection(self) -> HttpConnection:
+    async def _new_connection(self) -> HttpConnection:
         connection = await connect(self._url)
         self._open.add(connection)
         return connection
 
-    def _keep(self, connection: HttpConnection) -> None:
+    def _keep_if_usable(self, connection: HttpConnection) -> None:
         if connection.usable:
             self._idle.append(connection)
         else:
             self._open.discard(connection)
 
-    def _body(self, job: Job) -> bytes:
+    def _body(self, request: BenchRequest) -> bytes:
         settings = self._settings
         body: dict[str, object] = {
             "model": self._model,
-            "max_tokens": job.output_tokens,
+            "max_tokens": request.output_tokens,
             "temperature": settings.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if settings.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": job.prompt}]
+            body["messages"] = [{"role": "user", "content": request.prompt}]
         else:
-            body["prompt"] = job.prompt
+            body["prompt"] = request.prompt
         if settings.ignore_eos:
             body["ignore_eos"] = True
         return msgspec.json.encode({**body, **settings.extra})
 
-    def _request(self, method: str, path: str, body: bytes) -> bytes:
+    def _encode_request(self, method: str, path: str, body: bytes) -> bytes:
         url = self._url
         credential = self._settings.credential
         head = [
@@ -152,46 +154,46 @@ class HttpTarget:
         return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-class _Reader:
-    """Notes the pieces of one answer."""
+class _AnswerReader:
+    """Parses one answer and records its pieces in a timeline."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, timeline: RequestTimeline) -> None:
         self.complete = False
-        self._observed = observed
-        self._events = EventReader()
+        self._timeline = timeline
+        self._events = EventStreamParser()
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Parse a part of the body."""
         now_s = time.perf_counter()
         for event in self._events.feed(data):
             if event == DONE:
                 self.complete = True
             else:
-                self._note(event, now_s)
+                self._read_chunk(event, now_s)
 
-    def _note(self, event: bytes, now_s: float) -> None:
-        observed = self._observed
+    def _read_chunk(self, event: bytes, now_s: float) -> None:
+        timeline = self._timeline
         try:
-            chunk = _CHUNKS.decode(event)
+            chunk = _CHUNK_DECODER.decode(event)
         except msgspec.DecodeError as error:
-            observed.error = f"not a chunk: {error}"
+            timeline.error = f"not a chunk: {error}"
             return
         if chunk.error is not None:
-            observed.error = chunk.error.message if isinstance(chunk.error, Fault) else chunk.error
+            timeline.error = chunk.error.message if isinstance(chunk.error, StreamError) else chunk.error
         if chunk.usage is not None and chunk.usage.completion_tokens is not None:
-            observed.prompt_tokens = chunk.usage.prompt_tokens
-            observed.counted_tokens = chunk.usage.completion_tokens
+            timeline.prompt_tokens = chunk.usage.prompt_tokens
+            timeline.counted_tokens = chunk.usage.completion_tokens
             details = chunk.usage.prompt_tokens_details
-            observed.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+            timeline.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
         for choice in chunk.choices:
-            if choice.brings_output:
-                observed.arrivals.append(now_s)
+            if choice.has_output:
+                timeline.arrivals.append(now_s)
             if choice.finish_reason:
-                observed.finish = choice.finish_reason
+                timeline.finish = choice.finish_reason
 
 
-def _base(url: str) -> SplitResult:
-    """The address under which /completions lies. Raises UserError."""
+def _base_url(url: str) -> SplitResult:
+    """Return the address that ends with /v1, which endpoints are appended to. Raises UserError."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

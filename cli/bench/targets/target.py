@@ -1,22 +1,22 @@
-"""What a benchmark needs of whatever it measures."""
+"""The interface of what a benchmark measures: a server, or the stack on this machine."""
 
 from typing import Protocol
 
-from noria.cli.bench.request_timeline import Observed
-from noria.cli.bench.workload import Job
+from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.workload import BenchRequest
 
 
 class Target(Protocol):
-    """Takes jobs, and notes what comes back."""
+    """Answers benchmark requests and records what comes back."""
 
     async def describe(self) -> str:
-        """The model's name. Raises UserError when nothing answers."""
+        """Return the model's name. Raises UserError when nothing answers."""
 
-    async def answer(self, job: Job, observed: Observed) -> None:
-        """Send one request and note each piece of its answer and its end; what goes wrong is noted as its error.
+    async def answer(self, request: BenchRequest, timeline: RequestTimeline) -> None:
+        """Send one request; record each piece of its answer, its end, or an error in `timeline`.
 
-        `observed.begun_s` is set when it is still 0.
+        `timeline.begun_s` is set when it is still 0.
         """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""

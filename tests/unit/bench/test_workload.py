@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from noria.cli.bench.arrivals import Poisson, Replay, moments
-from noria.cli.bench.workload import Lengths, like, parse_lengths, read_trace, read_workload, synthetic
+from noria.cli.bench.arrivals import PoissonArrivals, TraceReplay, send_times
+from noria.cli.bench.workload import (
+    LengthRange,
+    parse_lengths,
+    read_trace,
+    read_workload,
+    similar_requests,
+    synthetic_requests,
+)
 from noria.shared.errors import UserError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -27,7 +34,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 def test_a_workload_file_gives_its_prompts_in_order(tmp_path: Path) -> None:
     lines = "".join(f'{{"id": {n}, "prompt": "p{n}", "prompt_tokens": 1, "max_tokens": {n + 1}}}\n' for n in range(5))
     path = written(tmp_path, "w.jsonl", lines)
-    assert [(job.prompt, job.output_tokens) for job in read_workload(path, 1, 2)] == [("p1", 2), ("p2", 3)]
+    assert [(request.prompt, request.output_tokens) for request in read_workload(path, 1, 2)] == [("p1", 2), ("p2", 3)]
     assert len(read_workload(path, 0, None)) == 5
 
 
@@ -48,8 +55,8 @@ def test_a_bad_workload_file_is_refused_by_name_and_line(tmp_path: Path, text: s
 
 
 def test_lengths_are_a_number_or_a_range() -> None:
-    assert parse_lengths("128") == Lengths(128, 128)
-    assert parse_lengths("8:9") == Lengths(8, 9)
+    assert parse_lengths("128") == LengthRange(128, 128)
+    assert parse_lengths("8:9") == LengthRange(8, 9)
     for wrong in ("", "x", "9:8", "0", "-1", "1:", "1:2:3"):
         if wrong != "1:":
             with pytest.raises(UserError, match="a length is"):
@@ -57,33 +64,39 @@ def test_lengths_are_a_number_or_a_range() -> None:
 
 
 def test_made_up_jobs_depend_on_the_seed_alone() -> None:
-    jobs = synthetic(20, Lengths(5, 9), Lengths(1, 3), seed=4)
-    assert jobs == synthetic(20, Lengths(5, 9), Lengths(1, 3), seed=4)
-    assert jobs != synthetic(20, Lengths(5, 9), Lengths(1, 3), seed=5)
-    assert {len(job.prompt.split()) for job in jobs} == {5, 6, 7, 8, 9}
-    assert {job.output_tokens for job in jobs} == {1, 2, 3}
-    assert len({job.prompt for job in jobs}) == 20
+    requests = synthetic_requests(20, LengthRange(5, 9), LengthRange(1, 3), seed=4)
+    assert requests == synthetic_requests(20, LengthRange(5, 9), LengthRange(1, 3), seed=4)
+    assert requests != synthetic_requests(20, LengthRange(5, 9), LengthRange(1, 3), seed=5)
+    assert {len(request.prompt.split()) for request in requests} == {5, 6, 7, 8, 9}
+    assert {request.output_tokens for request in requests} == {1, 2, 3}
+    assert len({request.prompt for request in requests}) == 20
 
 
 def test_a_warm_up_has_the_jobs_lengths_and_none_of_their_text() -> None:
-    jobs = synthetic(3, Lengths(5, 50), Lengths(1, 9), seed=4)
-    warmup = like(jobs, 5, seed=4)
-    assert [len(job.prompt.split()) for job in warmup] == [len(jobs[n % 3].prompt.split()) for n in range(5)]
-    assert [job.output_tokens for job in warmup] == [jobs[n % 3].output_tokens for n in range(5)]
-    assert not {job.prompt for job in warmup} & {job.prompt for job in jobs}
+    requests = synthetic_requests(3, LengthRange(5, 50), LengthRange(1, 9), seed=4)
+    warmup = similar_requests(requests, 5, seed=4)
+    assert [len(request.prompt.split()) for request in warmup] == [
+        len(requests[n % 3].prompt.split()) for n in range(5)
+    ]
+    assert [request.output_tokens for request in warmup] == [requests[n % 3].output_tokens for n in range(5)]
+    assert not {request.prompt for request in warmup} & {request.prompt for request in requests}
 
 
 def test_an_azure_trace_gives_times_and_lengths(tmp_path: Path) -> None:
     path = written(tmp_path, "azure.csv", AZURE)
-    jobs, left_out = read_trace(path, None, None, seed=0)
-    assert [job.at_s for job in jobs] == pytest.approx([0.0, 4.314579, 4.31941])
-    assert [(len(job.prompt.split()), job.output_tokens) for job in jobs] == [(374, 44), (3960, 109), (12, 1)]
+    requests, left_out = read_trace(path, None, None, seed=0)
+    assert [request.at_s for request in requests] == pytest.approx([0.0, 4.314579, 4.31941])
+    assert [(len(request.prompt.split()), request.output_tokens) for request in requests] == [
+        (374, 44),
+        (3960, 109),
+        (12, 1),
+    ]
     assert left_out == 0
 
 
 def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path) -> None:
-    jobs, left_out = read_trace(written(tmp_path, "azure.csv", AZURE), None, 1000, seed=0)
-    assert ([job.output_tokens for job in jobs], left_out) == ([44, 1], 1)
+    requests, left_out = read_trace(written(tmp_path, "azure.csv", AZURE), None, 1000, seed=0)
+    assert ([request.output_tokens for request in requests], left_out) == ([44, 1], 1)
     with pytest.raises(UserError, match="no request"):
         read_trace(tmp_path / "azure.csv", None, 5, seed=0)
 
@@ -105,10 +118,10 @@ def test_a_bad_trace_is_refused_by_line(tmp_path: Path) -> None:
 
 
 def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate() -> None:
-    jobs = synthetic(4000, Lengths(1, 1), Lengths(1, 1), seed=0)
-    times = moments(Poisson(20.0, 9), jobs)
-    assert times == moments(Poisson(20.0, 9), jobs)
-    assert times != moments(Poisson(20.0, 10), jobs)
+    requests = synthetic_requests(4000, LengthRange(1, 1), LengthRange(1, 1), seed=0)
+    times = send_times(PoissonArrivals(20.0, 9), requests)
+    assert times == send_times(PoissonArrivals(20.0, 9), requests)
+    assert times != send_times(PoissonArrivals(20.0, 10), requests)
     assert times == sorted(times)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
@@ -117,5 +130,5 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate() -> None:
 
 
 def test_a_replay_runs_at_its_speed(tmp_path: Path) -> None:
-    jobs, _ = read_trace(written(tmp_path, "m.jsonl", MOONCAKE), None, None, seed=0)
-    assert moments(Replay(2.0), jobs) == [0.0, 1.5]
+    requests, _ = read_trace(written(tmp_path, "m.jsonl", MOONCAKE), None, None, seed=0)
+    assert send_times(TraceReplay(2.0), requests) == [0.0, 1.5]
