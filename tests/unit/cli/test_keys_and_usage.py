@@ -39,7 +39,7 @@ def test_two_keys_are_never_the_same(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_name_that_no_tenant_can_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["keys", "new", "a b"]) == 2
-    assert "is no name for a tenant" in capsys.readouterr().err
+    assert "is not a valid tenant name" in capsys.readouterr().err
 
 
 @pytest.fixture
