@@ -57,8 +57,8 @@ class _CommandGroup(click.Group):
 def noria(context: click.Context) -> None:
     """Serve large language models with continuous batching.
 
-    Options come from the command line, NORIA_ variables and a TOML file (--config), the first found wins; `noria config`
-    shows what is in effect.
+    Each option is looked up on the command line, in NORIA_ variables and in a TOML file (--config), in this order;
+    `noria config` prints the effective configuration.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

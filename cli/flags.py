@@ -38,7 +38,7 @@ def config_flags(*sections: str) -> Callable[[_Command], _Command]:
             expose_value=False,
             is_eager=True,
             callback=_keep_file,
-            help="TOML file with options; NORIA_CONFIG names one too.",
+            help="TOML file with options; the variable NORIA_CONFIG names one too.",
         )(command)
 
     return decorate

@@ -58,32 +58,44 @@ _NEW: Final = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--url", help="OpenAI-compatible server to measure; this machine's stack over ZeroMQ where absent.")
-@click.option("--offline", is_flag=True, help="Measure scheduler and executor in this process, without a server.")
+@click.option("--url", help="OpenAI-compatible server to measure. [default: this machine's stack, over ZeroMQ]")
+@click.option("--offline", is_flag=True, help="Run scheduler and executor in this process, without a server.")
 @click.option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
-@click.option("--served-model", default="", help="Model name in requests to --url; its first one where absent.")
+@click.option(
+    "--served-model", default="", help="Model name in requests to --url. [default: the first model that it lists]"
+)
 @click.option("--api-key", default="", help="Bearer token for --url.")
-@click.option("--extra-body", default="{}", help="JSON object with more fields for each request to --url.")
+@click.option("--extra-body", default="{}", help="JSON object with additional fields for each request to --url.")
 @click.option("--workload", type=_FILE, help="JSONL file of prompts: lines with prompt and max_tokens.")
 @click.option("--trace", type=_FILE, help="Replay the times and lengths of a trace: Azure's .csv or Mooncake's .jsonl.")
-@click.option("--input-tokens", default="128", show_default=True, help="Made-up prompts: length, or a range 64:512.")
-@click.option("--output-tokens", default="64", show_default=True, help="Made-up prompts: length of their answers.")
-@click.option("--tokens-max", type=_NEW, help="Leave out requests of a trace with more tokens than this.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Begin the workload file after so many requests.")
-@click.option("--requests", type=_NEW, help="How many requests; all of a file or trace, else 64, where absent.")
-@click.option("--concurrency", type=_NEW, help="Requests in flight at any time. [default: 32]")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Poisson arrivals, so many a second.")
 @click.option(
-    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="Replay a trace so much faster."
+    "--input-tokens", default="128", show_default=True, help="Length of made-up prompts, or a range like 64:512."
+)
+@click.option(
+    "--output-tokens", default="64", show_default=True, help="Length of answers to made-up prompts, or a range."
+)
+@click.option("--tokens-max", type=_NEW, help="Leave out requests of a trace that have more tokens than this.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Skip this many requests of the workload file.")
+@click.option("--requests", type=_NEW, help="Number of requests. [default: all of a file or trace, else 64]")
+@click.option("--concurrency", type=_NEW, help="Requests in flight at any time. [default: 32]")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Poisson arrivals, this many per second.")
+@click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="Replay a trace this many times faster."
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Ask for answers of full length. [default: on]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of made-up prompts and Poisson arrivals.")
-@click.option("--warmup", type=click.IntRange(min=0), default=8, show_default=True, help="Other requests run before.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of made-up prompts and Poisson arrivals.")
 @click.option(
-    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Longest wait for one answer."
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="Number of requests to send before measuring.",
 )
-@click.option("--slo", help="Count requests that keep objectives in ms, such as ttft:500,itl:50,e2e:8000.")
+@click.option(
+    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Longest time for one answer."
+)
+@click.option("--slo", help="Count requests that meet objectives in ms, such as ttft:500,itl:50,e2e:8000.")
 @click.option("--out", type=_FILE, help="Write the whole result to this JSON file.")
 @click.option("--plot", type=_FILE, help="Draw the result to this .png or .svg file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")

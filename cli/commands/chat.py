@@ -28,7 +28,7 @@ _HELP: Final = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C
 @sampling_flags
 @config_flags("runtime")
 def chat(system: str) -> None:
-    """Talk with the running stack."""
+    """Chat with the served model."""
     runtime = settings().runtime
     with open_client(runtime) as client:
         if not client.describe().has_chat_template:

@@ -22,13 +22,13 @@ _SERVICES: Final = tuple(service for service in Service if service is not Servic
 
 @click.command()
 @click.option(
-    "--now", is_flag=True, help="Do not let accepted requests finish: what is on record goes on at the next start."
+    "--now", is_flag=True, help="Do not let accepted requests finish; requests in the journal go on at the next start."
 )
 @config_flags("runtime")
 def down(now: bool) -> None:
     """Stop the stack of this runtime folder.
 
-    What was accepted may finish first, for up to runtime.drain_timeout_s. Services that a killed supervisor left behind
+    Accepted requests may finish first, for up to runtime.drain_timeout_s. Services that a killed supervisor left behind
     are stopped too.
     """
     config = settings()

@@ -25,9 +25,10 @@ class _AdmissionBacklog(msgspec.Struct, frozen=True):
 @click.command()
 @config_flags("runtime")
 def drain() -> None:
-    """Take nothing new, finish what was accepted, then stop; tell meanwhile how much is left.
+    """Stop the stack once its accepted requests are finished; print how many are left.
 
-    After runtime.drain_timeout_s the stack stops all the same: what is left is on record and goes on at the next start.
+    New requests are refused meanwhile. After runtime.drain_timeout_s the stack stops anyway; requests in the journal go on at
+    the next start.
     Ctrl-C only ends this command.
     """
     from noria.shared.actor.inspect import inspect

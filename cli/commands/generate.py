@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @sampling_flags
 @config_flags("runtime")
 def generate(prompt: str, system: str, raw: bool, as_json: bool) -> int:
-    """Stream one answer; PROMPT may be - for standard input."""
+    """Stream the answer to one PROMPT; - reads the prompt from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
     return print_answer(settings().runtime, text, system=system, raw=raw, as_json=as_json, options=generation_options())
 

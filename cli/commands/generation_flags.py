@@ -30,7 +30,7 @@ _REQUEST_FLAGS: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = 
         "--api-key",
         "credential",
         click.STRING,
-        f"API key, where the stack has tenants; {API_KEY_VARIABLE} holds one too.",
+        f"API key, if the stack has tenants; also read from {API_KEY_VARIABLE}.",
     ),
     (
         "--class",
@@ -38,9 +38,9 @@ _REQUEST_FLAGS: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = 
         click.STRING,
         "Traffic class: interactive, standard, batch or another configured one.",
     ),
-    ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Time to the first token, at most."),
-    ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Time to the end of the answer, at most."),
-    ("--model", "model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
+    ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Longest time to the first token."),
+    ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Longest time to the end of the answer."),
+    ("--model", "model", click.STRING, "Model name; the served model where absent."),
 )
 
 
@@ -71,7 +71,7 @@ def sampling_flags(command: _Command) -> _Command:
         type=_LogitBiasType(),
         expose_value=False,
         callback=store,
-        help="ID=BIAS: add to a token's logit, -100 to 100; may be repeated.",
+        help="ID=BIAS: add BIAS, -100 to 100, to a token's logit; may be repeated.",
     )(command)
     command = click.option(
         "--stop", multiple=True, expose_value=False, callback=store, help="End before this text; may be repeated."

@@ -17,19 +17,19 @@ _KEY_BYTES: Final = 32
 
 @click.group()
 def keys() -> None:
-    """Make keys."""
+    """Create API keys for tenants, and key pairs for tcp."""
 
 
 @keys.command()
 @click.argument("tenant")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def new(tenant: str, as_json: bool) -> None:
-    """Draw an API key for TENANT and print it with its hash.
+    """Create an API key for TENANT and print it with its hash.
 
-    The key is shown this once and kept nowhere; the hash goes into the configuration file, which SIGHUP reads again.
+    The key is printed only once and stored nowhere; the hash goes into the configuration file, which is read again at SIGHUP.
     """
     if re.fullmatch(TENANT_NAME, tenant) is None:
-        raise UserError(f"{tenant!r} is no name for a tenant: it must match {TENANT_NAME}")
+        raise UserError(f"{tenant!r} is not a valid tenant name: it must match {TENANT_NAME}")
     key = f"noria-{secrets.token_urlsafe(_KEY_BYTES)}"
     digest = hash_key(key)
     if as_json:
@@ -44,7 +44,7 @@ def new(tenant: str, as_json: bool) -> None:
 @keys.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def curve(folder: Path) -> None:
-    """Draw the key pairs of all services into FOLDER, for tcp; what is there already is left alone.
+    """Create the key pairs of all services in FOLDER, for tcp; existing ones are kept.
 
     Every machine needs all .key files; of the .key_secret files only those of the services that run on it.
     """
@@ -59,14 +59,14 @@ def curve(folder: Path) -> None:
 @click.argument("name")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def client(name: str, folder: Path) -> None:
-    """Draw a key pair for the client NAME into FOLDER/clients, where FOLDER is that of `noria keys curve`.
+    """Create a key pair for the client NAME in FOLDER/clients, where FOLDER is that of `noria keys curve`.
 
-    From then on only clients with a key there may connect to the public mailbox over tcp, once admission has restarted.
+    Once admission has restarted, only clients with a key there may connect to the public mailbox over tcp.
     """
     from noria.shared.actor.curve import CLIENTS, make
 
     if re.fullmatch(TENANT_NAME, name) is None:
-        raise UserError(f"{name!r} is no name for a client: it must match {TENANT_NAME}")
+        raise UserError(f"{name!r} is not a valid client name: it must match {TENANT_NAME}")
     if not make(folder / CLIENTS, (name,)):
         raise UserError(f"there is a key of {name} in {folder / CLIENTS} already; remove it first to replace it")
     click.echo(

@@ -7,7 +7,7 @@ from noria.cli.flags import config_flags, settings
 
 @click.group()
 def models() -> None:
-    """Fetch models and list those at hand."""
+    """Fetch models, and list fetched ones."""
 
 
 @models.command()

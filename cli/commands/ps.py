@@ -35,7 +35,7 @@ class _SnapshotIdentity(msgspec.Struct, frozen=True):
 def ps(services: tuple[str, ...], as_json: bool) -> int:
     """List the services with pid, incarnation and state.
 
-    With SERVICES, only those, and the exit status is 1 unless all of them are ready: a health check.
+    With SERVICES, list only those; the exit status is 1 unless all of them are ready, as for a health check.
     """
     rows = service_rows(settings().runtime, tuple(map(Service, services)) or tuple(Service))
     status = int(bool(services) and any(row.state != State.READY.value for row in rows))

@@ -16,13 +16,15 @@ _SIMULATION = "noria.services.scheduler.simulation"
 
 @click.command()
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", multiple=True, help="fifo, prefill_first or fair; may be given again.")
-@click.option("--slo", "objectives", multiple=True, metavar="CLASS:TTFT_MS[:ITL_MS]", help="What a class is held to.")
+@click.option("--policy", "policies", multiple=True, help="fifo, prefill_first or fair; may be repeated.")
+@click.option(
+    "--slo", "objectives", multiple=True, metavar="CLASS:TTFT_MS[:ITL_MS]", help="Latency objective of a class."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(log: Path, policies: tuple[str, ...], objectives: tuple[str, ...], as_json: bool) -> int:
     """Run a recorded LOG through other policies and compare latencies, attainment and throughput.
 
-    `noria up --event-log LOG` records one. The device is simulated: its steps take what the recorded ones took on average.
+    `noria up --event-log LOG` records one. The device is simulated: its steps take as long as the recorded ones did on average.
     """
     arguments = [each for name in policies for each in ("--policy", name)]
     arguments += [each for text in objectives for each in ("--slo", text)]
@@ -32,13 +34,15 @@ def replay(log: Path, policies: tuple[str, ...], objectives: tuple[str, ...], as
 @click.command()
 @click.argument("request")
 @click.option(
-    "--log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Ask an event log, not the live server."
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read an event log instead of asking the running stack.",
 )
 @config_flags("runtime")
 def why(request: str, log: Path | None) -> int:
-    """Tell what a REQUEST waited for, and how long.
+    """Explain what a REQUEST waited for, and how long.
 
-    REQUEST is its id, or its number in traces and logs; an event log knows numbers only.
+    REQUEST is its id, or its number in traces and logs; an event log has numbers only.
     """
     if log is not None:
         return _run("why", str(log), request)

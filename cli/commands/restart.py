@@ -32,11 +32,11 @@ class _AdmissionReadiness(msgspec.Struct, frozen=True):
 @click.argument("services", nargs=-1, required=True, type=click.Choice([*(each.value for each in _ORDER), _ALL]))
 @config_flags("runtime")
 def restart(services: tuple[str, ...]) -> None:
-    """Start services anew, one after the other, without losing a request: to bring in a new version.
+    """Restart services one after the other without losing a request, for example to deploy a new version.
 
-    Each is asked to end (SIGTERM) and started again by `noria up`; what it knew is rebuilt from its neighbours. Requests
-    wait as long as that takes, for the executor as long as it loads the model. `noria up` itself is replaced by killing it
-    (SIGKILL) and starting it again in the same folder: it takes over the services that run.
+    Each service is stopped (SIGTERM) and started again by `noria up`; other services restore its state. Requests wait
+    meanwhile, for the executor as long as the model loads. To replace `noria up` itself, kill it (SIGKILL) and start it
+    again in the same folder: it takes over the running services.
     """
     runtime = settings().runtime
     folder = runtime_dir(runtime)
@@ -66,9 +66,7 @@ def _wait_for_successor(runtime: RuntimeSettings, folder: Path, service: Service
                 return holder
         find_supervisor(folder)  # without one nobody starts anything
         time.sleep(POLL_S)
-    raise UserError(
-        f"no new {service.value} is ready after {runtime.start_timeout_s:g} s; the log of `noria up` says why"
-    )
+    raise UserError(f"no new {service.value} is ready after {runtime.start_timeout_s:g} s; see the log of `noria up`")
 
 
 def _wait_until_accepting(runtime: RuntimeSettings) -> None:
@@ -84,4 +82,6 @@ def _wait_until_accepting(runtime: RuntimeSettings) -> None:
             if not waiting:
                 return
         time.sleep(POLL_S)
-    raise UserError(f"requests are not accepted after {runtime.start_timeout_s:g} s: waiting for {', '.join(waiting)}")
+    raise UserError(
+        f"requests are still not accepted after {runtime.start_timeout_s:g} s: waiting for {', '.join(waiting)}"
+    )

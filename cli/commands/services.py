@@ -7,10 +7,10 @@ from noria.cli.flags import config_flags, settings_to_run
 from noria.proto.base import Service
 
 _ABOUT = {
-    Service.GATEWAY: "Run the HTTP front door alone.",
-    Service.ADMISSION: "Run admission alone, which keeps the ledger.",
+    Service.GATEWAY: "Run the gateway (HTTP) alone.",
+    Service.ADMISSION: "Run admission alone.",
     Service.SCHEDULER: "Run the scheduler alone.",
-    Service.EXECUTOR: "Run the executor alone, which holds the model.",
+    Service.EXECUTOR: "Run the executor alone.",
     Service.DETOKENIZER: "Run the detokenizer alone.",
 }
 

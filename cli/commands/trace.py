@@ -37,12 +37,12 @@ class TraceSpan(msgspec.Struct, frozen=True):
 @click.option(
     "--steps", is_flag=True, help="Print the executor's last steps instead, for chrome://tracing and Perfetto."
 )
-@click.option("--last", type=click.IntRange(1), default=STEPS_KEPT, help="With --steps: how many of them.")
+@click.option("--last", type=click.IntRange(1), default=STEPS_KEPT, help="With --steps: how many steps.")
 @config_flags("runtime")
 def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
-    """Print the trace of REQUEST, an id, a number or a trace id, as a tree with durations.
+    """Print the trace of REQUEST (its id, number or trace id) as a tree with durations.
 
-    Each process remembers its last `telemetry.spans_kept` spans; what it has forgotten, or what nobody sampled, is missing.
+    Each process keeps its last `telemetry.spans_kept` spans; older spans, and traces that were not sampled, are missing.
     """
     if steps:
         click.echo(msgspec.json.encode(chrome(step_times(settings().runtime, last))))
@@ -51,7 +51,7 @@ def trace(request: str | None, as_json: bool, steps: bool, last: int) -> int:
         raise click.UsageError("name a request, or ask for --steps")
     found = find_spans(settings().runtime, request)
     if not any(found.values()):
-        raise UserError(f"no process remembers a trace of request {request!r}: it was not sampled, or is too long ago")
+        raise UserError(f"no process remembers a trace of request {request!r}: it was not sampled, or is too old")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     else:
@@ -65,7 +65,7 @@ def step_times(runtime: RuntimeSettings, last: int) -> list[StepTime]:
 
     answer = inspect(runtime, Service.EXECUTOR, _ANSWER_S, str(last), "steps")
     if answer is None:
-        raise UserError("the executor does not answer; `noria ps` says what runs")
+        raise UserError("the executor does not answer; `noria ps` lists the services")
     return msgspec.json.decode(answer.json, type=list[StepTime])
 
 

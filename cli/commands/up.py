@@ -33,7 +33,7 @@ _FIRST_ANSWER_TOKENS: Final = 64
 
 @click.command()
 @click.option("--prompt", help="Once ready, stream the answer to this prompt into the terminal.")
-@click.option("--once", is_flag=True, help="With --prompt: stop after the answer; the exit status is the answer's.")
+@click.option("--once", is_flag=True, help="With --prompt: stop after the answer; the exit status is 1 if it failed.")
 @config_flags()
 def up(prompt: str | None, once: bool) -> int:
     """Start every service and serve until Ctrl-C."""
@@ -101,7 +101,7 @@ def _reachable(address: str) -> tuple[str, int]:
     """Return the host and port at which a program on this machine reaches a bound address. Raises UserError."""
     host, port = split_address(address)
     if not port:
-        raise UserError("--prompt needs a port that is known beforehand: give --http one from 1 to 65535")
+        raise UserError("--prompt needs a fixed port: give --http a port from 1 to 65535")
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - not bound
 
 

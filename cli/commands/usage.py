@@ -20,12 +20,14 @@ _HEAD: Final = (
 
 
 @click.command()
-@click.option("--tenant", default="", help="This tenant alone.")
-@click.option("--since", default="", help="From then on, by whole hours: 24h, 7d, 4w, or a date like 2026-11-30.")
+@click.option("--tenant", default="", help="Only this tenant.")
+@click.option(
+    "--since", default="", help="Only usage since then, in whole hours: 24h, 7d, 4w, or a date like 2026-11-30."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @config_flags("runtime")
 def usage(tenant: str, since: str, as_json: bool) -> None:
-    """Show what tenants used, in tokens, by class."""
+    """Print each tenant's usage in requests and tokens, by class."""
     rows = read(database_path(settings().runtime), tenant=tenant, since_unix_s=parse_since(since, int(time.time())))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows)))

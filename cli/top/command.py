@@ -23,12 +23,12 @@ _FIRST_ANSWER_S: Final = 2.0  # at first, a busy scheduler is not taken for an a
 
 @click.command()
 @click.option(
-    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between looks."
+    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between updates."
 )
-@click.option("--once", is_flag=True, help="Look for one interval, print, and end.")
+@click.option("--once", is_flag=True, help="Print the state after one interval, and end.")
 @config_flags("runtime")
 def top(interval: float, once: bool) -> None:
-    """Watch the stack: slots by step, queues with their shares, latencies, services. Ctrl-C ends it."""
+    """Show slots by step, queues with their shares, latencies and services, live. Ctrl-C ends it."""
     from rich.console import Console
     from rich.live import Live
 
