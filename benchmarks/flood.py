@@ -32,7 +32,7 @@ from typing import Final
 
 import msgspec
 
-from noria.cli.commands.keys import hash_of
+from noria.cli.commands.keys import hash_key
 from noria.client import AsyncClient, ClientError
 from noria.proto.base import Service
 from noria.services.scheduler.simulation.report import quantile
@@ -43,10 +43,10 @@ POLICIES: Final = ("fifo", "fair")
 PEOPLE, CRAWLER = "people", "crawler"
 CONFIG: Final = f"""
 [tenants.{PEOPLE}]
-keys = ["{hash_of(PEOPLE)}"]
+keys = ["{hash_key(PEOPLE)}"]
 default_class = "interactive"
 [tenants.{CRAWLER}]
-keys = ["{hash_of(CRAWLER)}"]
+keys = ["{hash_key(CRAWLER)}"]
 classes = ["batch"]
 """
 # Ids that no tokenizer of a real model gives a special meaning.

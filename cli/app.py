@@ -1,4 +1,4 @@
-"""The group of all commands, and how mistakes are told: one line, the nearest right word, exit status 2."""
+"""The group of all commands; mistakes are reported in one line with the nearest right word, and exit status 2."""
 
 import contextlib
 import difflib
@@ -33,11 +33,11 @@ from noria.shared.errors import UserError
 _UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 
-class _Group(click.Group):
+class _CommandGroup(click.Group):
     """A group that names the nearest command and keeps the order in which commands were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of a first visit rather than of the alphabet."""
+        """Return the commands in the order in which a newcomer needs them."""
         del ctx
         return list(self.commands)
 
@@ -46,19 +46,19 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. Raises UsageError naming the nearest one."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            hint = _nearest(args[0], self.commands) or f"; known: {', '.join(self.commands)}"
+            hint = _suggestion(args[0], self.commands) or f"; known: {', '.join(self.commands)}"
             raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(importlib.metadata.version("noria"), message="noria %(version)s")
 @click.pass_context
 def noria(context: click.Context) -> None:
     """Serve large language models with continuous batching.
 
-    Options come from the command line, NORIA_ variables and a TOML file (--config), the first found wins; `noria config`
-    shows what is in effect.
+    Each option is looked up on the command line, in NORIA_ variables and in a TOML file (--config), in this order;
+    `noria config` prints the effective configuration.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -97,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "noria"
-        click.echo(f"noria: {_message(error)} (see `{where} --help`)", err=True)
+        click.echo(f"noria: {_usage_message(error)} (see `{where} --help`)", err=True)
         return 2
     except click.ClickException as error:
         click.echo(f"noria: {error.format_message()}", err=True)
@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        # The reader of our output left, as `head` does, or its disk is full: nothing more can be said there, not even at exit.
+        # The reader of the output left, as `head` does, or its disk is full: nothing more can be written there, not even at exit.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if error.errno != errno.EPIPE:
@@ -116,15 +116,15 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _message(error: click.UsageError) -> str:
+def _usage_message(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         context = error.ctx
         known = [flag for each in context.command.get_params(context) for flag in each.opts] if context else []
-        return f"there is no option {error.option_name}{_nearest(error.option_name, known)}"
+        return f"there is no option {error.option_name}{_suggestion(error.option_name, known)}"
     message = error.format_message().rstrip(".")
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""

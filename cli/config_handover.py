@@ -1,6 +1,6 @@
-"""Handing the effective configuration to another program: as TOML in an unnamed file that it inherits.
+"""Passes the effective configuration to another program, as TOML in an unnamed file that it inherits.
 
-The program's environment loses its NORIA_ variables, which would otherwise win over the flags already counted in.
+NORIA_ variables are removed from its environment: they would otherwise override flags, which the TOML already includes.
 """
 
 import os
@@ -17,8 +17,8 @@ from noria.shared.config.options import KEYED, VARIABLE_PREFIX
 from noria.shared.config.sources import dump
 
 
-def to_toml(config: Config, origins: dict[str, str] | None = None) -> str:
-    """Write a configuration as TOML; with `origins`, each option that a source set says which in a comment."""
+def render_toml(config: Config, origins: dict[str, str] | None = None) -> str:
+    """Return a configuration as TOML; with `origins`, a comment names the source of each option that is not at its default."""
     lines: list[str] = []
     for section, values in _sections(config):
         lines += ["", f"[{section}]"]
@@ -38,40 +38,40 @@ def _sections(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _name(name: str) -> str:
-    """A table's name as TOML writes it: a dot inside needs quotes."""
+    """Return a table's name in TOML: a dot inside needs quotes."""
     return f'"{name}"' if "." in name else name
 
 
-def hand_over(config: Config) -> int:
-    """Put the configuration into an unnamed file and return its descriptor, which children may inherit."""
+def write_config_file(config: Config) -> int:
+    """Write the configuration to an unnamed file and return its descriptor, which children may inherit."""
     with tempfile.TemporaryFile() as file:
-        file.write(to_toml(config).encode())
+        file.write(render_toml(config).encode())
         file.flush()
         return os.dup(file.fileno())
 
 
-def command(module: str, descriptor: int) -> list[str]:
-    """The command line that runs a module with the configuration in `descriptor`."""
+def module_command(module: str, descriptor: int) -> list[str]:
+    """Return the command line that runs a module with the configuration in `descriptor`."""
     # -P: files of the working folder must not shadow modules.
     return [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{descriptor}"]
 
 
-def environment() -> dict[str, str]:
-    """The environment without NORIA_ variables."""
+def environment_without_options() -> dict[str, str]:
+    """Return the environment without NORIA_ variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
 
 
-def become(module: str, config: Config) -> NoReturn:
-    """Turn this process into another program of the product: same process, terminal and signals."""
-    descriptor = hand_over(config)
+def exec_module(module: str, config: Config) -> NoReturn:
+    """Replace this process by a module of the product, with the given configuration; pid and terminal stay."""
+    descriptor = write_config_file(config)
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.set_inheritable(descriptor, True)
     sys.stdout.flush()
     sys.stderr.flush()
     # Ctrl-C waits until the other program is ready for it: `noria.shared.process.service_process.main` lets it in.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    line = command(module, descriptor)
-    os.execve(line[0], line, environment())  # noqa: S606 - our own interpreter and module
+    line = module_command(module, descriptor)
+    os.execve(line[0], line, environment_without_options())  # noqa: S606 - our own interpreter and module
 
 
 def _value(value: object) -> str:

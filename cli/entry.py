@@ -1,4 +1,4 @@
-"""Where the command begins, also in the base install, which has no command line."""
+"""The entry point of `noria`. Also runs in the base install, where it says what to install."""
 
 import signal
 import sys
@@ -8,10 +8,10 @@ _SERVER_ONLY: Final = ("click", "rich")
 
 
 def main() -> int:
-    """Run `noria` with the process's arguments and return its exit status: 0 well, 1 failed, 2 misused."""
+    """Run `noria` with the process's arguments and return its exit status: 0 success, 1 failure, 2 wrong use."""
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
-        # During the imports Ctrl-C just ends the process: there is nothing to clean up, and a traceback says nothing.
+        # During the imports Ctrl-C just ends the process: there is nothing to clean up, and a traceback would not help.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from noria.cli.app import run

@@ -1,6 +1,6 @@
-"""Command-line flags for the declared options, and the configuration that they, variables and the file amount to.
+"""Command-line flags for configuration options, and the effective configuration from flags, variables and file.
 
-Nothing is declared here: names, types, bounds and help come from `noria.shared.config.config`.
+No option is declared here: names, types, bounds and help come from `noria.shared.config.config`.
 """
 
 import os
@@ -22,9 +22,9 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def config_flags(*sections: str) -> Callable[[_Command], _Command]:
-    """Give a command `--config` and the flags of these sections, or of all when none is named.
+    """Add `--config` and the flags of these sections, or of all sections when none is named, to a command.
 
-    The command finds the result with `settings()`; its own parameters stay free of them.
+    The command reads the result with `settings()`; the flags are not among its parameters.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -38,20 +38,20 @@ def config_flags(*sections: str) -> Callable[[_Command], _Command]:
             expose_value=False,
             is_eager=True,
             callback=_keep_file,
-            help="TOML file with options; NORIA_CONFIG names one too.",
+            help="TOML file with options; the variable NORIA_CONFIG names one too.",
         )(command)
 
     return decorate
 
 
 def settings() -> Config:
-    """The effective configuration of the command that runs. Raises UserError naming what is wrong."""
+    """Return the effective configuration of the running command. Raises UserError naming what is wrong."""
     file, flags = sources()
     return load(file, flags)
 
 
 def settings_to_run() -> Config:
-    """`settings` for a program that serves: with the file that it is to read again at SIGHUP."""
+    """Return the effective configuration for a program that serves: names the file that it reads again at SIGHUP."""
     file, _ = sources()
     config = settings()
     named = file or os.environ.get(CONFIG_VARIABLE)
@@ -62,7 +62,7 @@ def settings_to_run() -> Config:
 
 
 def sources() -> tuple[str | None, Mapping[str, object]]:
-    """The configuration file and the flags of the command that runs, by dotted option path."""
+    """Return the configuration file of the running command, and its flags by dotted option path."""
     meta = click.get_current_context().meta
     return meta.get(_FILE), meta.get(_FLAGS, {})
 

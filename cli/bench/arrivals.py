@@ -1,52 +1,52 @@
-"""When requests are sent: so many in flight, at random moments, or as a trace says. The same seed gives the same moments."""
+"""Load patterns: a fixed number of requests in flight, Poisson arrivals, or a trace. The same seed gives the same times."""
 
 import random
 from collections.abc import Sequence
 
 import msgspec
 
-from noria.cli.bench.workload import Job
+from noria.cli.bench.workload import BenchRequest
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """A new request whenever one ends, so that `in_flight` are always open."""
+class ClosedLoop(msgspec.Struct, frozen=True, tag="closed"):
+    """Sends a new request whenever one ends, so that `in_flight` requests are always open."""
 
     in_flight: int
 
 
-class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
-    """Requests come independently of each other and of answers, `requests_s` per second on average."""
+class PoissonArrivals(msgspec.Struct, frozen=True, tag="poisson"):
+    """Sends requests at random times, independently of answers, `requests_s` per second on average."""
 
     requests_s: float
     seed: int = 0
 
 
-class Replay(msgspec.Struct, frozen=True, tag="trace"):
-    """Requests come when the trace says; at a speed of 2, twice as fast."""
+class TraceReplay(msgspec.Struct, frozen=True, tag="trace"):
+    """Sends requests at the times of a trace; at a speed of 2, twice as fast."""
 
     speed: float = 1.0
 
 
-Load = Closed | Poisson | Replay
+LoadPattern = ClosedLoop | PoissonArrivals | TraceReplay
 
 
-def moments(load: Poisson | Replay, jobs: Sequence[Job]) -> list[float]:
-    """Seconds from the start at which each job is sent."""
-    if isinstance(load, Replay):
-        return [job.at_s / load.speed for job in jobs]
-    chance = random.Random(load.seed)
+def send_times(load: PoissonArrivals | TraceReplay, requests: Sequence[BenchRequest]) -> list[float]:
+    """Return when each request is sent, in seconds from the start."""
+    if isinstance(load, TraceReplay):
+        return [request.at_s / load.speed for request in requests]
+    rng = random.Random(load.seed)
     times: list[float] = []
-    for _ in jobs:
-        times.append((times[-1] if times else 0.0) + chance.expovariate(load.requests_s))
+    for _ in requests:
+        times.append((times[-1] if times else 0.0) + rng.expovariate(load.requests_s))
     return times
 
 
-def described(load: Load) -> str:
-    """The load in words."""
+def describe_load(load: LoadPattern) -> str:
+    """Return the load pattern in words, for the report's first line."""
     match load:
-        case Closed():
+        case ClosedLoop():
             return f"{load.in_flight} in flight"
-        case Poisson():
+        case PoissonArrivals():
             return f"Poisson, {load.requests_s:g} requests/s"
-        case Replay():
+        case TraceReplay():
             return f"trace, speed {load.speed:g}"

@@ -1,4 +1,4 @@
-"""Sends jobs to a target as a load says, in one event loop, and tells what the client itself cost."""
+"""Sends requests to a target in a load pattern, in one event loop, and measures how busy the client itself was."""
 
 import asyncio
 import gc
@@ -7,74 +7,74 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
-from noria.cli.bench.arrivals import Closed, Load, moments
-from noria.cli.bench.request_timeline import Observed
-from noria.cli.bench.target import Target
-from noria.cli.bench.workload import Job
+from noria.cli.bench.arrivals import ClosedLoop, LoadPattern, send_times
+from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.targets.target import Target
+from noria.cli.bench.workload import BenchRequest
 
 
-class Driven(msgspec.Struct, frozen=True):
-    """A run's observations, in the order of its jobs; client_cpu: cores that the client kept busy on average."""
+class LoadResult(msgspec.Struct, frozen=True):
+    """A run's timelines, in the order of its requests. client_cpu: cores that the client kept busy on average."""
 
-    observed: tuple[Observed, ...]
+    timelines: tuple[RequestTimeline, ...]
     client_cpu: float
 
 
-async def drive(
+async def run_load(
     target: Target,
-    jobs: Sequence[Job],
-    load: Load,
+    requests: Sequence[BenchRequest],
+    load: LoadPattern,
     timeout_s: float = 600.0,
-    tell: Callable[[int], None] = lambda ended: None,
-) -> Driven:
-    """Run all jobs to their ends; `tell` hears how many have ended."""
-    observed = tuple(Observed(job.index, job.output_tokens) for job in jobs)
+    on_ended: Callable[[int], None] = lambda ended: None,
+) -> LoadResult:
+    """Run all requests to their ends; `on_ended` is called with the number of requests that have ended so far."""
+    timelines = tuple(RequestTimeline(request.index, request.output_tokens) for request in requests)
     ended = 0
 
     async def run(number: int) -> None:
         nonlocal ended
-        each = observed[number]
+        timeline = timelines[number]
         try:
             async with asyncio.timeout(timeout_s):
-                await target.answer(jobs[number], each)
+                await target.answer(requests[number], timeline)
         except TimeoutError:
-            each.error, each.ended_s = f"no end within {timeout_s:g} s", time.perf_counter()
+            timeline.error, timeline.ended_s = f"no end within {timeout_s:g} s", time.perf_counter()
         ended += 1
-        tell(ended)
+        on_ended(ended)
 
     # A collection over what a benchmark has piled up would show as a stall of the target.
     gc.collect()
     gc.disable()
     began_s, cpu_s = time.perf_counter(), time.process_time()
     try:
-        if isinstance(load, Closed):
-            await _closed(run, len(jobs), load.in_flight)
+        if isinstance(load, ClosedLoop):
+            await _run_closed_loop(run, len(requests), load.in_flight)
         else:
-            await _timed(run, observed, moments(load, jobs))
+            await _run_timed(run, timelines, send_times(load, requests))
     finally:
         gc.enable()
     busy = (time.process_time() - cpu_s) / max(1e-9, time.perf_counter() - began_s)
-    return Driven(observed, busy)
+    return LoadResult(timelines, busy)
 
 
-async def _closed(run: Callable[[int], Coroutine[None, None, None]], count: int, in_flight: int) -> None:
+async def _run_closed_loop(run: Callable[[int], Coroutine[None, None, None]], count: int, in_flight: int) -> None:
     following = iter(range(count))
 
-    async def lane() -> None:
+    async def worker() -> None:
         for number in following:
             await run(number)
 
-    await asyncio.gather(*(lane() for _ in range(min(in_flight, count))))
+    await asyncio.gather(*(worker() for _ in range(min(in_flight, count))))
 
 
-async def _timed(
-    run: Callable[[int], Coroutine[None, None, None]], observed: Sequence[Observed], times: Sequence[float]
+async def _run_timed(
+    run: Callable[[int], Coroutine[None, None, None]], timelines: Sequence[RequestTimeline], times: Sequence[float]
 ) -> None:
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for number, after_s in enumerate(times):
             due_s = start_s + after_s
             await asyncio.sleep(due_s - time.perf_counter())
-            observed[number].begun_s = due_s
-            observed[number].slip_s = time.perf_counter() - due_s
+            timelines[number].begun_s = due_s
+            timelines[number].slip_s = time.perf_counter() - due_s
             tasks.create_task(run(number))

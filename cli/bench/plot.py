@@ -1,11 +1,11 @@
-"""A picture of one run: tokens over time, and how the three latencies are distributed. Needs matplotlib (`noria[bench]`)."""
+"""Plots of one run: output over time, and the distributions of the three latencies. Needs matplotlib (`noria[bench]`)."""
 
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.request_timeline import RequestTimeline
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,31 +16,31 @@ _BARS: Final = 60
 
 
 def check_plottable(path: Path) -> None:
-    """Raise UserError when a plot could not be drawn to this file: to be asked before a long run."""
+    """Raise UserError when a plot could not be drawn to this file: call it before a long run."""
     if path.suffix not in FORMATS:
         raise UserError(f"a plot is a {' or '.join(FORMATS)} file, not {path.name}")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("a plot needs matplotlib: pip install '.[bench]' in noria's source folder")
 
 
-def draw(path: Path, title: str, observed: Sequence[Observed]) -> None:
-    """Write the picture."""
+def draw(path: Path, title: str, timelines: Sequence[RequestTimeline]) -> None:
+    """Draw the plots of a run into a file, under a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    done = [each for each in observed if not each.error and each.arrivals]
+    done = [each for each in timelines if not each.error and each.arrivals]
     figure = Figure(figsize=(11, 7), layout="constrained")
     FigureCanvasAgg(figure)
     over_time, first, between, whole = figure.subplots(2, 2).flat
     _rate(over_time, done)
-    _spread(first, "time to first token, ms", [each.first_s for each in done])
-    _spread(between, "between tokens, ms", [gap for each in done for gap in each.gaps()])
-    _spread(whole, "whole answer, ms", [each.whole_s for each in done])
+    _cumulative(first, "time to first token, ms", [each.ttft_s for each in done])
+    _cumulative(between, "between tokens, ms", [gap for each in done for gap in each.token_gaps_s()])
+    _cumulative(whole, "whole answer, ms", [each.e2e_s for each in done])
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
 
 
-def _rate(axes: "Axes", done: Sequence[Observed]) -> None:
+def _rate(axes: "Axes", done: Sequence[RequestTimeline]) -> None:
     axes.set_xlabel("s")
     axes.set_ylabel("pieces of output / s")
     if not done:
@@ -54,7 +54,7 @@ def _rate(axes: "Axes", done: Sequence[Observed]) -> None:
     axes.stairs(heights, [width_s * edge for edge in range(_BARS + 2)], fill=True, alpha=0.6)
 
 
-def _spread(axes: "Axes", name: str, seconds: Sequence[float]) -> None:
+def _cumulative(axes: "Axes", name: str, seconds: Sequence[float]) -> None:
     axes.set_xlabel(name)
     axes.set_ylabel("share of samples")
     axes.set_ylim(0, 1.01)

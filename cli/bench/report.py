@@ -1,14 +1,14 @@
-"""What a run is told as: one JSON object for programs, one table for a person."""
+"""The result of a benchmark run, as one JSON object for programs and as one table for people."""
 
 import msgspec
 
-from noria.cli.bench.arrivals import Load, described
-from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.arrivals import LoadPattern, describe_load
+from noria.cli.bench.request_timeline import RequestTimeline
 from noria.cli.bench.statistics import Distribution, Summary
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One request; milliseconds, those of the beginning from the first one's. ttft_ms is None when nothing came."""
+class ReportRow(msgspec.Struct, frozen=True):
+    """One request of the report, in milliseconds. begun_ms counts from the first request; ttft_ms is None without an answer."""
 
     index: int
     begun_ms: float
@@ -19,45 +19,45 @@ class Row(msgspec.Struct, frozen=True):
     error: str
 
 
-class Report(msgspec.Struct, frozen=True):
-    """A whole run. client_cpu: cores that this client kept busy; near 1, it was the client that was measured."""
+class BenchReport(msgspec.Struct, frozen=True):
+    """The result of one run. client_cpu: cores that this client kept busy; near 1, the client itself was the bottleneck."""
 
     noria: str
     began: str
     target: str
     model: str
     workload: str
-    load: Load
+    load: LoadPattern
     temperature: float
     warmup: int
     left_out: int
     client_cpu: float
     summary: Summary
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
 
-def rows(observed: tuple[Observed, ...]) -> tuple[Row, ...]:
-    """The requests, in the order of the jobs."""
-    start_s = min((each.begun_s for each in observed), default=0.0)
+def report_rows(timelines: tuple[RequestTimeline, ...]) -> tuple[ReportRow, ...]:
+    """Return one row for each request, in the order of the requests."""
+    start_s = min((each.begun_s for each in timelines), default=0.0)
     return tuple(
-        Row(
+        ReportRow(
             each.index,
             (each.begun_s - start_s) * 1000,
-            each.first_s * 1000 if each.arrivals else None,
-            each.whole_s * 1000,
+            each.ttft_s * 1000 if each.arrivals else None,
+            each.e2e_s * 1000,
             each.prompt_tokens,
             each.output_tokens,
             each.error,
         )
-        for each in observed
+        for each in timelines
     )
 
 
-def table(report: Report) -> str:
-    """The figures for a terminal."""
+def render_table(report: BenchReport) -> str:
+    """Return the report as a table for a terminal."""
     found = report.summary
     lines = [
-        f"{report.target}, {report.model}; {report.workload}, {described(report.load)}",
+        f"{report.target}, {report.model}; {report.workload}, {describe_load(report.load)}",
         "",
         f"requests        {found.completed} of {found.requests} completed in {found.duration_s:.2f} s"
         f" ({found.requests_s:.2f}/s)",
@@ -78,7 +78,7 @@ def table(report: Report) -> str:
     return "\n".join([*lines, *_remarks(report)])
 
 
-def _remarks(report: Report) -> list[str]:
+def _remarks(report: BenchReport) -> list[str]:
     found = report.summary
     remarks = [f"{count} failed: {error}" for error, count in found.errors.items()]
     if found.short:

@@ -1,4 +1,4 @@
-"""Figures from what was observed: distributions, rates, and how many requests kept what was promised."""
+"""Statistics of a benchmark run: latency distributions, rates, and goodput (how many requests met an objective)."""
 
 import math
 from collections import Counter
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from noria.cli.bench.request_timeline import Observed
+from noria.cli.bench.request_timeline import RequestTimeline
 from noria.shared.errors import UserError
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Of a number of samples; milliseconds throughout. All zero when there are none."""
+    """Count, mean, percentiles and maximum of a set of durations, in milliseconds. All zero for an empty set."""
 
     count: int = 0
     mean: float = 0.0
@@ -21,8 +21,8 @@ class Distribution(msgspec.Struct, frozen=True):
     max: float = 0.0
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """What makes a request a good one, in milliseconds; None demands nothing.
+class LatencyObjective(msgspec.Struct, frozen=True):
+    """Latency limits in milliseconds that a request must meet to count towards goodput; None is no limit.
 
     itl_ms bounds a request's mean time between tokens, as other benchmarks' time per output token does.
     """
@@ -32,16 +32,16 @@ class Promise(msgspec.Struct, frozen=True):
     e2e_ms: float | None = None
 
 
-class Goodput(msgspec.Struct, frozen=True):
-    """Requests that kept the promise: their share of all, and how many a second."""
+class Goodput(msgspec.Struct, frozen=True, rename={"objective": "promise"}):
+    """Requests that met a latency objective: their share of all requests, and their number per second."""
 
-    promise: Promise
+    objective: LatencyObjective
     share: float
     requests_s: float
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All figures of one run.
+    """All statistics of one run.
 
     short: completed requests with fewer tokens than asked for. uncounted: completed requests whose target did not say
     how many tokens they have, so that pieces were counted. duration_s: from the first request to the last end.
@@ -69,7 +69,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the samples lie, between two samples in proportion. Raises ValueError for none."""
+    """Return the value below which `share` of the samples lie, between two samples in proportion. Raises ValueError for none."""
     if not ordered:
         raise ValueError("no samples")
     place = share * (len(ordered) - 1)
@@ -78,7 +78,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def distribution(seconds: Iterable[float]) -> Distribution:
+def summarize_samples(seconds: Iterable[float]) -> Distribution:
     """Summarize samples in seconds."""
     ordered = sorted(each * 1000 for each in seconds)
     if not ordered:
@@ -87,7 +87,7 @@ def distribution(seconds: Iterable[float]) -> Distribution:
     return Distribution(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
 
 
-def parse_promise(text: str) -> Promise:
+def parse_objective(text: str) -> LatencyObjective:
     """Read `ttft:500,itl:50,e2e:8000`, any of the three. Raises UserError."""
     values: dict[str, float] = {}
     for part in text.split(","):
@@ -99,23 +99,23 @@ def parse_promise(text: str) -> Promise:
         if name not in ("ttft", "itl", "e2e") or not value > 0:
             raise UserError(f"an objective is ttft:MS, itl:MS or e2e:MS, not {part!r}")
         values[name] = value
-    return Promise(values.get("ttft"), values.get("itl"), values.get("e2e"))
+    return LatencyObjective(values.get("ttft"), values.get("itl"), values.get("e2e"))
 
 
-def summary(observed: Sequence[Observed], promise: Promise | None = None) -> Summary:
-    """All figures of one run."""
-    done = [each for each in observed if not each.error]
-    began_s = min((each.begun_s for each in observed), default=0.0)
-    duration_s = max((each.ended_s for each in observed), default=0.0) - began_s
+def summarize(timelines: Sequence[RequestTimeline], objective: LatencyObjective | None = None) -> Summary:
+    """Compute all statistics of one run."""
+    done = [each for each in timelines if not each.error]
+    began_s = min((each.begun_s for each in timelines), default=0.0)
+    duration_s = max((each.ended_s for each in timelines), default=0.0) - began_s
     output = sum(each.output_tokens for each in done)
     total = output + sum(each.prompt_tokens for each in done)
     rate = 1 / duration_s if duration_s > 0 else 0.0
     answered = [each for each in done if each.arrivals]
     return Summary(
-        requests=len(observed),
+        requests=len(timelines),
         completed=len(done),
-        errors=dict(Counter(each.error for each in observed if each.error)),
-        short=sum(each.output_tokens < each.wanted_tokens for each in done),
+        errors=dict(Counter(each.error for each in timelines if each.error)),
+        short=sum(each.output_tokens < each.requested_tokens for each in done),
         uncounted=sum(each.counted_tokens is None for each in done),
         duration_s=duration_s,
         prompt_tokens=total - output,
@@ -124,31 +124,31 @@ def summary(observed: Sequence[Observed], promise: Promise | None = None) -> Sum
         output_tokens_s=output * rate,
         total_tokens_s=total * rate,
         requests_s=len(done) * rate,
-        ttft_ms=distribution(each.first_s for each in answered),
-        itl_ms=distribution(gap for each in answered for gap in each.gaps()),
-        piece_ms=distribution(
+        ttft_ms=summarize_samples(each.ttft_s for each in answered),
+        itl_ms=summarize_samples(gap for each in answered for gap in each.token_gaps_s()),
+        piece_ms=summarize_samples(
             later - earlier
             for each in answered
             for earlier, later in zip(each.arrivals, each.arrivals[1:], strict=False)
         ),
-        e2e_ms=distribution(each.whole_s for each in done),
-        slip_ms=distribution(each.slip_s for each in observed),
-        goodput=None if promise is None else _goodput(observed, promise, rate),
+        e2e_ms=summarize_samples(each.e2e_s for each in done),
+        slip_ms=summarize_samples(each.slip_s for each in timelines),
+        goodput=None if objective is None else _goodput(timelines, objective, rate),
     )
 
 
-def _goodput(observed: Sequence[Observed], promise: Promise, rate: float) -> Goodput:
-    good = sum(_kept(each, promise) for each in observed)
-    return Goodput(promise, good / max(1, len(observed)), good * rate)
+def _goodput(timelines: Sequence[RequestTimeline], objective: LatencyObjective, rate: float) -> Goodput:
+    good = sum(_meets(each, objective) for each in timelines)
+    return Goodput(objective, good / max(1, len(timelines)), good * rate)
 
 
-def _kept(each: Observed, promise: Promise) -> bool:
+def _meets(each: RequestTimeline, objective: LatencyObjective) -> bool:
     if each.error or not each.arrivals:
         return False
     mean_gap_s = (each.arrivals[-1] - each.arrivals[0]) / max(1, each.output_tokens - 1)
-    wanted = (
-        (each.first_s, promise.ttft_ms),
-        (mean_gap_s, promise.itl_ms),
-        (each.whole_s, promise.e2e_ms),
+    limits = (
+        (each.ttft_s, objective.ttft_ms),
+        (mean_gap_s, objective.itl_ms),
+        (each.e2e_s, objective.e2e_ms),
     )
-    return all(limit is None or value_s * 1000 <= limit for value_s, limit in wanted)
+    return all(limit is None or value_s * 1000 <= limit for value_s, limit in limits)

@@ -1,6 +1,6 @@
-"""What is asked of a target: prompts with the length of their answers, from a file, from a trace, or made up.
+"""Workloads: prompts with the length of their answers, from a file, from a trace, or made up.
 
-Decides neither when a request is sent nor to whom. The same file, numbers and seed give the same jobs.
+When requests are sent, and to whom, is decided elsewhere. The same file, numbers and seed give the same requests.
 """
 
 import datetime
@@ -29,8 +29,8 @@ _COMMON: Final = (
 _WORDS: Final = tuple(_COMMON.split())
 
 
-class Job(msgspec.Struct, frozen=True):
-    """One request: a prompt and how many tokens its answer may have. at_s: when a trace says it came."""
+class BenchRequest(msgspec.Struct, frozen=True):
+    """One request of a workload: a prompt and the maximum length of its answer. at_s: its time in a trace, else 0."""
 
     index: int
     prompt: str
@@ -38,15 +38,15 @@ class Job(msgspec.Struct, frozen=True):
     at_s: float = 0.0
 
 
-class Lengths(msgspec.Struct, frozen=True):
+class LengthRange(msgspec.Struct, frozen=True):
     """An inclusive range of token counts."""
 
     least: int
     most: int
 
-    def draw(self, chance: random.Random) -> int:
-        """A length, all equally likely."""
-        return chance.randint(self.least, self.most)
+    def draw(self, rng: random.Random) -> int:
+        """Draw a length; all are equally likely."""
+        return rng.randint(self.least, self.most)
 
 
 class _WorkloadLine(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class _MooncakeLine(msgspec.Struct, frozen=True):
 
 
 class _TraceRow(msgspec.Struct, frozen=True):
-    """One request of a trace. blocks: names of the prompt's blocks of 512 tokens; equal names are equal content."""
+    """One request of a trace. blocks: ids of the prompt's blocks of 512 tokens; equal ids are equal content."""
 
     at_s: float
     prompt_tokens: int
@@ -73,71 +73,71 @@ class _TraceRow(msgspec.Struct, frozen=True):
 _Line = TypeVar("_Line")
 
 
-def parse_lengths(text: str) -> Lengths:
-    """Read `128` or `64:512`. Raises UserError."""
+def parse_lengths(text: str) -> LengthRange:
+    """Parse a length or a range, such as `128` or `64:512`. Raises UserError."""
     least, _, most = text.partition(":")
     if not least.isdecimal() or (most and not most.isdecimal()):
         raise UserError(f"a length is a number or a range like 64:512, not {text!r}")
-    lengths = Lengths(int(least), int(most or least))
+    lengths = LengthRange(int(least), int(most or least))
     if not 1 <= lengths.least <= lengths.most:
         raise UserError(f"a length is at least 1, and a range goes upwards: {text!r}")
     return lengths
 
 
-def read_workload(path: Path, skip: int, count: int | None) -> list[Job]:
-    """The jobs of a JSONL file whose lines have `prompt` and `max_tokens`. Raises UserError naming a bad line."""
+def read_workload(path: Path, skip: int, count: int | None) -> list[BenchRequest]:
+    """Read the requests of a JSONL file whose lines have `prompt` and `max_tokens`. Raises UserError naming a bad line."""
     decoder = msgspec.json.Decoder(_WorkloadLine)
-    jobs: list[Job] = []
+    requests: list[BenchRequest] = []
     for number, line in _lines(path):
         entry = _decoded(decoder, line, path, number)
         if entry.max_tokens < 1:
             raise UserError(f"{path}, line {number}: max_tokens must be at least 1")
-        jobs.append(Job(len(jobs), entry.prompt, entry.max_tokens))
-    chosen = jobs[skip : None if count is None else skip + count]
+        requests.append(BenchRequest(len(requests), entry.prompt, entry.max_tokens))
+    chosen = requests[skip : None if count is None else skip + count]
     if not chosen:
-        raise UserError(f"{path} has {len(jobs)} requests: none is left after the first {skip}")
+        raise UserError(f"{path} has {len(requests)} requests: none is left after the first {skip}")
     return chosen
 
 
-def synthetic(count: int, prompt: Lengths, output: Lengths, seed: int) -> list[Job]:
-    """Jobs of drawn lengths; prompts are words drawn at random, of about one token each."""
-    chance = random.Random(seed)
-    return [Job(each, _text(prompt.draw(chance), chance), output.draw(chance)) for each in range(count)]
+def synthetic_requests(count: int, prompt: LengthRange, output: LengthRange, seed: int) -> list[BenchRequest]:
+    """Make up requests of random lengths; prompts are words drawn at random, of about one token each."""
+    rng = random.Random(seed)
+    return [BenchRequest(each, _text(prompt.draw(rng), rng), output.draw(rng)) for each in range(count)]
 
 
-def like(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
-    """Other prompts of about the same lengths: for a warm-up that leaves nothing of the jobs in a prefix cache."""
-    chance = random.Random(f"warm-up {seed}")
-    chosen = itertools.islice(itertools.cycle(jobs), count)
+def similar_requests(requests: Sequence[BenchRequest], count: int, seed: int) -> list[BenchRequest]:
+    """Make up other prompts of about the same lengths, for a warm-up that leaves no prompt of `requests` in a prefix cache."""
+    rng = random.Random(f"warm-up {seed}")
+    chosen = itertools.islice(itertools.cycle(requests), count)
     return [
-        Job(index, _text(max(1, len(job.prompt.split())), chance), job.output_tokens)
-        for index, job in enumerate(chosen)
+        BenchRequest(index, _text(max(1, len(request.prompt.split())), rng), request.output_tokens)
+        for index, request in enumerate(chosen)
     ]
 
 
-def read_trace(path: Path, count: int | None, tokens_max: int | None, seed: int) -> tuple[list[Job], int]:
-    """The jobs of a trace, and how many of its requests were left out for having more than tokens_max tokens.
+def read_trace(path: Path, count: int | None, tokens_max: int | None, seed: int) -> tuple[list[BenchRequest], int]:
+    """Read the requests of a trace; also returns how many were left out for having more than tokens_max tokens.
 
     A .csv has the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure's public traces), a .jsonl file lines with
     timestamp (ms), input_length, output_length and hash_ids (Mooncake). Prompts are made up; blocks with equal ids are
     equal text. Raises UserError naming a bad line.
     """
     rows = _azure(path) if path.suffix == ".csv" else _mooncake(path)
-    jobs: list[Job] = []
+    requests: list[BenchRequest] = []
     left_out = 0
     first_s: float | None = None
     for row in rows:
-        if count is not None and len(jobs) == count:
+        if count is not None and len(requests) == count:
             break
         if tokens_max is not None and row.prompt_tokens + row.output_tokens > tokens_max:
             left_out += 1
             continue
         first_s = row.at_s if first_s is None else first_s
-        prompt = _traced_text(row, len(jobs), seed)
-        jobs.append(Job(len(jobs), prompt, row.output_tokens, row.at_s - first_s))
-    if not jobs:
+        prompt = _prompt_of(row, len(requests), seed)
+        requests.append(BenchRequest(len(requests), prompt, row.output_tokens, row.at_s - first_s))
+    if not requests:
         raise UserError(f"no request of {path} fits")
-    return sorted(jobs, key=lambda job: job.at_s), left_out
+    return sorted(requests, key=lambda request: request.at_s), left_out
 
 
 def _azure(path: Path) -> Iterator[_TraceRow]:
@@ -160,8 +160,8 @@ def _mooncake(path: Path) -> Iterator[_TraceRow]:
         yield _TraceRow(at_s, max(1, entry.input_length), max(1, entry.output_length), entry.hash_ids)
 
 
-def _traced_text(row: _TraceRow, index: int, seed: int) -> str:
-    """Whole blocks follow from their ids, so that equal ids share a prefix; the rest is the request's own."""
+def _prompt_of(row: _TraceRow, index: int, seed: int) -> str:
+    """Make up a prompt: whole blocks follow from their ids, so that equal ids share a prefix; the rest is the request's own."""
     parts = []
     left = row.prompt_tokens
     for block in row.blocks:
@@ -174,8 +174,8 @@ def _traced_text(row: _TraceRow, index: int, seed: int) -> str:
     return " ".join(parts)
 
 
-def _text(words: int, chance: random.Random) -> str:
-    return " ".join(chance.choices(_WORDS, k=words))
+def _text(words: int, rng: random.Random) -> str:
+    return " ".join(rng.choices(_WORDS, k=words))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

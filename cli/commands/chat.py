@@ -1,4 +1,4 @@
-"""`noria chat`: a conversation in the terminal, with history."""
+"""`noria chat`: holds a conversation in the terminal, with history."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from noria.cli.commands.generation_flags import complain, connected, sampling_flags, show, wanted
+from noria.cli.commands.generation_flags import (
+    generation_options,
+    open_client,
+    print_failure,
+    sampling_flags,
+    stream_to_terminal,
+)
 from noria.cli.flags import config_flags, settings
 from noria.shared.errors import UserError
 
@@ -22,13 +28,13 @@ _HELP: Final = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C
 @sampling_flags
 @config_flags("runtime")
 def chat(system: str) -> None:
-    """Talk with the running stack."""
+    """Chat with the served model."""
     runtime = settings().runtime
-    with connected(runtime) as client:
+    with open_client(runtime) as client:
         if not client.describe().has_chat_template:
             raise UserError("the served model has no chat template; use `noria generate --raw`")
         click.echo(_HELP)
-        converse(client, system, wanted(), _ask)
+        converse(client, system, generation_options(), _ask)
 
 
 def converse(client: "Client", system: str, options: "Options", ask: Callable[[], str | None]) -> None:
@@ -53,20 +59,20 @@ def converse(client: "Client", system: str, options: "Options", ask: Callable[[]
 
 
 def _turn(client: "Client", history: list[dict[str, str]], line: str, options: "Options") -> list[dict[str, str]]:
-    """One question and its answer; the history with both, or without them when the answer failed or was cancelled."""
+    """Ask one question; returns the history with question and answer, or unchanged when the answer failed or was cancelled."""
     from noria.client import Refused
 
     asked = [*history, {"role": "user", "content": line}]
     try:
         with client.generate(messages=asked, **options) as generation:
-            text, finish = show(generation)
+            text, finish = stream_to_terminal(generation)
     except KeyboardInterrupt:
         click.echo("\n(cancelled)")
         return history
     except Refused as error:
         click.echo(f"noria: {error}", err=True)
         return history
-    if complain(finish) != 0:
+    if print_failure(finish) != 0:
         return history
     return [*asked, {"role": "assistant", "content": text}]
 

@@ -1,9 +1,9 @@
-"""`noria config`: the effective configuration and where each option comes from."""
+"""`noria config`: prints the effective configuration and where each option comes from."""
 
 import click
 import msgspec
 
-from noria.cli.config_handover import to_toml
+from noria.cli.config_handover import render_toml
 from noria.cli.flags import config_flags, settings, sources
 from noria.shared.config.sources import dump, origins
 
@@ -24,4 +24,4 @@ def config(as_json: bool) -> None:
         text = msgspec.json.format(msgspec.json.encode({"config": dump(effective), "origins": found})).decode()
         click.echo(text)
     else:
-        click.echo(to_toml(effective, found), nl=False)
+        click.echo(render_toml(effective, found), nl=False)

@@ -1,4 +1,4 @@
-"""`noria generate`: one prompt, one answer, streamed to the terminal."""
+"""`noria generate`: streams the answer to one prompt to the terminal."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from noria.cli.commands.generation_flags import complain, connected, sampling_flags, show, wanted
+from noria.cli.commands.generation_flags import (
+    generation_options,
+    open_client,
+    print_failure,
+    sampling_flags,
+    stream_to_terminal,
+)
 from noria.cli.flags import config_flags, settings
 from noria.shared.config.config import RuntimeSettings
 
@@ -23,31 +29,33 @@ if TYPE_CHECKING:
 @sampling_flags
 @config_flags("runtime")
 def generate(prompt: str, system: str, raw: bool, as_json: bool) -> int:
-    """Stream one answer; PROMPT may be - for standard input."""
+    """Stream the answer to one PROMPT; - reads the prompt from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    return answer(settings().runtime, text, system=system, raw=raw, as_json=as_json, options=wanted())
+    return print_answer(settings().runtime, text, system=system, raw=raw, as_json=as_json, options=generation_options())
 
 
-def answer(runtime: RuntimeSettings, prompt: str, *, system: str, raw: bool, as_json: bool, options: "Options") -> int:
-    """Ask for one answer and print it; returns the exit status. Raises UserError when nothing answers or it refuses."""
-    with connected(runtime) as client:
+def print_answer(
+    runtime: RuntimeSettings, prompt: str, *, system: str, raw: bool, as_json: bool, options: "Options"
+) -> int:
+    """Ask for one answer and print it; returns the exit status. Raises UserError when no stack answers or it refuses."""
+    with open_client(runtime) as client:
         as_text = raw or not client.describe().has_chat_template
         messages = None if as_text else _messages(system, prompt)
         text = prompt if as_text else None
         if as_json:
-            return _print(client, text, messages, options)
+            return _print_json(client, text, messages, options)
         with client.generate(text, messages=messages, **options) as generation:
-            _, finish = show(generation)
-    return complain(finish)
+            _, finish = stream_to_terminal(generation)
+    return print_failure(finish)
 
 
-def _print(client: "Client", text: str | None, messages: list[dict[str, str]] | None, options: "Options") -> int:
+def _print_json(client: "Client", text: str | None, messages: list[dict[str, str]] | None, options: "Options") -> int:
     completion = client.complete(text, messages=messages, **options)
-    click.echo(msgspec.json.format(msgspec.json.encode(_plain(completion))).decode())
-    return complain(completion.choices[0].finish)
+    click.echo(msgspec.json.format(msgspec.json.encode(_completion_json(completion))).decode())
+    return print_failure(completion.choices[0].finish)
 
 
-def _plain(completion: "Completion") -> dict[str, object]:
+def _completion_json(completion: "Completion") -> dict[str, object]:
     choice = completion.choices[0]
     return {
         "id": completion.id,
@@ -57,15 +65,15 @@ def _plain(completion: "Completion") -> dict[str, object]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
         "matched": choice.matched,
-        **({"logprobs": [_logprobs(each) for each in choice.logprobs]} if choice.logprobs else {}),
+        **({"logprobs": [_logprobs_json(each) for each in choice.logprobs]} if choice.logprobs else {}),
         "usage": completion.usage,
         "timings": msgspec.structs.asdict(choice.timings),
     }
 
 
-def _logprobs(told: "Logprobs") -> dict[str, object]:
-    top = [{"id": each.id, "token": each.token.decode(errors="replace"), "logprob": each.logprob} for each in told.top]
-    return {"token": told.token.decode(errors="replace"), "logprob": told.logprob, "top": top}
+def _logprobs_json(entry: "Logprobs") -> dict[str, object]:
+    top = [{"id": each.id, "token": each.token.decode(errors="replace"), "logprob": each.logprob} for each in entry.top]
+    return {"token": entry.token.decode(errors="replace"), "logprob": entry.logprob, "top": top}
 
 
 def _messages(system: str, prompt: str) -> list[dict[str, str]]:

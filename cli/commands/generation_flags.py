@@ -1,4 +1,4 @@
-"""The flags by which an answer is asked for, shared by `noria generate` and `noria chat`, and the talk with the stack."""
+"""Flags for sampling and requests, the client, and the output to the terminal of `noria generate` and `noria chat`."""
 
 import os
 import sys
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from noria.client.generate_request import Options
     from noria.client.results import Finish
 
-_WANTED: Final = "noria.sampling"
+_OPTIONS_KEY: Final = "noria.sampling"
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
-_SHOWN_MAX: Final = 2**32
+_RANGE_SHOWN_MAX: Final = 2**32
 
 API_KEY_VARIABLE: Final = "NORIA_API_KEY"
 # Flag, name of the option, type, help; where a flag is absent the server's default holds.
-_ASKING: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = (
+_REQUEST_FLAGS: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = (
     (
         "--api-key",
         "credential",
         click.STRING,
-        f"API key, where the stack has tenants; {API_KEY_VARIABLE} holds one too.",
+        f"API key, if the stack has tenants; also read from {API_KEY_VARIABLE}.",
     ),
     (
         "--class",
@@ -38,19 +38,19 @@ _ASKING: Final[tuple[tuple[str, str, click.ParamType[Any], str], ...]] = (
         click.STRING,
         "Traffic class: interactive, standard, batch or another configured one.",
     ),
-    ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Time to the first token, at most."),
-    ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Time to the end of the answer, at most."),
-    ("--model", "model", click.STRING, "Model to ask, by a name it is served under; the served one where absent."),
+    ("--ttl-first-ms", "ttl_first_ms", click.IntRange(min=1), "Longest time to the first token."),
+    ("--ttl-ms", "ttl_ms", click.IntRange(min=1), "Longest time to the end of the answer."),
+    ("--model", "model", click.STRING, "Model name; the served model where absent."),
 )
 
 
-class _Bias(click.ParamType[tuple[int, float]]):
-    """A token id and what is added to its logit."""
+class _LogitBiasType(click.ParamType[tuple[int, float]]):
+    """The type of --logit-bias: a token id and what is added to its logit."""
 
     name = "ID=BIAS"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        """Split and read it."""
+        """Parse ID=BIAS."""
         token, _, bias = str(value).partition("=")
         try:
             return int(token), float(bias)
@@ -59,38 +59,42 @@ class _Bias(click.ParamType[tuple[int, float]]):
 
 
 def sampling_flags(command: _Command) -> _Command:
-    """Give a command the flags of sampling and of asking; it finds the values with `wanted()`."""
+    """Add the flags of sampling and of requests to a command, which reads their values with `generation_options()`."""
 
-    def keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    def store(context: click.Context, parameter: click.Parameter, value: object) -> None:
         if value is not None and value != ():
-            context.meta.setdefault(_WANTED, {})[parameter.name] = value
+            context.meta.setdefault(_OPTIONS_KEY, {})[parameter.name] = value
 
     command = click.option(
         "--logit-bias",
         multiple=True,
-        type=_Bias(),
+        type=_LogitBiasType(),
         expose_value=False,
-        callback=keep,
-        help="ID=BIAS: add to a token's logit, -100 to 100; may be repeated.",
+        callback=store,
+        help="ID=BIAS: add BIAS, -100 to 100, to a token's logit; may be repeated.",
     )(command)
     command = click.option(
-        "--stop", multiple=True, expose_value=False, callback=keep, help="End before this text; may be repeated."
+        "--stop", multiple=True, expose_value=False, callback=store, help="End before this text; may be repeated."
     )(command)
-    numbers = [(_flag(each), each.name, _kind(each), each.description) for each in parameters().values() if each.scalar]
-    for flag, name, kind, text in reversed((*_ASKING, *numbers)):
-        command = click.option(flag, name, type=kind, expose_value=False, callback=keep, help=text)(command)
+    numbers = [
+        (_flag_name(each), each.name, _flag_type(each), each.description)
+        for each in parameters().values()
+        if each.scalar
+    ]
+    for flag, name, kind, text in reversed((*_REQUEST_FLAGS, *numbers)):
+        command = click.option(flag, name, type=kind, expose_value=False, callback=store, help=text)(command)
     return command
 
 
-def _flag(parameter: SamplingParameter) -> str:
+def _flag_name(parameter: SamplingParameter) -> str:
     return f"--{parameter.name.replace('_', '-')}"
 
 
-def _kind(parameter: SamplingParameter) -> click.ParamType[Any]:
+def _flag_type(parameter: SamplingParameter) -> click.ParamType[Any]:
     """The type of a number's flag, with the range that the parameter's definition gives it."""
     bounds = parameter.bounds or Bounds(0)
     low, exclusive = (bounds.low, False) if bounds.above is None else (bounds.above, True)
-    if bounds.high is not None and bounds.high > _SHOWN_MAX:
+    if bounds.high is not None and bounds.high > _RANGE_SHOWN_MAX:
         return click.INT  # the range of 64-bit integers says nothing to a reader
     if parameter.integer:
         whole = [None if each is None else int(each) for each in (low, bounds.high)]
@@ -98,15 +102,15 @@ def _kind(parameter: SamplingParameter) -> click.ParamType[Any]:
     return click.FloatRange(low, bounds.high, min_open=exclusive)
 
 
-def wanted() -> "Options":
-    """The sampling options given to the command that runs."""
-    options: Options = click.get_current_context().meta.get(_WANTED, {})
+def generation_options() -> "Options":
+    """Return the sampling and request options given to the running command."""
+    options: Options = click.get_current_context().meta.get(_OPTIONS_KEY, {})
     return options
 
 
 @contextmanager
-def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
-    """A client of the stack in this runtime folder; what goes wrong with it is told as a UserError."""
+def open_client(runtime: RuntimeSettings) -> Iterator["Client"]:
+    """Yield a client of the stack in this runtime folder. Raises UserError for what goes wrong with it."""
     from noria.client import Client, ClientError, Unreachable
     from noria.shared.actor.curve import PUBLIC, configured_curve_keys
 
@@ -121,8 +125,8 @@ def connected(runtime: RuntimeSettings) -> Iterator["Client"]:
         raise UserError(str(error)) from error
 
 
-def show(deltas: Iterable["Delta"]) -> tuple[str, "Finish | None"]:
-    """Write an answer to the terminal as it comes; returns the text and how it ended."""
+def stream_to_terminal(deltas: Iterable["Delta"]) -> tuple[str, "Finish | None"]:
+    """Write an answer to standard output as it arrives; returns the text and how it ended."""
     from noria.client import ClientError
 
     parts: list[str] = []
@@ -143,8 +147,8 @@ def show(deltas: Iterable["Delta"]) -> tuple[str, "Finish | None"]:
     return "".join(parts), finish
 
 
-def complain(finish: "Finish | None") -> int:
-    """Say on standard error when an answer did not end well, and return the exit status."""
+def print_failure(finish: "Finish | None") -> int:
+    """Print to standard error why an answer failed, if it did, and return the exit status."""
     if finish is not None and finish.reason in ("stop", "length"):
         return 0
     reason = finish.reason if finish is not None else "interrupted"

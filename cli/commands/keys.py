@@ -1,7 +1,4 @@
-"""`noria keys new`: an API key for a tenant, and the hash of it that goes into the configuration file.
-
-`noria keys curve` and `noria keys client`: key pairs for tcp, those of the services and those of clients.
-"""
+"""`noria keys`: makes API keys for tenants, and CURVE key pairs for services and clients over tcp."""
 
 import hashlib
 import re
@@ -20,21 +17,21 @@ _KEY_BYTES: Final = 32
 
 @click.group()
 def keys() -> None:
-    """Make keys."""
+    """Create API keys for tenants, and key pairs for tcp."""
 
 
 @keys.command()
 @click.argument("tenant")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def new(tenant: str, as_json: bool) -> None:
-    """Draw an API key for TENANT and print it with its hash.
+    """Create an API key for TENANT and print it with its hash.
 
-    The key is shown this once and kept nowhere; the hash goes into the configuration file, which SIGHUP reads again.
+    The key is printed only once and stored nowhere; the hash goes into the configuration file, which is read again at SIGHUP.
     """
     if re.fullmatch(TENANT_NAME, tenant) is None:
-        raise UserError(f"{tenant!r} is no name for a tenant: it must match {TENANT_NAME}")
+        raise UserError(f"{tenant!r} is not a valid tenant name: it must match {TENANT_NAME}")
     key = f"noria-{secrets.token_urlsafe(_KEY_BYTES)}"
-    digest = hash_of(key)
+    digest = hash_key(key)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"tenant": tenant, "key": key, "hash": digest})))
         return
@@ -47,7 +44,7 @@ def new(tenant: str, as_json: bool) -> None:
 @keys.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def curve(folder: Path) -> None:
-    """Draw the key pairs of all services into FOLDER, for tcp; what is there already is left alone.
+    """Create the key pairs of all services in FOLDER, for tcp; existing ones are kept.
 
     Every machine needs all .key files; of the .key_secret files only those of the services that run on it.
     """
@@ -62,14 +59,14 @@ def curve(folder: Path) -> None:
 @click.argument("name")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def client(name: str, folder: Path) -> None:
-    """Draw a key pair for the client NAME into FOLDER/clients, where FOLDER is that of `noria keys curve`.
+    """Create a key pair for the client NAME in FOLDER/clients, where FOLDER is that of `noria keys curve`.
 
-    From then on only clients with a key there may connect to the public mailbox over tcp, once admission has restarted.
+    Once admission has restarted, only clients with a key there may connect to the public mailbox over tcp.
     """
     from noria.shared.actor.curve import CLIENTS, make_key_pairs
 
     if re.fullmatch(TENANT_NAME, name) is None:
-        raise UserError(f"{name!r} is no name for a client: it must match {TENANT_NAME}")
+        raise UserError(f"{name!r} is not a valid client name: it must match {TENANT_NAME}")
     if not make_key_pairs(folder / CLIENTS, (name,)):
         raise UserError(f"there is a key of {name} in {folder / CLIENTS} already; remove it first to replace it")
     click.echo(
@@ -77,6 +74,6 @@ def client(name: str, folder: Path) -> None:
     )
 
 
-def hash_of(key: str) -> str:
-    """How the configuration file names a key."""
+def hash_key(key: str) -> str:
+    """Return the hash of an API key as the configuration file holds it."""
     return f"{KEY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()}"

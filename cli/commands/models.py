@@ -7,7 +7,7 @@ from noria.cli.flags import config_flags, settings
 
 @click.group()
 def models() -> None:
-    """Fetch models and list those at hand."""
+    """Fetch models, and list fetched ones."""
 
 
 @models.command()
@@ -16,10 +16,10 @@ def models() -> None:
 def pull(name: str | None) -> None:
     """Fetch a model into the cache: an alias, a GGUF file or a hub id; without a NAME the configured one."""
     from noria.cli.model_files.fetch import pull as fetch
-    from noria.cli.model_files.progress import terminal_report
+    from noria.cli.model_files.progress import progress_bar
 
     model = settings().model
-    with terminal_report() as report:
+    with progress_bar() as report:
         folder = fetch(name or model.name, model, report)
     click.echo(folder)
 

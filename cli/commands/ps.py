@@ -1,4 +1,4 @@
-"""`noria ps`: which services are there, asked of each mailbox."""
+"""`noria ps`: lists the services with their states, asked of each service's mailbox."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from noria.shared.config.config import RuntimeSettings
 _COLUMNS = ("service", "pid", "incarnation", "state")
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One service; pid 0 and an empty incarnation when it is not there. `silent`: it lives but does not answer."""
+class ServiceRow(msgspec.Struct, frozen=True):
+    """One service of the list; pid 0 and an empty incarnation when it is absent. state `silent`: it runs but does not answer."""
 
     service: str
     pid: int
@@ -22,8 +22,8 @@ class Row(msgspec.Struct, frozen=True):
     state: str
 
 
-class _Identity(msgspec.Struct, frozen=True):
-    """The part of a snapshot that says who answered."""
+class _SnapshotIdentity(msgspec.Struct, frozen=True):
+    """The part of a service's snapshot that names its incarnation."""
 
     incarnation: str = ""
 
@@ -35,9 +35,9 @@ class _Identity(msgspec.Struct, frozen=True):
 def ps(services: tuple[str, ...], as_json: bool) -> int:
     """List the services with pid, incarnation and state.
 
-    With SERVICES, only those, and the exit status is 1 unless all of them are ready: a health check.
+    With SERVICES, list only those; the exit status is 1 unless all of them are ready, as for a health check.
     """
-    rows = survey(settings().runtime, tuple(map(Service, services)) or tuple(Service))
+    rows = service_rows(settings().runtime, tuple(map(Service, services)) or tuple(Service))
     status = int(bool(services) and any(row.state != State.READY.value for row in rows))
     if as_json:
         click.echo(msgspec.json.encode(rows))
@@ -49,7 +49,7 @@ def ps(services: tuple[str, ...], as_json: bool) -> int:
     return status
 
 
-def survey(runtime: RuntimeSettings, services: Sequence[Service] = tuple(Service)) -> list[Row]:
+def service_rows(runtime: RuntimeSettings, services: Sequence[Service] = tuple(Service)) -> list[ServiceRow]:
     """Ask every service for its state; those that hold their lock but do not answer are silent, others absent."""
     from noria.shared.actor.endpoints import runtime_dir
     from noria.shared.actor.inspect import inspect_all
@@ -64,10 +64,10 @@ def survey(runtime: RuntimeSettings, services: Sequence[Service] = tuple(Service
     for service, holder in holders.items():
         if service in answers:
             answer = answers[service]
-            incarnation = msgspec.json.decode(answer.json, type=_Identity).incarnation
-            rows.append(Row(service.value, answer.pid, incarnation, answer.state.value))
+            incarnation = msgspec.json.decode(answer.json, type=_SnapshotIdentity).incarnation
+            rows.append(ServiceRow(service.value, answer.pid, incarnation, answer.state.value))
         elif holder is not None:
-            rows.append(Row(service.value, holder.pid, holder.incarnation, "silent"))
+            rows.append(ServiceRow(service.value, holder.pid, holder.incarnation, "silent"))
         else:
-            rows.append(Row(service.value, 0, "", "absent"))
+            rows.append(ServiceRow(service.value, 0, "", "absent"))
     return rows

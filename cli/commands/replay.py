@@ -1,4 +1,4 @@
-"""`noria replay` and `noria why`: what another policy would have done with a recorded run, and what a request waited for."""
+"""`noria replay` runs a recorded event log through other policies; `noria why` explains what a request waited for."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from noria.cli.config_handover import environment
+from noria.cli.config_handover import environment_without_options
 from noria.cli.flags import config_flags, settings
 from noria.shared.config.policies import POLICY_NAMES
 
@@ -17,13 +17,15 @@ _SIMULATION = "noria.services.scheduler.simulation"
 
 @click.command()
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", multiple=True, help=f"One of {', '.join(POLICY_NAMES)}; may be given again.")
-@click.option("--slo", "objectives", multiple=True, metavar="CLASS:TTFT_MS[:ITL_MS]", help="What a class is held to.")
+@click.option("--policy", "policies", multiple=True, help=f"One of {', '.join(POLICY_NAMES)}; may be repeated.")
+@click.option(
+    "--slo", "objectives", multiple=True, metavar="CLASS:TTFT_MS[:ITL_MS]", help="Latency objective of a class."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(log: Path, policies: tuple[str, ...], objectives: tuple[str, ...], as_json: bool) -> int:
     """Run a recorded LOG through other policies and compare latencies, attainment and throughput.
 
-    `noria up --event-log LOG` records one. The device is simulated: its steps take what the recorded ones took on average.
+    `noria up --event-log LOG` records one. The device is simulated: its steps take as long as the recorded ones did on average.
     """
     arguments = [each for name in policies for each in ("--policy", name)]
     arguments += [each for text in objectives for each in ("--slo", text)]
@@ -33,13 +35,15 @@ def replay(log: Path, policies: tuple[str, ...], objectives: tuple[str, ...], as
 @click.command()
 @click.argument("request")
 @click.option(
-    "--log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Ask an event log, not the live server."
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read an event log instead of asking the running stack.",
 )
 @config_flags("runtime")
 def why(request: str, log: Path | None) -> int:
-    """Tell what a REQUEST waited for, and how long.
+    """Explain what a REQUEST waited for, and how long.
 
-    REQUEST is its id, or its number in traces and logs; an event log knows numbers only.
+    REQUEST is its id, or its number in traces and logs; an event log has numbers only.
     """
     if log is not None:
         return _run("why", str(log), request)
@@ -51,7 +55,7 @@ def why(request: str, log: Path | None) -> int:
 
 
 def _run(*arguments: str) -> int:
-    """Run the simulation, which is the scheduler's, in a process of its own."""
+    """Run the scheduler's simulation in a process of its own."""
     # -P: files of the working folder must not shadow modules.
     command = [sys.executable, "-P", "-m", _SIMULATION, *arguments]
-    return subprocess.run(command, env=environment(), check=False).returncode  # noqa: S603 - our own interpreter and module
+    return subprocess.run(command, env=environment_without_options(), check=False).returncode  # noqa: S603 - our own interpreter and module

@@ -1,4 +1,4 @@
-"""`noria restart`: one service after the other gives its place to a new process, while requests go on."""
+"""`noria restart`: restarts services one after the other while requests go on."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from noria.cli.flags import config_flags, settings
-from noria.cli.stack_processes import POLL_S, send, supervisor_of
+from noria.cli.stack_processes import POLL_S, find_supervisor, send_signal
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
 from noria.shared.actor.endpoints import runtime_dir
@@ -17,13 +17,13 @@ from noria.shared.config.config import RuntimeSettings
 from noria.shared.errors import UserError
 from noria.shared.process.locks import LockRecord, living_holder
 
-# From the inside out: whoever comes back finds those that it depends on.
+# From the inside out: a restarted service finds those that it depends on.
 _ORDER: Final = (Service.DETOKENIZER, Service.EXECUTOR, Service.SCHEDULER, Service.ADMISSION, Service.GATEWAY)
 _ALL: Final = "all"
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    """The part of admission's snapshot that says whether requests are accepted."""
+class _AdmissionReadiness(msgspec.Struct, frozen=True):
+    """The part of admission's snapshot that says which services it waits for before it accepts requests."""
 
     waiting_for: tuple[str, ...] = ()
 
@@ -32,28 +32,30 @@ class _Waiting(msgspec.Struct, frozen=True):
 @click.argument("services", nargs=-1, required=True, type=click.Choice([*(each.value for each in _ORDER), _ALL]))
 @config_flags("runtime")
 def restart(services: tuple[str, ...]) -> None:
-    """Start services anew, one after the other, without losing a request: to bring in a new version.
+    """Restart services one after the other without losing a request, for example to deploy a new version.
 
-    Each is asked to end (SIGTERM) and started again by `noria up`; what it knew is rebuilt from its neighbours. Requests
-    wait as long as that takes, for the executor as long as it loads the model. `noria up` itself is replaced by killing it
-    (SIGKILL) and starting it again in the same folder: it takes over the services that run.
+    Each service is stopped (SIGTERM) and started again by `noria up`; other services restore its state. Requests wait
+    meanwhile, for the executor as long as the model loads. To replace `noria up` itself, kill it (SIGKILL) and start it
+    again in the same folder: it takes over the running services.
     """
     runtime = settings().runtime
     folder = runtime_dir(runtime)
-    supervisor_of(folder)
+    find_supervisor(folder)
     chosen = [each for each in _ORDER if _ALL in services or each.value in services]
     for service in chosen:
         holder = living_holder(folder, service.value)
         began_s = time.monotonic()
         if holder is not None:
-            send(holder, signal.SIGTERM)
-        successor = _successor(runtime, folder, service, holder)
-        _accepting(runtime)
+            send_signal(holder, signal.SIGTERM)
+        successor = _wait_for_successor(runtime, folder, service, holder)
+        _wait_until_accepting(runtime)
         before = str(holder.pid) if holder is not None else "absent"
         click.echo(f"{service.value}: {before} -> {successor.pid} in {time.monotonic() - began_s:.1f} s")
 
 
-def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before: LockRecord | None) -> LockRecord:
+def _wait_for_successor(
+    runtime: RuntimeSettings, folder: Path, service: Service, before: LockRecord | None
+) -> LockRecord:
     """Wait until another process is this service, and ready. Raises UserError."""
     from noria.shared.actor.inspect import inspect
 
@@ -64,14 +66,12 @@ def _successor(runtime: RuntimeSettings, folder: Path, service: Service, before:
             snapshot = inspect(runtime, service)
             if snapshot is not None and snapshot.pid == holder.pid and snapshot.state is State.READY:
                 return holder
-        supervisor_of(folder)  # without one nobody starts anything
+        find_supervisor(folder)  # without one nobody starts anything
         time.sleep(POLL_S)
-    raise UserError(
-        f"no new {service.value} is ready after {runtime.start_timeout_s:g} s; the log of `noria up` says why"
-    )
+    raise UserError(f"no new {service.value} is ready after {runtime.start_timeout_s:g} s; see the log of `noria up`")
 
 
-def _accepting(runtime: RuntimeSettings) -> None:
+def _wait_until_accepting(runtime: RuntimeSettings) -> None:
     """Wait until requests are accepted again, before the next service is sent away. Raises UserError."""
     from noria.shared.actor.inspect import inspect
 
@@ -80,8 +80,10 @@ def _accepting(runtime: RuntimeSettings) -> None:
     while time.monotonic() < deadline:
         snapshot = inspect(runtime, Service.ADMISSION)
         if snapshot is not None:
-            waiting = msgspec.json.decode(snapshot.json, type=_Waiting).waiting_for
+            waiting = msgspec.json.decode(snapshot.json, type=_AdmissionReadiness).waiting_for
             if not waiting:
                 return
         time.sleep(POLL_S)
-    raise UserError(f"requests are not accepted after {runtime.start_timeout_s:g} s: waiting for {', '.join(waiting)}")
+    raise UserError(
+        f"requests are still not accepted after {runtime.start_timeout_s:g} s: waiting for {', '.join(waiting)}"
+    )

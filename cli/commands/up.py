@@ -1,4 +1,4 @@
-"""`noria up`: the whole stack in the foreground, its model fetched first where it must be."""
+"""`noria up`: runs the whole stack in the foreground, after fetching its model where needed."""
 
 import contextlib
 import http.client
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from noria.cli.commands.generate import answer
-from noria.cli.config_handover import become, command, environment, hand_over
+from noria.cli.commands.generate import print_answer
+from noria.cli.config_handover import environment_without_options, exec_module, module_command, write_config_file
 from noria.cli.flags import config_flags, settings_to_run
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
@@ -33,7 +33,7 @@ _FIRST_ANSWER_TOKENS: Final = 64
 
 @click.command()
 @click.option("--prompt", help="Once ready, stream the answer to this prompt into the terminal.")
-@click.option("--once", is_flag=True, help="With --prompt: stop after the answer; the exit status is the answer's.")
+@click.option("--once", is_flag=True, help="With --prompt: stop after the answer; the exit status is 1 if it failed.")
 @config_flags()
 def up(prompt: str | None, once: bool) -> int:
     """Start every service and serve until Ctrl-C."""
@@ -43,41 +43,44 @@ def up(prompt: str | None, once: bool) -> int:
     prepare_runtime_dir(config.runtime)  # refused before a model is fetched rather than after
     fetch(config)
     if prompt is None:
-        become(_SUPERVISOR, config)
+        exec_module(_SUPERVISOR, config)
     return _serve_and_ask(config, prompt, once=once)
 
 
 def fetch(config: Config) -> None:
-    """Have the model at hand, with a progress bar when it must be fetched. Raises UserError when it cannot be had."""
+    """Fetch the model, with a progress bar, unless it is there already. Raises UserError when it cannot be fetched."""
     try:
         resolve_model_folder(config.model)
     except UserError:
         # Only now, because the import is heavy and seldom needed.
         from noria.cli.model_files.fetch import ensure
-        from noria.cli.model_files.progress import terminal_report
+        from noria.cli.model_files.progress import progress_bar
 
-        with terminal_report() as report:
+        with progress_bar() as report:
             ensure(config.model, report)
 
 
 def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
-    """Run the supervisor as a child, ask, and serve on unless `once`; Ctrl-C and SIGTERM are passed on to it."""
+    """Run the supervisor as a child, print the answer to `prompt`, and serve on unless `once`; signals are forwarded to it."""
     host, port = _reachable(config.http.address)
-    descriptor = hand_over(config)
-    # In a session of its own, so that one Ctrl-C reaches it exactly once: through us.
+    descriptor = write_config_file(config)
+    # In a session of its own, so that one Ctrl-C reaches it exactly once: forwarded by this process.
     supervisor = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command(_SUPERVISOR, descriptor), env=environment(), pass_fds=(descriptor,), start_new_session=True
+        module_command(_SUPERVISOR, descriptor),
+        env=environment_without_options(),
+        pass_fds=(descriptor,),
+        start_new_session=True,
     )
     os.close(descriptor)
     asked_to_stop = False
     status = 1
-    with _passing_on(supervisor):
+    with _forwarded_signals(supervisor):
         try:
-            if not _ready(config.runtime, host, port, supervisor):
-                return _outcome(supervisor.wait()) or 1
+            if not _wait_until_ready(config.runtime, host, port, supervisor):
+                return _exit_status(supervisor.wait()) or 1
             click.echo(f"\n> {prompt}\n")
             options: Options = {"max_tokens": _FIRST_ANSWER_TOKENS, "temperature": 0.0}
-            status = answer(config.runtime, prompt, system="", raw=False, as_json=False, options=options)
+            status = print_answer(config.runtime, prompt, system="", raw=False, as_json=False, options=options)
             if once or status != 0:
                 supervisor.send_signal(signal.SIGTERM)
             else:
@@ -90,20 +93,20 @@ def _serve_and_ask(config: Config, prompt: str, *, once: bool) -> int:
         except BaseException:
             supervisor.send_signal(signal.SIGTERM)
             raise
-        ended = _wait(supervisor)
+        ended = _wait_for_exit(supervisor)
     return ended or (EXIT_INTERRUPTED if asked_to_stop else status)
 
 
 def _reachable(address: str) -> tuple[str, int]:
-    """Host and port at which a program on this machine reaches a bound address. Raises UserError."""
+    """Return the host and port at which a program on this machine reaches a bound address. Raises UserError."""
     host, port = split_address(address)
     if not port:
-        raise UserError("--prompt needs a port that is known beforehand: give --http one from 1 to 65535")
+        raise UserError("--prompt needs a fixed port: give --http a port from 1 to 65535")
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - not bound
 
 
-def _ready(runtime: RuntimeSettings, host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
-    """Wait until our stack's front door says that it is ready; False when the supervisor ended instead."""
+def _wait_until_ready(runtime: RuntimeSettings, host: str, port: int, supervisor: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the stack's HTTP server says that it is ready; False when the supervisor ended instead."""
     from noria.shared.actor.inspect import inspect
 
     while supervisor.poll() is None:
@@ -122,13 +125,15 @@ def _ready(runtime: RuntimeSettings, host: str, port: int, supervisor: "subproce
 
 
 @contextlib.contextmanager
-def _passing_on(supervisor: "subprocess.Popen[bytes]") -> Iterator[None]:
-    def pass_on(number: int, frame: object) -> None:
+def _forwarded_signals(supervisor: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Send the supervisor SIGTERM for each Ctrl-C, SIGTERM or SIGHUP that comes during the body."""
+
+    def forward(number: int, frame: object) -> None:
         del number, frame
         supervisor.send_signal(signal.SIGTERM)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -136,15 +141,15 @@ def _passing_on(supervisor: "subprocess.Popen[bytes]") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(supervisor: "subprocess.Popen[bytes]") -> int:
+def _wait_for_exit(supervisor: "subprocess.Popen[bytes]") -> int:
     while True:
         try:
-            return _outcome(supervisor.wait())
+            return _exit_status(supervisor.wait())
         except KeyboardInterrupt:
             continue
 
 
-def _outcome(status: int) -> int:
-    """A shell's way to tell death by signal from an exit status."""
+def _exit_status(status: int) -> int:
+    """Return an exit status as shells do: 128 plus the signal's number for a death by signal."""
     sys.stdout.flush()
     return status if status >= 0 else 128 - status

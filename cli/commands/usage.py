@@ -1,4 +1,4 @@
-"""`noria usage`: what each tenant used, read from the database that admission writes."""
+"""`noria usage`: prints what each tenant used, read from the database that admission writes."""
 
 import re
 import time
@@ -20,21 +20,23 @@ _HEAD: Final = (
 
 
 @click.command()
-@click.option("--tenant", default="", help="This tenant alone.")
-@click.option("--since", default="", help="From then on, by whole hours: 24h, 7d, 4w, or a date like 2026-11-30.")
+@click.option("--tenant", default="", help="Only this tenant.")
+@click.option(
+    "--since", default="", help="Only usage since then, in whole hours: 24h, 7d, 4w, or a date like 2026-11-30."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @config_flags("runtime")
 def usage(tenant: str, since: str, as_json: bool) -> None:
-    """Show what tenants used, in tokens, by class."""
-    rows = read(database_path(settings().runtime), tenant=tenant, since_unix_s=moment(since, int(time.time())))
+    """Print each tenant's usage in requests and tokens, by class."""
+    rows = read(database_path(settings().runtime), tenant=tenant, since_unix_s=parse_since(since, int(time.time())))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows)))
     else:
-        click.echo(table(rows), nl=False)
+        click.echo(render_usage(rows), nl=False)
 
 
-def moment(text: str, now_unix_s: int) -> int:
-    """Seconds since 1970 for a duration before now or a local date; 0 for no text. Raises UserError."""
+def parse_since(text: str, now_unix_s: int) -> int:
+    """Parse a duration before now or a local date into seconds since 1970; 0 for an empty text. Raises UserError."""
     if not text:
         return 0
     if (duration := re.fullmatch(r"(\d{1,6})([hdw])", text)) is not None:
@@ -45,8 +47,8 @@ def moment(text: str, now_unix_s: int) -> int:
         raise UserError(f"--since {text!r} is neither a duration like 24h, 7d or 4w nor a date") from error
 
 
-def table(rows: Sequence[TenantUsage]) -> str:
-    """The rows as text, figures to the right."""
+def render_usage(rows: Sequence[TenantUsage]) -> str:
+    """Return usage as a table, numbers aligned to the right."""
     lines = [_HEAD, *(tuple(str(value) for value in msgspec.structs.astuple(row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     shown = [

@@ -1,8 +1,7 @@
-"""Keeping a GGUF file's blocks beside the folder that it became, so that int8 products need not quantise again.
+"""Keeps a GGUF file's quantised blocks beside the converted folder, so that int8 kernels need not quantise again.
 
-Decides which weights are kept and in which order of rows; what blocks mean is known where they are computed with. A weight
-is kept only where its blocks give the folder's numbers bit for bit, so that whatever a converter did to a weight is either
-undone here or leaves that weight out.
+Decides which weights are kept, and the order of their rows. A weight is kept only where its blocks give the folder's numbers
+bit for bit; a weight that conversion changed in another way than reordering rows is left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 def keep_blocks(gguf: Path, folder: Path, weights: Mapping[str, Floats], heads: tuple[int, ...]) -> int:
-    """Write the blocks of a folder's weights, if the file has any that can be kept; returns how many weights those are.
+    """Write the blocks of a folder's weights, where the file has usable ones; returns for how many weights.
 
     weights: the folder's, in float32. heads: numbers of heads that the rows of a weight may be made of.
     """
@@ -45,7 +44,7 @@ def keep_blocks(gguf: Path, folder: Path, weights: Mapping[str, Floats], heads: 
 
 
 def _names(reader: "GGUFReader", weights: Mapping[str, Floats]) -> dict[str, str]:
-    """The folder's names of the file's tensors that are matrices."""
+    """Return the folder's weight names by the file's tensor names, for matrices."""
     architecture = _value(reader, "general.architecture")
     table = name_table(architecture, int(_value(reader, f"{architecture}.block_count")))
     if table is None:
@@ -60,7 +59,7 @@ def _value(reader: "GGUFReader", key: str) -> str:
 
 
 def _in_order(tensor: "ReaderTensor", weight: Floats, heads: tuple[int, ...]) -> Bytes | None:
-    """A tensor's rows of blocks in the order that gives the weight, if one does."""
+    """Return a tensor's rows of blocks in the order that gives the weight; None when no order does."""
     from gguf import dequantize
 
     if len(tensor.data) != len(weight) or tensor.data.ndim != 2:
@@ -72,7 +71,7 @@ def _in_order(tensor: "ReaderTensor", weight: Floats, heads: tuple[int, ...]) ->
 
 
 def _orders(rows: Bytes, heads: tuple[int, ...]) -> Iterator[Bytes]:
-    """The rows as they are, then with each head's pairs taken apart: llama.cpp rotates neighbours, others the halves."""
+    """Yield the rows as they are, then with each head's pairs split: llama.cpp rotates neighbours, transformers halves."""
     yield rows
     count, size = rows.shape
     for number in heads:

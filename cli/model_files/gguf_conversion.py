@@ -1,4 +1,4 @@
-"""From a GGUF file to an ordinary model folder."""
+"""Converts a GGUF file to an ordinary model folder."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import click
 from noria.cli.model_files.gguf_blocks import keep_blocks
 from noria.cli.model_files.gguf_header import read_gguf
 from noria.cli.model_files.gguf_tensors import check_described, check_gguf
-from noria.cli.model_files.progress import Report
+from noria.cli.model_files.progress import ProgressCallback
 from noria.shared.errors import UserError
 from noria.shared.model.weight_files import SINGLE, check_loaded, check_tensors, first_line, read_tensors
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def convert(gguf: Path, folder: Path, report: Report) -> Path:
+def convert(gguf: Path, folder: Path, report: ProgressCallback) -> Path:
     """Write a GGUF file as an ordinary model folder: float32 safetensors, config, tokenizer, chat template.
 
     Float32 because the dequantised values are the model's definition here; rounding belongs to whoever loads it. Blocks
-    that int8 can compute with as they are go along. Tensors that the model does not use are named on standard error.
+    that int8 kernels can use unchanged are kept beside it. Tensors that the model does not use are named on standard error.
     Raises UserError when the file is damaged, lacks a tensor, or is of a kind that transformers cannot read.
     """
     header = read_gguf(gguf)
@@ -47,14 +47,14 @@ def convert(gguf: Path, folder: Path, report: Report) -> Path:
 
 
 def _config(gguf: Path) -> Any:
-    """The config that the file's metadata describe. Read once: a large vocabulary takes 20 s."""
+    """Return the config that the file's metadata describe. Read once: a large vocabulary takes 20 s."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
 
 
 def _needed(config: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of the model that a config describes, by transformers' names. Takes no memory."""
+    """Return the shapes of the weights of the model that a config describes, by transformers' names. Takes no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -65,7 +65,7 @@ def _needed(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _read(gguf: Path, config: Any) -> tuple[Any, Any]:
-    """The model in float32, of which the file gave every weight, and its tokenizer. Raises UserError, and what readers raise."""
+    """Return the model in float32 and its tokenizer. Raises UserError for missing weights, and what transformers raises."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -82,8 +82,8 @@ def _read(gguf: Path, config: Any) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(place, gguf_file=file)
 
 
-def _write(gguf: Path, model: Any, tokenizer: Any, folder: Path, report: Report) -> None:
-    """Write the folder and see that its weights are whole. Raises UserError when it cannot be written."""
+def _write(gguf: Path, model: Any, tokenizer: Any, folder: Path, report: ProgressCallback) -> None:
+    """Write the folder and check that its weights are complete. Raises UserError when it cannot be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,7 +1,7 @@
-"""What a GGUF file says of itself, and whether it is as long as its tensors need, without reading a number of it.
+"""Reads the header of a GGUF file and checks that the file is as long as its tensors need.
 
-Decides which files are whole. Reads the header with every step checked against the file's end, so that a file that is
-cut short, or no GGUF file, is told from one that is whole before anything else opens it.
+Every read is checked against the file's end, so that a truncated file, or one that is not GGUF, is refused before anything
+else opens it. No tensor is read.
 """
 
 import mmap
@@ -25,26 +25,26 @@ _DIMENSIONS_MAX: Final = 4
 _NAME_BYTES_MAX: Final = 1 << 16
 
 
-class Header(msgspec.Struct, frozen=True):
-    """A whole GGUF file's header: shapes of its tensors by name, outermost dimension first, and its single values.
+class GgufHeader(msgspec.Struct, frozen=True):
+    """The header of a GGUF file.
 
-    values: those of metadata that are one number or one short string, by key.
+    tensors: shapes by name, outermost dimension first. values: metadata that is one number or one short string, by key.
     """
 
     tensors: dict[str, TensorShape]
     values: dict[str, int | float | str]
 
 
-class _UnreadableError(Exception):
-    """The header says what no GGUF file says."""
+class _MalformedHeaderError(Exception):
+    """The header is not that of a GGUF file that this version knows."""
 
 
-class _CutShortError(Exception):
-    """The file ends where the header goes on."""
+class _TruncatedHeaderError(Exception):
+    """The file ends within its header; the message is the least size in bytes that it needs."""
 
 
-def read_gguf(path: Path) -> Header:
-    """Read a GGUF file's header. Raises UserError when it is none, damaged, cut short, or one of several parts."""
+def read_gguf(path: Path) -> GgufHeader:
+    """Read a GGUF file's header. Raises UserError when it is no GGUF file, damaged, cut short, or one of several parts."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -63,14 +63,14 @@ def read_gguf(path: Path) -> Header:
     return header
 
 
-def _read(path: Path, data: mmap.mmap) -> Header:
+def _read(path: Path, data: mmap.mmap) -> GgufHeader:
     """The header of a file that is whole. Raises UserError."""
     size = len(data)
     try:
-        header, expected = _Reader(data).header()
-    except _UnreadableError as error:
+        header, expected = _GgufHeaderReader(data).header()
+    except _MalformedHeaderError as error:
         raise UserError(f"cannot read {path} as a GGUF file: {error}; fetch it again, or choose another") from error
-    except _CutShortError as error:
+    except _TruncatedHeaderError as error:
         raise UserError(
             f"{path} is cut short: it has {size} bytes and ends within its header, expected at least {error}; fetch it again"
         ) from error
@@ -79,23 +79,23 @@ def _read(path: Path, data: mmap.mmap) -> Header:
     return header
 
 
-class _Reader:
-    """Reads on from a place in the file, never beyond its end."""
+class _GgufHeaderReader:
+    """Reads a header value by value, never beyond the file's end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 0
         self._order = "<"
 
-    def header(self) -> tuple[Header, int]:
-        """The header, and how many bytes the file must have."""
+    def header(self) -> tuple[GgufHeader, int]:
+        """Read the header; also returns how many bytes the file must have."""
         if self._bytes(4) != _MAGIC:
-            raise _UnreadableError("it does not begin with GGUF")
+            raise _MalformedHeaderError("it does not begin with GGUF")
         if self._number("I") & 0xFFFF == 0:
-            self._order = ">"  # of a machine that writes the high byte first
+            self._order = ">"  # written by a big-endian machine
         self._at -= 4
         if (version := self._number("I")) not in _VERSIONS:
-            raise _UnreadableError(f"version {version} is not one of {', '.join(map(str, _VERSIONS))}")
+            raise _MalformedHeaderError(f"version {version} is not one of {', '.join(map(str, _VERSIONS))}")
         tensors, fields = self._number("Q"), self._number("Q")
         values: dict[str, int | float | str] = {}
         for _ in range(fields):
@@ -108,33 +108,33 @@ class _Reader:
         for _ in range(tensors):
             name, shape, size = self._tensor()
             if name in found:
-                raise _UnreadableError(f"it holds {name} twice")
+                raise _MalformedHeaderError(f"it holds {name} twice")
             found[name], end = shape, max(end, size)
         alignment = values.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise _UnreadableError(f"general.alignment is {alignment}")
-        return Header(found, values), (-(-self._at // alignment) * alignment + end if found else self._at)
+            raise _MalformedHeaderError(f"general.alignment is {alignment}")
+        return GgufHeader(found, values), (-(-self._at // alignment) * alignment + end if found else self._at)
 
     def _tensor(self) -> tuple[str, TensorShape, int]:
-        """Name, shape, and where in the data it ends."""
+        """Read one tensor's entry; returns its name, its shape, and where its data ends."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         name, dimensions = self._name(), self._number("I")
         if dimensions > _DIMENSIONS_MAX:
-            raise _UnreadableError(f"{name} has {dimensions} dimensions")
+            raise _MalformedHeaderError(f"{name} has {dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         kind, offset = self._number("I"), self._number("Q")
         try:
             numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         except (ValueError, KeyError) as error:
-            raise _UnreadableError(f"the numbers of {name} are of kind {kind}, which is not known") from error
+            raise _MalformedHeaderError(f"the numbers of {name} are of kind {kind}, which is not known") from error
         count = 1
         for each in shape:
             count *= each
         return name, shape, offset + count // numbers * size
 
     def _value(self, kind: int, depth: int) -> int | float | str | None:
-        """One value, or None where it is long or an array, which is passed over."""
+        """Read one value; None for a long string or an array, which are skipped."""
         if kind == _STRING:
             length = self._number("Q")
             text = self._bytes(length)
@@ -143,7 +143,7 @@ class _Reader:
             found: int | float = self._number(_SCALARS[kind])
             return found
         if kind != _ARRAY or depth > _NESTED_MAX:
-            raise _UnreadableError(f"a value of kind {kind} is not known")
+            raise _MalformedHeaderError(f"a value of kind {kind} is not known")
         of, count = self._number("I"), self._number("Q")
         if of in _SCALARS:
             self._skip(count * struct.calcsize(self._order + _SCALARS[of]))
@@ -158,11 +158,11 @@ class _Reader:
     def _name(self) -> str:
         length = self._number("Q")
         if length > _NAME_BYTES_MAX:
-            raise _UnreadableError(f"a name has {length} bytes")
+            raise _MalformedHeaderError(f"a name has {length} bytes")
         try:
             return self._bytes(length).decode()
         except UnicodeDecodeError as error:
-            raise _UnreadableError("a name is not UTF-8") from error
+            raise _MalformedHeaderError("a name is not UTF-8") from error
 
     def _number(self, kind: str) -> int:
         start = self._skip(struct.calcsize(self._order + kind))
@@ -174,9 +174,9 @@ class _Reader:
         return self._data[start : start + count]
 
     def _skip(self, count: int) -> int:
-        """Go on by so many bytes; returns where they begin."""
+        """Skip so many bytes; returns where they begin."""
         start, end = self._at, self._at + count
         if end > len(self._data):
-            raise _CutShortError(str(end))
+            raise _TruncatedHeaderError(str(end))
         self._at = end
         return start

@@ -1,14 +1,13 @@
-"""Which tensors of a GGUF file become which weights of a model, and whether the file has all that the model needs.
+"""Maps tensors of a GGUF file to weights of a model, and checks that the file has all that the model needs.
 
-Decides by names and shapes alone: the model is built without memory, and its weights' names are looked up in the table
-that GGUF files are written by.
+Only names and shapes are compared: the model is built on the meta device, and names come from the gguf package's table.
 """
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from noria.cli.model_files.gguf_header import Header
+from noria.cli.model_files.gguf_header import GgufHeader
 from noria.shared.errors import UserError
 from noria.shared.model.weight_files import TensorShape, check_tensors
 
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 _SUFFIXES: Final = (".weight", ".bias")
 _MERGED = re.compile(r"(?:model\.)?layers\.(\d+)\.mlp\.experts\.gate_up_proj")
-"""A weight of transformers that two tensors of the file make: gates and ups of all experts of a layer."""
+"""A weight of transformers that is two tensors in the file: gate and up projections of all experts of a layer."""
 
 
-def check_described(gguf: Path, header: Header) -> None:
-    """See that a file says what it is, before a model of some other size is made in its place. Raises UserError."""
+def check_described(gguf: Path, header: GgufHeader) -> None:
+    """Check that a file names a known architecture and a possible number of blocks. Raises UserError."""
     architecture, blocks = _described(header)
     if name_table(architecture, 0) is None:
         raise UserError(f"the architecture {architecture!r} of {gguf} is not known; choose another model")
@@ -32,10 +31,10 @@ def check_described(gguf: Path, header: Header) -> None:
         )
 
 
-def check_gguf(gguf: Path, header: Header, weights: dict[str, TensorShape]) -> tuple[str, ...]:
-    """Hold a GGUF file against the weights of the model that it is to become; returns names of tensors that nothing needs.
+def check_gguf(gguf: Path, header: GgufHeader, weights: dict[str, TensorShape]) -> tuple[str, ...]:
+    """Check that a GGUF file has all weights of the model that it becomes; returns the names of unused tensors.
 
-    weights: shapes by transformers' names, without those that are others under a second name. Raises UserError naming
+    weights: shapes by transformers' names, tied weights once. Raises UserError naming
     tensors that are missing or of another size.
     """
     table = name_table(*_described(header))
@@ -49,15 +48,15 @@ def check_gguf(gguf: Path, header: Header, weights: dict[str, TensorShape]) -> t
     return check_tensors(str(gguf), needed, header.tensors)
 
 
-def _described(header: Header) -> tuple[str, int]:
-    """The architecture that a file says it is of, and its number of blocks; nothing and 0 where it does not say."""
+def _described(header: GgufHeader) -> tuple[str, int]:
+    """Return a file's architecture and number of blocks; an empty name and 0 where the header lacks them."""
     architecture = str(header.values.get("general.architecture", ""))
     blocks = header.values.get(f"{architecture}.block_count", 0)
     return architecture, blocks if isinstance(blocks, int) else 0
 
 
 def name_table(architecture: str, blocks: int) -> "TensorNameMap | None":
-    """The names of an architecture's tensors in GGUF files, if it is known."""
+    """Return the names of an architecture's tensors in GGUF files; None for an unknown architecture."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     for known, name in MODEL_ARCH_NAMES.items():
@@ -66,8 +65,10 @@ def name_table(architecture: str, blocks: int) -> "TensorNameMap | None":
     return None
 
 
-def _tensors(table: "TensorNameMap", name: str, shape: TensorShape, header: Header) -> list[tuple[str, TensorShape]]:
-    """The file's tensors that make one weight, each with its shape; none where the table has no name for it."""
+def _tensors(
+    table: "TensorNameMap", name: str, shape: TensorShape, header: GgufHeader
+) -> list[tuple[str, TensorShape]]:
+    """Return the names and shapes of the file's tensors that make one weight; empty where the table has no name for it."""
     if (merged := _MERGED.fullmatch(name)) is not None:
         half = (shape[0], shape[1] // 2, *shape[2:])
         return [(f"blk.{merged[1]}.ffn_{part}_exps.weight", half) for part in ("gate", "up")]

@@ -1,4 +1,4 @@
-"""Model folders from the hub."""
+"""Downloads model folders from the Hugging Face hub."""
 
 import contextlib
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from noria.cli.model_files.progress import Report, bytes_in
+from noria.cli.model_files.progress import ProgressCallback, folder_bytes
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import ALIASES
 
@@ -15,7 +15,7 @@ _FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja
 _POLL_S: Final = 0.2
 
 
-def from_hub(name: str, folder: Path, report: Report) -> Path:
+def download_from_hub(name: str, folder: Path, report: ProgressCallback) -> Path:
     """Download a model into `folder`. Raises UserError saying what to do when the hub does not give it."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -45,13 +45,13 @@ def from_hub(name: str, folder: Path, report: Report) -> Path:
 
 
 @contextlib.contextmanager
-def _watched(folder: Path, total: int, report: Report) -> Iterator[None]:
-    """Report a folder's growth while the body fills it."""
+def _watched(folder: Path, total: int, report: ProgressCallback) -> Iterator[None]:
+    """Report the growth of a folder while the body fills it."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
-            report("download", min(bytes_in(folder), total), total)
+            report("download", min(folder_bytes(folder), total), total)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -1,16 +1,16 @@
-"""How far a pull is: what tells it, and how it looks on a terminal."""
+"""Progress of fetching a model: the callback that reports it, and a progress bar on the terminal."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-Report = Callable[[str, int, int], None]
-"""Told how far a pull is: stage ("download", "verify", "convert", "wait"), done, total; total 0 is unknown."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with a stage ("download", "verify", "convert", "wait"), bytes done, and bytes in total; a total of 0 is unknown."""
 
 
 @contextlib.contextmanager
-def terminal_report() -> Iterator[Report]:
-    """A progress bar on standard error that draws one line per stage."""
+def progress_bar() -> Iterator[ProgressCallback]:
+    """Yield a callback that draws a progress bar on standard error, one line for each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -31,11 +31,11 @@ def terminal_report() -> Iterator[Report]:
             progress.stop()
 
 
-def bytes_in(folder: Path) -> int:
-    """The size of everything in a folder that something else may be writing to."""
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder, which another process may be writing to."""
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # a temporary file may go while we look
+        with contextlib.suppress(OSError):  # a temporary file may go meanwhile
             if path.is_file():
                 total += path.stat().st_size
     return total

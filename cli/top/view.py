@@ -1,4 +1,4 @@
-"""How `noria top` draws what it was told: tables, and a wheel of characters."""
+"""The screen of `noria top`: tables of queues, latencies and services, and a chart of the slots of each step."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot
 
 _COLUMNS_MAX: Final = 400
-_ROWS_BESIDE: Final = 24  # lines that the tables take
+_TABLE_ROWS: Final = 24  # lines that the tables take
 _COLOURS: Final = {"interactive": "blue", "standard": "green", "batch": "magenta", "admin": "yellow"}
 _MEASURES: Final = (
     ("queue", "in the queue"),
@@ -23,14 +23,14 @@ _MEASURES: Final = (
 )
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A step; cells are slot, request, choice, tokens and whether they are of a prompt, one after the other."""
+class StepView(msgspec.Struct, frozen=True):
+    """One step. cells: five numbers for each slot: slot, request, choice, tokens, and 1 where they are of a prompt."""
 
     cells: list[int]
 
 
-class Queue(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
-    """A class and tenant."""
+class QueueView(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
+    """Counts of one traffic class and tenant: its requests by state, and tokens computed so far."""
 
     traffic_class: str
     tenant: str
@@ -40,8 +40,8 @@ class Queue(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
     tokens: int
 
 
-class Blocks(msgspec.Struct, frozen=True):
-    """Cache blocks of one group."""
+class BlockCounts(msgspec.Struct, frozen=True):
+    """Numbers of cache blocks of one cache group, by state."""
 
     blank: int = 0
     used: int = 0
@@ -49,8 +49,8 @@ class Blocks(msgspec.Struct, frozen=True):
     cached: int = 0
 
 
-class Counters(msgspec.Struct, frozen=True):
-    """What the scheduler has counted."""
+class CountersView(msgspec.Struct, frozen=True):
+    """Counters of the scheduler since it started."""
 
     output_tokens: int = 0
     tokens: int = 0
@@ -60,81 +60,88 @@ class Counters(msgspec.Struct, frozen=True):
     swaps_out: int = 0
 
 
-class Slots(msgspec.Struct, frozen=True):
-    """Places in a step."""
+class SlotView(msgspec.Struct, frozen=True):
+    """Number of slots, and how many of them hold a request."""
 
     count: int = 0
     used: int = 0
 
 
-class Named(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
-    """Whose a request is."""
+class RequestClass(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
+    """The traffic class of a request; empty where it did not change."""
 
     request: int
     traffic_class: str = ""
 
 
-class Told(msgspec.Struct, frozen=True):
-    """The scheduler's answer."""
+class SchedulerView(msgspec.Struct, frozen=True):
+    """The scheduler's answer to a live query: steps since the serial asked for, and the present state."""
 
     serial: int
-    steps: list[Step] = []
-    moves: list[Named] = []
-    requests: list[Named] = []
-    queues: list[Queue] = []
-    slots: Slots = Slots()
-    blocks: list[Blocks] = []
-    counters: Counters = Counters()
+    steps: list[StepView] = []
+    moves: list[RequestClass] = []
+    requests: list[RequestClass] = []
+    queues: list[QueueView] = []
+    slots: SlotView = SlotView()
+    blocks: list[BlockCounts] = []
+    counters: CountersView = CountersView()
     waiting: int = 0
     running: int = 0
     policy: str = ""
 
 
-class _Who(msgspec.Struct, frozen=True):
+class _ServiceIdentity(msgspec.Struct, frozen=True):
+    """Incarnation, age and resource use of a service, from its snapshot."""
+
     incarnation: str = ""
     uptime_s: float = 0.0
     cpu_s: float = 0.0
     memory_bytes: int = 0
 
 
-class Picture:
-    """What was told last, and the steps of a screen's width."""
+class TopScreen:
+    """The latest state of the stack, and as many steps as a screen is wide."""
 
     def __init__(self) -> None:
         self.answered = False
         self.since = ""
         self.latency: Sequence[dict[str, Any]] = ()
         self.services: dict[Service, Snapshot] = {}
-        self._told = Told(0)
-        self._steps: deque[Step] = deque(maxlen=_COLUMNS_MAX)
+        self._view = SchedulerView(0)
+        self._steps: deque[StepView] = deque(maxlen=_COLUMNS_MAX)
         self._classes: dict[int, str] = {}
-        self._before: tuple[float, Told] | None = None
+        self._previous: tuple[float, SchedulerView] | None = None
         self._rates = (0.0, 0.0)
         self._shares: dict[tuple[str, str], float] = {}
 
-    def take(self, told: Told | None, now_s: float) -> None:
-        """Note what the scheduler did; None when it did not answer."""
-        self.answered = told is not None
-        if told is None:
+    def update(self, view: SchedulerView | None, now_s: float) -> None:
+        """Store the scheduler's answer; None when it did not answer."""
+        self.answered = view is not None
+        if view is None:
             self.since = ""
             return
-        for each in (*told.requests, *told.moves):
+        for each in (*view.requests, *view.moves):
             if each.traffic_class:
                 self._classes[each.request] = each.traffic_class
         while len(self._classes) > 10_000:
             del self._classes[next(iter(self._classes))]
-        self._steps.extend(told.steps)
-        if self._before is not None and now_s > self._before[0]:
-            self._compare(self._before[1], told, now_s - self._before[0])
-        self._before, self._told, self.since = (now_s, told), told, str(told.serial)
+        self._steps.extend(view.steps)
+        if self._previous is not None and now_s > self._previous[0]:
+            self._update_rates(self._previous[1], view, now_s - self._previous[0])
+        self._previous, self._view, self.since = (now_s, view), view, str(view.serial)
 
-    def shown(self, width: int, height: int) -> RenderableType:
-        """Everything, for a terminal of this size."""
-        parts: list[RenderableType] = [self._head(), Text(), *self._wheel(width, max(4, height - _ROWS_BESIDE)), Text()]
-        return Group(*parts, self._queues(), Text(), self._latencies(), Text(), self._services())
+    def render(self, width: int, height: int) -> RenderableType:
+        """Return the whole screen for a terminal of this size."""
+        parts: list[RenderableType] = [
+            self._header(),
+            Text(),
+            *self._step_chart(width, max(4, height - _TABLE_ROWS)),
+            Text(),
+        ]
+        return Group(*parts, self._queue_table(), Text(), self._latency_table(), Text(), self._service_table())
 
-    def _compare(self, before: Told, told: Told, seconds: float) -> None:
-        counts = told.counters
+    def _update_rates(self, before: SchedulerView, view: SchedulerView, seconds: float) -> None:
+        counts = view.counters
         self._rates = (
             max(0, counts.output_tokens - before.counters.output_tokens) / seconds,
             max(0, counts.tokens - before.counters.tokens) / seconds,
@@ -142,31 +149,31 @@ class Picture:
         then = {(each.traffic_class, each.tenant): each.tokens for each in before.queues}
         got = {
             (each.traffic_class, each.tenant): max(0, each.tokens - then.get((each.traffic_class, each.tenant), 0))
-            for each in told.queues
+            for each in view.queues
         }
         if total := sum(got.values()):
             self._shares = {whose: tokens / total for whose, tokens in got.items()}
 
-    def _head(self) -> Text:
-        told = self._told
-        held = sum(each.used + each.shared for each in told.blocks)
-        there = held + sum(each.cached + each.blank for each in told.blocks)
-        hits = told.counters.hit_tokens / told.counters.prompt_tokens if told.counters.prompt_tokens else 0.0
+    def _header(self) -> Text:
+        view = self._view
+        held = sum(each.used + each.shared for each in view.blocks)
+        there = held + sum(each.cached + each.blank for each in view.blocks)
+        hits = view.counters.hit_tokens / view.counters.prompt_tokens if view.counters.prompt_tokens else 0.0
         head = Text("noria ", "bold blue")
         if not self.answered:
             head.append(" the scheduler does not answer ", "bold white on red")
-        head.append(f" {told.running}/{told.slots.count} running", "bold")
-        head.append(f"  {told.waiting} waiting")
+        head.append(f" {view.running}/{view.slots.count} running", "bold")
+        head.append(f"  {view.waiting} waiting")
         head.append(f"  {self._rates[0]:,.0f} tokens/s", "bold")
         head.append(f"  {self._rates[1]:,.0f} computed/s")
         head.append(f"  cache {held / there:.0%} held" if there else "  no cache")
         head.append(f"  {hits:.0%} of prompts found in it")
-        head.append(f"  {told.counters.resets + told.counters.swaps_out} preemptions  {told.policy}", "dim")
+        head.append(f"  {view.counters.resets + view.counters.swaps_out} preemptions  {view.policy}", "dim")
         return head
 
-    def _wheel(self, width: int, rows: int) -> list[Text]:
-        """Slots down, steps across, the newest at the right; as many slots as there is room for."""
-        slots = min(self._told.slots.count, rows)
+    def _step_chart(self, width: int, rows: int) -> list[Text]:
+        """Return the chart: a line for each slot, a column for each step, the newest at the right; slots beyond `rows` are counted."""
+        slots = min(self._view.slots.count, rows)
         columns = max(1, width - 5)
         steps = list(self._steps)[-columns:]
         grid = [[(" ", "")] * len(steps) for _ in range(slots)]
@@ -183,14 +190,14 @@ class Picture:
             for character, style in row:
                 line.append(character, style)
             lines.append(line)
-        left = self._told.slots.count - slots
+        left = self._view.slots.count - slots
         if left > 0:
             lines.append(Text(f"    and {left} more slots", "dim"))
         return lines
 
-    def _queues(self) -> Table:
-        table = _table("class", "tenant", "#running", "#waiting", "#preempted", "#share", "")
-        for each in sorted(self._told.queues, key=lambda one: (one.traffic_class, one.tenant)):
+    def _queue_table(self) -> Table:
+        table = _new_table("class", "tenant", "#running", "#waiting", "#preempted", "#share", "")
+        for each in sorted(self._view.queues, key=lambda one: (one.traffic_class, one.tenant)):
             share = self._shares.get((each.traffic_class, each.tenant), 0.0)
             colour = _COLOURS.get(each.traffic_class, "cyan")
             bar = Text("▄" * round(30 * share), colour)
@@ -198,22 +205,22 @@ class Picture:
             table.add_row(Text(each.traffic_class or "-", colour), each.tenant or "-", *counts, f"{share:.0%}", bar)
         return table
 
-    def _latencies(self) -> Table:
-        table = _table("latency, last minute", "#p50", "#p95", "#p99", "#count")
+    def _latency_table(self) -> Table:
+        table = _new_table("latency, last minute", "#p50", "#p95", "#p99", "#count")
         for of, name in _MEASURES:
             row = next((each for each in self.latency if each["of"] == of and each["class"] == ""), None)
             if row is not None:
                 table.add_row(name, *(_ms(row[part]) for part in ("p50", "p95", "p99")), str(row["count"]))
         return table
 
-    def _services(self) -> Table:
-        table = _table("service", "state", "#pid", "incarnation", "#up", "#processor", "#memory")
+    def _service_table(self) -> Table:
+        table = _new_table("service", "state", "#pid", "incarnation", "#up", "#processor", "#memory")
         for service in Service:
             answer = self.services.get(service)
             if answer is None:
                 table.add_row(service.value, Text("silent", "red"), "-", "-", "-", "-", "-")
                 continue
-            who = msgspec.json.decode(answer.json, type=_Who | None) or _Who()
+            who = msgspec.json.decode(answer.json, type=_ServiceIdentity | None) or _ServiceIdentity()
             state = Text(answer.state.value, "green" if answer.state.value == "ready" else "yellow")
             memory = f"{who.memory_bytes >> 20} MiB"
             table.add_row(
@@ -228,7 +235,7 @@ class Picture:
         return table
 
 
-def _table(*names: str) -> Table:
+def _new_table(*names: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         table.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Who kills: finds the processes by their locks, hits them as planned, and starts what nobody else starts again."""
+"""Kills a stack's processes as planned: finds them by their locks, and restarts the supervisor after its own kills."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from chaos.plan import SERVICES, Blow
+from chaos.kill_plan import SERVICES, KillAction
 from e2e.harness import Stack
 
 from noria.shared.process.locks import living_holder
@@ -18,62 +18,62 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Hit:
-    """What was hit, and when on the wall clock."""
+class PerformedKill:
+    """One kill that was performed, and its time on the wall clock."""
 
-    blow: Blow
+    kill: KillAction
     at_s: float
 
 
-class Killer:
-    """Strikes a stack. under_way: whether answers have begun and are not at their end."""
+class ProcessKiller:
+    """Performs kills on a stack. answers_under_way: returns whether any answer has begun and not ended."""
 
-    def __init__(self, stack: Stack, under_way: Callable[[], bool]) -> None:
-        self.hits: list[Hit] = []
+    def __init__(self, stack: Stack, answers_under_way: Callable[[], bool]) -> None:
+        self.hits: list[PerformedKill] = []
         self.failure = ""
         self._stack = stack
-        self._under_way = under_way
+        self._under_way = answers_under_way
 
-    async def strike(self, blows: Iterable[Blow], limit_s: float) -> None:
-        """All of them, one after the other, until the time is over. What cannot be brought back is told in `failure`."""
+    async def run(self, kills: Iterable[KillAction], limit_s: float) -> None:
+        """Perform kills one after the other until `limit_s` has passed; `failure` says what did not come back."""
         until_s = time.monotonic() + limit_s
-        for blow in blows:
-            await asyncio.sleep(blow.after_s)
+        for kill in kills:
+            await asyncio.sleep(kill.after_s)
             if time.monotonic() > until_s:
                 return
             try:
-                await self._strike(blow)
+                await self._perform(kill)
             except TimeoutError as error:
                 self.failure = str(error)
                 return
 
-    async def _strike(self, blow: Blow) -> None:
-        # One that is not there cannot be killed: wait for it, unless it is another's turn anyway.
-        before = {name: await self._there(name) for name in blow.victims}
-        match blow.kind:
+    async def _perform(self, kill: KillAction) -> None:
+        # A process that is not there cannot be killed: wait for it.
+        before = {name: await self._wait_for_process(name) for name in kill.victims}
+        match kill.kind:
             case "kill":
-                if blow.midway:
+                if kill.mid_answer:
                     await self._wait(self._under_way, "answers are under way")
                     for pid in before.values():
                         _signal(pid, signal.SIGSTOP)
                     await self._wait(self._under_way, "answers are still under way")
-                self._note(blow)
+                self._record(kill)
                 for pid in before.values():
                     _signal(pid, signal.SIGKILL)
-                if blow.alone:
+                if kill.alone:
                     await self._replaced(before)
                     await self._wait(self._ready, "the stack is ready again")
             case "hang":
-                self._note(blow)
+                self._record(kill)
                 for pid in before.values():
                     _signal(pid, signal.SIGSTOP)
                 await self._replaced(before)
             case "supervisor":
-                self._note(blow)
+                self._record(kill)
                 await self._restart()
             case _:
                 everybody = [pid for name in SERVICES if (pid := self._pid(name))]
-                self._note(blow)
+                self._record(kill)
                 for pid in everybody:
                     _signal(pid, signal.SIGKILL)
                 await self._restart()
@@ -85,14 +85,14 @@ class Killer:
         await asyncio.sleep(0.3)
         self._stack.start()
 
-    def _note(self, blow: Blow) -> None:
-        self.hits.append(Hit(blow, time.time()))
+    def _record(self, kill: KillAction) -> None:
+        self.hits.append(PerformedKill(kill, time.time()))
 
     def _pid(self, name: str) -> int:
         holder = living_holder(self._stack.runtime_dir, name)
         return holder.pid if holder is not None else 0
 
-    async def _there(self, name: str) -> int:
+    async def _wait_for_process(self, name: str) -> int:
         found = 0
 
         def there() -> bool:

@@ -1,4 +1,4 @@
-"""Those who ask: each reads one answer after the other, over ZeroMQ or HTTP, and notes when something came."""
+"""Readers of a chaos run: each asks for one answer after the other, over ZeroMQ or HTTP, and records when tokens came."""
 
 import asyncio
 import itertools
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import httpx
-from chaos.plan import Question
+from chaos.kill_plan import PromptTask
 
 from noria.client import AsyncClient, ClientError, ClientTimeouts, Code, Refused
 
 _RETRY_S = 0.1
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 @dataclass
-class Answer:
-    """One answer as it came. Times are of the wall clock; `failure` says why it was lost or wrong."""
+class ChaosAnswer:
+    """One answer as it was received. Times are of the wall clock; `failure` says why it was lost or wrong."""
 
     reader: str
     question: int
@@ -31,11 +31,11 @@ class Answer:
     failure: str = ""
 
     def accepted(self) -> None:
-        """It was taken: from now on it must not be lost."""
+        """Record that the request was accepted: from now on its answer must not be lost."""
         self.began_s = self.began_s or time.time()
 
     def came(self) -> None:
-        """Something of it arrived."""
+        """Record that a part of the answer arrived."""
         self.accepted()
         self.arrivals_s.append(time.time())
 
@@ -43,31 +43,31 @@ class Answer:
 Expected = dict[int, tuple[tuple[int, ...], str]]
 
 
-class Crowd:
-    """All readers. `expected`: ids and text of each question's answer; empty while they are being found out."""
+class StreamReaders:
+    """All readers of a run. `expected`: ids and text of the answer to each prompt; empty in the run that finds them."""
 
-    def __init__(self, endpoint: str, url: str, asked: Sequence[Question], expected: Expected) -> None:
-        self.answers: list[Answer] = []
+    def __init__(self, endpoint: str, url: str, prompts: Sequence[PromptTask], expected: Expected) -> None:
+        self.answers: list[ChaosAnswer] = []
         self.refusals = 0
         self._endpoint = endpoint
         self._url = url
-        self._asked = asked
+        self._prompts = prompts
         self._expected = expected
         self._numbers = itertools.count()
 
-    def under_way(self) -> bool:
-        """Whether an answer has begun and is not at its end."""
+    def answers_under_way(self) -> bool:
+        """Return whether an answer has begun and not ended."""
         return any(each.began_s and not each.ended_s for each in self.answers)
 
     async def read_zeromq(self, readers: int, go_on: Callable[[], bool]) -> None:
-        """Several readers over one client's socket."""
-        patience = ClientTimeouts(accept_s=_PATIENCE_S, answer_s=_PATIENCE_S, reconnect_s=_PATIENCE_S)
-        async with AsyncClient(self._endpoint, patience=patience) as client:
+        """Read with several readers over one client's socket."""
+        timeouts = ClientTimeouts(accept_s=_TIMEOUT_S, answer_s=_TIMEOUT_S, reconnect_s=_TIMEOUT_S)
+        async with AsyncClient(self._endpoint, patience=timeouts) as client:
             await asyncio.gather(*(self._loop("zeromq", go_on, client, None) for _ in range(readers)))
 
     async def read_http(self, readers: int, go_on: Callable[[], bool]) -> None:
-        """Several readers over HTTP."""
-        async with httpx.AsyncClient(timeout=httpx.Timeout(_PATIENCE_S, connect=2.0)) as http:
+        """Read with several readers over HTTP."""
+        async with httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=2.0)) as http:
             await asyncio.gather(*(self._loop("http", go_on, None, http) for _ in range(readers)))
 
     async def _loop(
@@ -75,7 +75,7 @@ class Crowd:
     ) -> None:
         while go_on():
             number = next(self._numbers)
-            answer = Answer(reader, number % len(self._asked))
+            answer = ChaosAnswer(reader, number % len(self._prompts))
             self.answers.append(answer)
             name = f"chaos-{time.time_ns():x}-{number}"
             if client is not None:
@@ -83,10 +83,10 @@ class Crowd:
             elif http is not None:
                 await self._http(http, name, answer)
             answer.ended_s = time.time()
-            self.judge(answer)
+            self.check(answer)
 
-    def judge(self, answer: Answer) -> None:
-        """Compare it with what is expected."""
+    def check(self, answer: ChaosAnswer) -> None:
+        """Compare an answer with the expected one; a difference is its `failure`."""
         expected = self._expected.get(answer.question)
         if answer.failure or expected is None:
             return
@@ -96,9 +96,9 @@ class Crowd:
         elif answer.text != text:
             answer.failure = f"other text: {_difference(answer.text, text)}"
 
-    async def _zeromq(self, client: AsyncClient, name: str, answer: Answer) -> None:
-        question = self._asked[answer.question]
-        until_s = time.time() + _PATIENCE_S
+    async def _zeromq(self, client: AsyncClient, name: str, answer: ChaosAnswer) -> None:
+        question = self._prompts[answer.question]
+        until_s = time.time() + _TIMEOUT_S
         while True:
             try:
                 async for delta in client.generate(
@@ -121,9 +121,9 @@ class Crowd:
                 answer.failure = f"{type(error).__name__}: {error}"
                 return
 
-    async def _http(self, http: httpx.AsyncClient, name: str, answer: Answer) -> None:
-        """A connection that breaks is made again under the same key: the answer goes on where it was left."""
-        until_s = time.time() + _PATIENCE_S
+    async def _http(self, http: httpx.AsyncClient, name: str, answer: ChaosAnswer) -> None:
+        """Read one answer over HTTP; a broken connection is made again with the same key, and the answer goes on where it stopped."""
+        until_s = time.time() + _TIMEOUT_S
         last_id = ""
         while time.time() < until_s:
             try:
@@ -136,8 +136,10 @@ class Crowd:
             await asyncio.sleep(_RETRY_S)
         answer.failure = "no answer over HTTP"
 
-    async def _http_once(self, http: httpx.AsyncClient, name: str, last_id: str, answer: Answer) -> tuple[str, bool]:
-        question = self._asked[answer.question]
+    async def _http_once(
+        self, http: httpx.AsyncClient, name: str, last_id: str, answer: ChaosAnswer
+    ) -> tuple[str, bool]:
+        question = self._prompts[answer.question]
         body = {
             "prompt": question.prompt, "max_tokens": question.tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         }  # fmt: skip

@@ -20,7 +20,7 @@ def smollm2() -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path) -> Iterator[Stack]:
-    """A tiny random model, for load and abuse; impatient with silent peers."""
+    """A tiny random model, for load and abuse; with short timeouts for silent peers."""
     impatient = {**LENIENT, "NORIA_RUNTIME_PEER_TIMEOUT_S": "3"}
     with stack(
         str(tiny_model), "--dtype", "float32", "--max-requests-per-batch", "64", environment=impatient
@@ -30,7 +30,7 @@ def tiny(tiny_model: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def narrow(tiny_model: Path) -> Iterator[Stack]:
-    """A tiny random model with few places and a short queue; its gateway may be killed."""
+    """A tiny random model with few slots and a short queue; its gateway may be killed."""
     few = ("--max-requests-per-batch", "8", "--max-queue-size", "16")
     with stack(str(tiny_model), "--dtype", "float32", *few, environment=LENIENT) as running:
         yield running

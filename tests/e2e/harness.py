@@ -1,4 +1,4 @@
-"""A real stack as a user starts it: `noria up` in a folder and on a port of its own."""
+"""Starts a real stack as a user does: `noria up` in a folder and on a port of its own."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
 
 
 class Stack:
-    """One `noria up`, its log in a file. api_key: for what needs one of an operator."""
+    """A running `noria up` with its log in a file. api_key: an operator's key, for requests that need one."""
 
     def __init__(
         self, model: str, *arguments: str, environment: Mapping[str, str] | None = None, api_key: str = ""
@@ -105,7 +105,7 @@ class Stack:
         return self
 
     def ready(self) -> bool:
-        """Whether the front door says so."""
+        """Return whether the gateway reports that the stack is ready."""
         with contextlib.suppress(OSError):
             return bool(self.get("/ready")[0] == 200)
         return False
@@ -120,7 +120,7 @@ class Stack:
             return error.code, json.loads(error.read())
 
     def look(self) -> dict[str, Any]:
-        """What `/debug/state` says of each service; None of those that did not answer in time."""
+        """Return each service's state from `/debug/state`; None for services that did not answer in time."""
         status, content = self.get("/debug/state")
         assert status == 200
         services = content.get("services", content)
@@ -128,13 +128,13 @@ class Stack:
         return services
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """The same once all have answered, which on a busy machine may take more than one look."""
+        """Return each service's state once all have answered, which may take several tries on a busy machine."""
         found: dict[str, dict[str, Any]] = {}
         wait_until(lambda: (found.update(self.look()), all(found.values()))[1], 60, "every service answers")
         return found
 
     def of(self, service: str) -> dict[str, Any]:
-        """What one service says of itself, whoever else is silent."""
+        """Return the state of one service, even when others do not answer."""
         settings = RuntimeSettings(dir=str(self.runtime_dir))
         for _ in range(6):
             snapshot = inspect(settings, Service(service), 10.0)
@@ -143,11 +143,11 @@ class Stack:
         raise AssertionError(f"the {service} does not answer")
 
     def line(self, *arguments: str) -> list[str]:
-        """A command line that means this stack."""
+        """Return a `noria` command line with this stack's runtime folder."""
         return [str(NORIA), *arguments, "--runtime-dir", str(self.runtime_dir)]
 
     def noria(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """A command to this stack, ended. environment: what it has more than the stack's own."""
+        """Run a `noria` command on this stack to its end. environment: variables in addition to the stack's own."""
         return subprocess.run(
             self.line(*arguments),
             capture_output=True,
@@ -164,13 +164,13 @@ class Stack:
         return rows
 
     def pids(self) -> dict[str, int]:
-        """Of those that live: a service that is about to be started again has none, and kill(0) is kill everybody here."""
+        """Return the pids of running services. A service that is about to restart has none: kill(0) would kill the whole group."""
         holders = {each.value: living_holder(self.runtime_dir, each.value) for each in Service}
         return {name: holder.pid for name, holder in holders.items() if holder is not None and holder.pid > 0}
 
     @contextlib.contextmanager
     def held(self, service: str = "executor") -> Iterator[None]:
-        """A service stands still within, and with the executor everything that is computed: what runs is still running.
+        """Stop a service (SIGSTOP) while the body runs; without the executor nothing is computed, so running requests stay so.
 
         For long only on a stack that is `LENIENT`. It goes on afterwards, unless it was killed meanwhile.
         """
@@ -183,7 +183,7 @@ class Stack:
                 os.kill(pid, signal.SIGCONT)
 
     def busy_counts(self) -> dict[str, int]:
-        """Every count that must be zero when no request is alive, and is not."""
+        """Return every count that must be zero without requests, and is not."""
         state = self.state()
         return {
             f"{service}.{key}": state[service][key]

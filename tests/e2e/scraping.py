@@ -1,4 +1,4 @@
-"""What a scrape of `/metrics` says, and what must agree within it and from one to the next."""
+"""Parses scrapes of `/metrics`, and checks that their values agree within one scrape and from one to the next."""
 
 import re
 import time
@@ -16,7 +16,7 @@ GROWING = {each.exposed for each in ADMISSION_METRICS if each.kind is not Metric
 
 
 def scraped(text: str) -> Scrape:
-    """Every sample of a page; none of them is told twice."""
+    """Parse a metrics page; asserts that no sample stands twice."""
     found: Scrape = {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -29,8 +29,8 @@ def scraped(text: str) -> Scrape:
     return found
 
 
-def told_by_all(url: str, timeout_s: float = 60.0) -> Scrape:
-    """A scrape for which every process has answered; on a busy machine one may not do so in time for the first."""
+def complete_scrape(url: str, timeout_s: float = 60.0) -> Scrape:
+    """Return a scrape to which every process contributed, which may take several tries on a busy machine."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = scraped(httpx.get(f"{url}/metrics", timeout=timeout_s).raise_for_status().text)
@@ -40,14 +40,14 @@ def told_by_all(url: str, timeout_s: float = 60.0) -> Scrape:
 
 
 def total(scrape: Scrape, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels."""
+    """Return the sum of a metric's samples that have these labels."""
     return sum(
         number for (each, given), number in scrape.items() if each == name and labels.items() <= dict(given).items()
     )
 
 
 def check_law(scrape: Scrape) -> bool:
-    """Assert that whatever is told of the same streams agrees, in all and for each class and tenant.
+    """Assert that metrics of the same streams agree, in total and for each class and tenant.
 
     False when admission has not answered, and nothing is told.
     """
@@ -77,7 +77,7 @@ def check_law(scrape: Scrape) -> bool:
 
 
 def check_growth(earlier: Scrape, later: Scrape) -> None:
-    """Assert that what admission counts only grows and nothing of it is forgotten, whoever died in between."""
+    """Assert that admission's counters only grow, even if processes died in between."""
     for (name, given), number in earlier.items():
         if name in GROWING or re.sub("_(bucket|sum|count)$", "", name) in GROWING:
             assert later.get((name, given), -1.0) >= number, (name, given)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from e2e.harness import LENIENT, Stack, stack, wait_until
 
-from noria.cli.commands.keys import hash_of
+from noria.cli.commands.keys import hash_key
 from noria.client import AsyncClient
 from noria.proto.base import Stream
 from noria.proto.scheduling import Submit
@@ -18,10 +18,10 @@ CROWD = 6 * SLOTS
 OTHERS = ("interactive", "standard", "batch")
 CONFIG = f"""
 [tenants.crowd]
-keys = ["{hash_of("crowd")}"]
+keys = ["{hash_key("crowd")}"]
 classes = {list(OTHERS)}
 [tenants.root]
-keys = ["{hash_of("root")}"]
+keys = ["{hash_key("root")}"]
 classes = ["admin", "standard"]
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 from e2e.harness import Stack, stack, wait_until
-from e2e.scraping import Scrape, check_growth, check_law, scraped, told_by_all, total
+from e2e.scraping import Scrape, check_growth, check_law, complete_scrape, scraped, total
 
 from noria.client import AsyncClient, ClientError, ClientTimeouts
 from noria.client.generate_request import Options
@@ -122,7 +122,7 @@ def test_every_scrape_adds_up_and_counts_go_on_over_deaths(tiny_model: Path) -> 
     with stack(str(tiny_model), *small, environment={"OMP_NUM_THREADS": "1"}) as running:
         asyncio.run(asyncio.wait_for(drive(running, scrapes), 240))
         running.wait_idle()
-        scrapes.append(told_by_all(running.url))
+        scrapes.append(complete_scrape(running.url))
         assert "Traceback" not in running.log()
     whole = [each for each in scrapes if check_law(each)]
     for earlier, later in pairwise(whole):

@@ -14,7 +14,7 @@ import pytest
 from e2e.harness import Stack, stack, wait_until
 from fakes.browser import Browser, find
 
-from noria.cli.commands.keys import hash_of
+from noria.cli.commands.keys import hash_key
 from noria.client import AsyncClient
 from noria.services.gateway.api.request_bodies import Common
 
@@ -31,7 +31,7 @@ def watched(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Two tenants and an operator, whose keys are their names, and a cache that is too small for all at once."""
     file = tmp_path_factory.mktemp("watched") / "noria.toml"
     file.write_text(
-        "".join(f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{more}\n' for name, more in TENANTS.items())
+        "".join(f'[tenants.{name}]\nkeys = ["{hash_key(name)}"]\n{more}\n' for name, more in TENANTS.items())
     )
     small = ("--max-requests-per-batch", "16", "--num-blocks", "140", "--max-model-tokens", "2048")
     environment = {"OMP_NUM_THREADS": "1", "NORIA_RUNTIME_DRAIN_TIMEOUT_S": "1"}

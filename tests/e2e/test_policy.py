@@ -16,7 +16,7 @@ import openai
 import pytest
 from e2e.harness import LENIENT, Stack, stack, wait_until
 
-from noria.cli.commands.keys import hash_of
+from noria.cli.commands.keys import hash_key
 from noria.client import Client, Code, Refused
 
 TENANTS: dict[str, str] = {
@@ -35,7 +35,7 @@ CLASSES = "[classes.narrow]\nrank = 1\nqueue_requests_max = 1\n"
 
 def configuration(tenants: dict[str, str]) -> str:
     """A file in which each tenant's API key is its name."""
-    tables = [f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{lines}\n' for name, lines in tenants.items()]
+    tables = [f'[tenants.{name}]\nkeys = ["{hash_key(name)}"]\n{lines}\n' for name, lines in tenants.items()]
     return CLASSES + "".join(tables)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2e.harness import LENIENT, Stack, stack, wait_until
-from e2e.scraping import check_law, told_by_all, total
+from e2e.scraping import check_law, complete_scrape, total
 from e2e.test_traces import check_spans, context
 from fakes.collector import Collector
 
@@ -48,7 +48,7 @@ def test_a_request_that_outlives_a_process_is_one_trace_without_orphans(
         assert response.status_code == 200
         assert response.json()["usage"]["completion_tokens"] == 1500
         running.wait_idle()
-        law = told_by_all(running.url)
+        law = complete_scrape(running.url)
         assert total(law, "noria_ledger_accepted_total") == 1
         assert total(law, "noria_ledger_ended_total") == 1
         assert total(law, "noria_ledger_in_flight") == 0

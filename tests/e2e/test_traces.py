@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from e2e.harness import LENIENT, NORIA, Stack, stack
-from e2e.scraping import Scrape, check_law, scraped, told_by_all, total
+from e2e.scraping import Scrape, check_law, complete_scrape, scraped, total
 from fakes.collector import Collector, Spanned
 
 from noria.client import AsyncClient, Refused
@@ -135,7 +135,7 @@ def run(tiny_model: Path) -> Iterator[Run]:
             run = Run(running, collector)
             asyncio.run(drive(run))
             running.wait_idle()
-            run.scrapes.append(told_by_all(running.url))
+            run.scrapes.append(complete_scrape(running.url))
             for name in ("scheduler", "nobody"):
                 response = httpx.get(f"{running.url}/metrics/{name}", timeout=60)
                 run.pages[name] = scraped(response.text) if response.status_code == 200 else {}

@@ -14,12 +14,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find() -> str | None:
-    """The browser's command, where there is one."""
+    """Return the command of an installed Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One page. errors: what its console and its requests complained about."""
+    """One page of a headless Chromium. errors: messages of its console, and requests that failed."""
 
     def __init__(self, command: str, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
         self.errors: list[str] = []
@@ -90,10 +90,10 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; promises are waited for."""
-        told = self.page("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        """Return the value of a JavaScript expression; promises are awaited."""
+        event = self.page("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in event, event["exceptionDetails"]
+        return event["result"].get("value")
 
     def wait(self, condition: str, timeout_s: float = 20.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -124,11 +124,11 @@ class Browser:
         self._note(message.get("method", ""), message.get("params", {}))
         return message
 
-    def _note(self, method: str, told: dict[str, Any]) -> None:
+    def _note(self, method: str, event: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
-            details = told["exceptionDetails"]
+            details = event["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.errors.append(str([each.get("value") or each.get("description") for each in told["args"]]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert"):
+            self.errors.append(str([each.get("value") or each.get("description") for each in event["args"]]))
+        elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
+            self.errors.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")

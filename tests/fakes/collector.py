@@ -1,4 +1,4 @@
-"""An OTLP receiver in memory: what processes export over HTTP and over gRPC, decoded."""
+"""An OTLP receiver in memory: decodes what processes export over HTTP and gRPC."""
 
 import threading
 from collections import Counter
@@ -34,7 +34,7 @@ Attributes = frozenset[tuple[str, Scalar]]
 
 
 class Spanned(NamedTuple):
-    """A span as it arrived. Times are nanoseconds; events are (name, attributes), links are (trace, span)."""
+    """One received span. Times are nanoseconds; events are (name, attributes), links are (trace, span)."""
 
     service: str
     name: str
@@ -106,7 +106,7 @@ class Collector:
         return self
 
     def urls(self) -> dict[str, str]:
-        """Where it listens, by protocol."""
+        """The addresses where it listens, by protocol."""
         return {"http/protobuf": self.url, "grpc": self.grpc_url}
 
     def __exit__(
@@ -162,7 +162,7 @@ class Collector:
                         self.points[metric.name, attributes_of(list(point.attributes))] = number
 
     def latest(self, name: str, **attributes: str | int) -> float:
-        """The latest number of a metric with these attributes, written without `noria.`."""
+        """Return the latest value of a metric with these attributes, whose names are given without `noria.`."""
         return self.points[name, frozenset((f"noria.{key}", value) for key, value in attributes.items())]
 
 

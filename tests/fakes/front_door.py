@@ -1,4 +1,4 @@
-"""A fake admission: a ROUTER that speaks the front door's messages and says what its script tells it to."""
+"""A fake admission: a ROUTER socket that speaks the public mailbox's messages and answers as a script decides."""
 
 import contextlib
 import secrets
@@ -41,7 +41,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Mail:
-    """What a client sent."""
+    """One message from a client."""
 
     client: bytes
     header: Header
@@ -76,18 +76,18 @@ def refuse(code: Code, reason: str = "no", parameter: str = "", retry_after_ms: 
 
 
 def silent(door: "FrontDoor", mail: Mail) -> None:
-    """A script that leaves everything to the test."""
+    """A script that answers nothing: the test sends everything itself."""
 
 
 def logprobs_of(part: str, character: int) -> Logprobs:
-    """What is told of one token: itself, and a part of a character that is half as likely."""
+    """Return the log-probabilities of one token: itself, and a part of a character that is half as likely."""
     return Logprobs(
         -0.5, part.encode(), character, (Alternative(1, part.encode(), -0.5), Alternative(2, b"\xf0", -1.25))
     )
 
 
 class FrontDoor:
-    """Binds `endpoint` in a thread of its own; answers `Ping` and `Describe` itself unless told not to."""
+    """The fake admission, serving in its own thread; answers `Ping` and `Describe` itself unless `lively` is false."""
 
     def __init__(self, endpoint: str, script: Script = silent, *, lively: bool = True) -> None:
         self.endpoint = endpoint
@@ -133,7 +133,7 @@ class FrontDoor:
             raise self.failure
 
     def restart(self, script: Script | None = None) -> None:
-        """Die and come back as another."""
+        """Stop and start again under a new incarnation, as after a crash."""
         self.stop()
         self.script = script or self.script
         self.start()
@@ -189,7 +189,7 @@ class FrontDoor:
         self.send(client, Updates(finished=(finished,)))
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """The bodies of one kind received so far."""
+        """Return the bodies of one kind received so far."""
         return [mail.body for mail in list(self.received) if isinstance(mail.body, kind)]
 
     def wait_for(self, kind: type[_T], count: int = 1, timeout_s: float = 60.0) -> Mail:

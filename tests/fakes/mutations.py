@@ -1,4 +1,4 @@
-"""Wrong messages from a seed: valid ones with something changed, cut, repeated, nested or falsified, and plain noise."""
+"""Makes wrong messages from a seed: valid ones that are changed, cut, repeated, nested or falsified, and random bytes."""
 
 import json
 import random
@@ -18,26 +18,26 @@ WEIRD: tuple[Any, ...] = (
 
 
 class Mutator:
-    """Draws everything from one seed."""
+    """A generator of wrong messages, values and bytes; everything follows from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
 
     def value(self, tree: Any) -> Any:
-        """A copy of a tree of lists, dicts and plain values in which one to three places are different."""
+        """Return a copy of a tree of lists, dicts and plain values in which one to three places are different."""
         for _ in range(self.draw.randint(1, 3)):
             tree = self._changed(tree)
         return tree
 
     def body(self, kind: type[msgspec.Struct]) -> bytes:
-        """The body frame of a message of a kind, changed in its values or its bytes."""
+        """Return the body frame of a message of a kind, changed in its values or its bytes."""
         plain = msgspec.msgpack.decode(msgspec.msgpack.encode(example(kind, full=True)))
         if self.draw.random() < 0.6:
             return _packed(self.value(plain))
         return self.noise(_packed(plain))
 
     def noise(self, data: bytes) -> bytes:
-        """Bytes cut, flipped, repeated, nested endlessly, or none of what they were."""
+        """Return bytes that are cut, flipped, repeated, deeply nested, or replaced by random ones."""
         draw = self.draw
         place = draw.randrange(len(data) + 1)
         match draw.randrange(6):
@@ -57,7 +57,7 @@ class Mutator:
                 return draw.randbytes(draw.randint(0, 300))
 
     def header(self, header: Header) -> bytes:
-        """A header frame that is falsified, changed or noise."""
+        """Return a header frame that is falsified, changed or noise."""
         draw = self.draw
         plain = list(msgspec.msgpack.decode(msgspec.msgpack.encode(header)))
         match draw.randrange(4):
@@ -72,7 +72,7 @@ class Mutator:
         return _packed(plain)
 
     def frames(self, header: Header, kind: type[msgspec.Struct]) -> list[bytes]:
-        """The frames of one wrong message; sometimes too few or too many."""
+        """Return the frames of one wrong message; sometimes too few or too many."""
         draw = self.draw
         frames = [self.header(header), self.body(kind)]
         match draw.randrange(10):
@@ -84,7 +84,7 @@ class Mutator:
                 return frames
 
     def json(self, body: Any) -> bytes:
-        """A JSON body, changed in its values or its bytes."""
+        """Return a JSON body, changed in its values or its bytes."""
         draw = self.draw
         match draw.randrange(8):
             case 0:

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server with known delays, which remembers when it wrote what.
+"""A small OpenAI-compatible server with known delays, which records when it wrote each piece.
 
 It runs in the event loop of whoever uses it; nothing but asyncio, so that its bytes are exactly those given here.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One request: its body, when it had been read, and when each piece of output was written."""
+    """One served request: its body, when it was read, and when each piece of output was written."""
 
     body: dict[str, object]
     read_s: float = 0.0

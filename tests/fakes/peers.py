@@ -1,4 +1,4 @@
-"""A real actor in a thread with a shell that records, and a peer made of bare sockets that does as it is told."""
+"""A real actor in a thread with a recording shell, and a peer of bare sockets that sends whatever a test wants."""
 
 import contextlib
 import threading
@@ -24,7 +24,7 @@ Socket = zmq.Socket[bytes]
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Poll until something is true."""
+    """Poll until a condition is true, and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -33,7 +33,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 class Recorder:
-    """A shell that writes down what it is told, and sends what a test queues."""
+    """A shell that records everything it receives, and sends what a test queues."""
 
     def __init__(self) -> None:
         self.actor: Actor | None = None
@@ -51,12 +51,12 @@ class Recorder:
 
     @property
     def incarnation(self) -> int:
-        """Of the process that it stands for."""
+        """The incarnation of its mailbox."""
         assert self.actor is not None
         return self.actor.mailbox.incarnation
 
     def counts(self) -> dict[str, int]:
-        """Of its mail."""
+        """The counters of its mailbox."""
         assert self.actor is not None
         return self.actor.mailbox.counts()
 
@@ -101,7 +101,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def running(settings: RuntimeSettings, service: Service, *peers: Service) -> Iterator[Recorder]:
-    """A recorder on an actor of its own, with links to the named peers."""
+    """Run a recorder on an actor of its own, linked to the named peers."""
     shell = Recorder()
     prepare_runtime_dir(settings)
     post = Mailbox(service, mailbox(settings, service), {peer: mailbox(settings, peer) for peer in peers}, settings)
@@ -118,7 +118,7 @@ def running(settings: RuntimeSettings, service: Service, *peers: Service) -> Ite
 
 
 class BarePeer:
-    """A peer's sockets without its manners: it writes to one mailbox and, once bound, reads its own."""
+    """A peer of bare sockets, without the protocol's rules: it writes to one mailbox and, once bound, reads its own."""
 
     def __init__(self, settings: RuntimeSettings, service: Service, to: Service, incarnation: int = 0) -> None:
         self.service = service
@@ -132,7 +132,7 @@ class BarePeer:
         self.router: Socket | None = None
 
     def bind(self, receive_high_water_mark: int = 1000) -> None:
-        """Begin to have a mailbox."""
+        """Bind a mailbox of its own."""
         self.router = self._context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.RCVHWM, receive_high_water_mark)
@@ -145,11 +145,11 @@ class BarePeer:
         self.dealer.send_multipart(CODEC.encode(Header(type(body).__name__, **told), body))
 
     def hello(self, recipient: int = 0, *, answer: bool = False) -> None:
-        """Greet."""
+        """Send a greeting."""
         self.send(Hello(1, State.READY, answer), recipient)
 
     def read(self, timeout_s: float = 60.0) -> tuple[Header, msgspec.Struct]:
-        """The next message in this peer's mailbox."""
+        """Return the next message in this peer's mailbox."""
         assert self.router is not None
         assert self.router.poll(int(timeout_s * 1000)), "nothing came"
         _, *frames = self.router.recv_multipart()
@@ -157,24 +157,24 @@ class BarePeer:
         return header, CODEC.body(header, frames)
 
     def read_until(self, kind: type[msgspec.Struct]) -> tuple[Header, msgspec.Struct]:
-        """The next message of one kind."""
+        """Return the next message of one kind, skipping others."""
         while True:
             header, body = self.read()
             if isinstance(body, kind):
                 return header, body
 
     def close(self) -> None:
-        """Die without a word."""
+        """Close all sockets, as a killed process does."""
         self.dealer.close(0)
         if self.router is not None:
             self.router.close(0)
 
 
 def runtime(folder: Path, **fields: Any) -> RuntimeSettings:
-    """Settings for a runtime folder of a test's own."""
+    """Return runtime settings for a folder of a test's own."""
     return RuntimeSettings(dir=str(folder / "run"), **fields)
 
 
 def progress(number: int) -> Progress:
-    """Mail of a detokenizer that can be told apart by its number."""
+    """Return a detokenizer's message that is identified by its number."""
     return Progress((Gap(Stream(1, 0), number),))

@@ -1,4 +1,4 @@
-"""Samplers made by hand, and results of lanes that sample nothing."""
+"""Builds sampler inputs by hand, and sampled results without log-probabilities."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from noria.services.executor.plan.sampling_metadata import PARAMETERS, SamplerOu
 
 
 def drawn(ids: Sequence[int]) -> SamplerOutput:
-    """What a lane gives back when no row asks for log-probabilities."""
+    """Return sampled ids as a model runner does when no row asks for log-probabilities."""
     empty = np.zeros((len(ids), 0))
     return SamplerOutput(
         np.array(ids, np.int64), np.zeros(0, np.float32), empty.astype(np.int32), empty.astype(np.float32)
@@ -25,7 +25,7 @@ def sampler(
     outputs: Sequence[Sequence[int]] = (),
     banned: Sequence[tuple[int, int]] = (),
 ) -> SamplingMetadata:
-    """Rows at positions from `first_position` on. prompts, outputs: what penalties count."""
+    """Return sampler rows at positions from `first_position` on. prompts, outputs: the tokens that penalties count."""
     rows = len(sampling)
     prompts, outputs = prompts or [()] * rows, outputs or [()] * rows
     histories = [(*prompt, *output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -51,5 +51,5 @@ def sampler(
 
 
 def starts(lengths: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Where each part begins, and where the last one ends."""
+    """Return the start of each part, and the end of the last one."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.array(lengths, np.int64))))

@@ -1,4 +1,4 @@
-"""Scripts of the repository that belong to no package, as modules."""
+"""Loads scripts of the repository that belong to no package as modules."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def script(path: str) -> ModuleType:
-    """The script at this path from the repository's root, run afresh."""
+    """Run the script at a path from the repository's root as a new module and return it."""
     file = ROOT / path
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None

@@ -1,4 +1,4 @@
-"""What happens between a client and a fake front door: each story in an event loop of its own, and within its time."""
+"""Runs client tests against a fake admission: each in an event loop of its own, with a time limit."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,7 @@ Story = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 
 
 def run(door: FrontDoor, story: Story, patience: ClientTimeouts = QUICK) -> None:
-    """Tell a story with a client of this front door."""
+    """Run a test coroutine with a client of this fake admission."""
 
     async def main() -> None:
         async with asyncio.timeout(_STORY_S):
@@ -28,23 +28,23 @@ def run(door: FrontDoor, story: Story, patience: ClientTimeouts = QUICK) -> None
 
 
 def open_requests(client: AsyncClient) -> int:
-    """Requests that are not over, abandoned ones whose end is not yet confirmed included."""
-    return len(client._protocol.calls)
+    """Return how many requests are unfinished, including abandoned ones whose end is not confirmed."""
+    return len(client._exchange.calls)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something is true."""
+    """Wait until a condition is true."""
     while not condition():
         await asyncio.sleep(0.005)
 
 
 async def came(door: FrontDoor, kind: type[Any], count: int = 1) -> Mail:
-    """Wait for the front door to have so many messages of a kind; the last of them."""
+    """Wait until the fake admission has so many messages of a kind; returns the last of them."""
     return await asyncio.to_thread(door.wait_for, kind, count)
 
 
 async def accepted(client: AsyncClient, door: FrontDoor) -> tuple[Generation, bytes]:
-    """The request `r`, which the front door has accepted by hand, and the client's name there."""
+    """Send the request `r` and accept it by hand; returns it and the client's identity there."""
     generation = client.generate("hi", request_id="r")
     mail = await came(door, Generate)
     door.accept(mail)
@@ -52,6 +52,6 @@ async def accepted(client: AsyncClient, door: FrontDoor) -> tuple[Generation, by
 
 
 async def restart(door: FrontDoor) -> None:
-    """The server is another, and has heard nothing yet."""
+    """Restart the fake admission with empty memory, and wait until the client notices."""
     await asyncio.to_thread(door.restart)
     door.received.clear()

@@ -1,4 +1,4 @@
-"""The real supervisor over `child.py` in place of the services: `python supervised.py --config FILE`."""
+"""Runs the real supervisor with `child.py` in place of each service: `python supervised.py --config FILE`."""
 
 import functools
 import sys

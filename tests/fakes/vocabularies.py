@@ -1,4 +1,4 @@
-"""Small tokenizers of every scheme, made in memory, and the real one of the small model."""
+"""Small tokenizers of every kind, made in memory, and the real one of the small model."""
 
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ TEXTS = [
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token as the vocabulary spells it."""
+    """Return the id of a token, given as the vocabulary spells it."""
     found = tokenizer._backend.token_to_id(token)
     assert found is not None
     return int(found)
@@ -119,7 +119,7 @@ def metaspace() -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """WordPiece, which joins and cleans up what is next to each other."""
+    """A WordPiece model, whose decoder joins neighbouring tokens and cleans up spaces."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=True)

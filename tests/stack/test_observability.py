@@ -20,7 +20,7 @@ from e2e.test_console import OPERATOR, load
 from fakes.scripts import script
 from fakes.tiny_model import build_tiny_model
 
-from noria.cli.commands.keys import hash_of
+from noria.cli.commands.keys import hash_key
 from noria.shared.telemetry.instruments import METRICS, MetricKind
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     tenants = {"acme": "", "beta": "", "root": 'classes = ["admin", "standard"]'}
     file = folder / "noria.toml"
     file.write_text(
-        "".join(f'[tenants.{name}]\nkeys = ["{hash_of(name)}"]\n{more}\n' for name, more in tenants.items())
+        "".join(f'[tenants.{name}]\nkeys = ["{hash_key(name)}"]\n{more}\n' for name, more in tenants.items())
     )
     small = ("--max-requests-per-batch", "16", "--num-blocks", "140", "--cpu-offload-space", "0.001")
     with stack(

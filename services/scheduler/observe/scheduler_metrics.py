@@ -6,7 +6,7 @@ from noria.proto.execution import StepDone
 from noria.proto.scheduling import Capacity
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import instruments
-from noria.shared.telemetry.metrics import Histogram, TenantLabels, MetricValue
+from noria.shared.telemetry.metrics import Histogram, MetricValue, TenantLabels
 from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
     ATTRIBUTE_DIRECTION,

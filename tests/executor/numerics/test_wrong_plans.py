@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from executor.numerics.comparison import LEVELS, decoder_of
 from executor.numerics.driving import Answer, Asked, Driver, Way
-from fakes.simulated.lies import changed_body
+from fakes.simulated.faults.wrong_messages import corrupted_body
 from fakes.tiny_model import build_tiny_model
 
 from noria.proto.execution import StepDone, StepPlan
@@ -32,7 +32,7 @@ def wrong_ones(plan: StepPlan, draw: random.Random) -> list[StepPlan]:
     found = []
     for _ in range(_WRONG_PER_PLAN):
         try:
-            found.append(_DECODER.decode(changed_body(body, draw)))
+            found.append(_DECODER.decode(corrupted_body(body, draw)))
         except msgspec.ValidationError:
             continue
     return [each for each in found if each != plan]

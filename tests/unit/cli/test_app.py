@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from noria.cli.app import noria, run
-from noria.cli.config_handover import environment, hand_over, to_toml
+from noria.cli.config_handover import environment_without_options, render_toml, write_config_file
 from noria.proto.base import Service
 from noria.shared.config.config import Config
 from noria.shared.config.options import options
@@ -28,7 +28,7 @@ EVERYTHING = {
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ.keys() - environment().keys():
+    for name in os.environ.keys() - environment_without_options().keys():
         monkeypatch.delenv(name)
 
 
@@ -162,7 +162,7 @@ def test_a_list_may_be_given_by_repeating_its_flag(capsys: pytest.CaptureFixture
 
 def test_a_configuration_handed_over_is_the_same_on_the_other_side() -> None:
     config = load(None, EVERYTHING, {})
-    descriptor = hand_over(config)
+    descriptor = write_config_file(config)
     code = "import sys; from noria.shared.config.sources import load; print(hash(repr(load(sys.argv[1]))))"
     command = [sys.executable, "-c", code, f"/dev/fd/{descriptor}"]
     here = subprocess.run(
@@ -182,7 +182,7 @@ def test_a_configuration_handed_over_is_the_same_on_the_other_side() -> None:
 
 def test_every_default_survives_the_way_through_toml(tmp_path: Path) -> None:
     path = tmp_path / "noria.toml"
-    path.write_text(to_toml(Config()))
+    path.write_text(render_toml(Config()))
     assert load(path, {}, {}) == Config()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from noria.cli.app import run
-from noria.cli.commands.keys import hash_of
-from noria.cli.commands.usage import moment
+from noria.cli.commands.keys import hash_key
+from noria.cli.commands.usage import parse_since
 from noria.shared.config.sources import load
 from noria.shared.errors import UserError
 from noria.shared.usage import ADD, SCHEMA
@@ -27,7 +27,7 @@ def test_a_new_key_is_printed_with_its_hash_as_the_configuration_takes_it(
     assert key is not None
     file = tmp_path / "noria.toml"
     file.write_text(text[text.index("[tenants") :])
-    assert load(file, {}, {}).tenants["acme.eu"].keys == (hash_of(key[0]),)
+    assert load(file, {}, {}).tenants["acme.eu"].keys == (hash_key(key[0]),)
 
 
 def test_two_keys_are_never_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_two_keys_are_never_the_same(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_name_that_no_tenant_can_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["keys", "new", "a b"]) == 2
-    assert "is no name for a tenant" in capsys.readouterr().err
+    assert "is not a valid tenant name" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_where_nothing_was_recorded_that_is_said(capsys: pytest.CaptureFixture[s
 
 
 def test_times_are_durations_or_dates() -> None:
-    assert moment("", NOW_S) == 0
-    assert moment("24h", NOW_S) == NOW_S - 86_400
-    assert moment("2w", NOW_S) == NOW_S - 2 * 604_800
-    assert moment("2027-01-15T08:00+00:00", 0) == 1_800_000_000
+    assert parse_since("", NOW_S) == 0
+    assert parse_since("24h", NOW_S) == NOW_S - 86_400
+    assert parse_since("2w", NOW_S) == NOW_S - 2 * 604_800
+    assert parse_since("2027-01-15T08:00+00:00", 0) == 1_800_000_000
     with pytest.raises(UserError, match="neither a duration"):
-        moment("yesterday", NOW_S)
+        parse_since("yesterday", NOW_S)

@@ -1,11 +1,11 @@
-"""`noria top` draws what it was told, for any size of terminal."""
+"""`noria top` draws the scheduler and the services for any size of terminal."""
 
 import io
 
 import msgspec
 from rich.console import Console
 
-from noria.cli.top.view import Picture, Told
+from noria.cli.top.view import SchedulerView, TopScreen
 from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot, State
 
@@ -33,27 +33,27 @@ AFTER = {
 }
 
 
-def told(content: dict[str, object]) -> Told:
-    return msgspec.json.decode(msgspec.json.encode(content), type=Told)
+def view(content: dict[str, object]) -> SchedulerView:
+    return msgspec.json.decode(msgspec.json.encode(content), type=SchedulerView)
 
 
-def drawn(picture: Picture, width: int = 120, height: int = 60) -> str:
+def drawn(screen: TopScreen, width: int = 120, height: int = 60) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
-    console.print(picture.shown(width, height))
+    console.print(screen.render(width, height))
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
 
 
-def picture() -> Picture:
-    picture = Picture()
-    picture.take(told(BEFORE), 10.0)
-    picture.take(told(AFTER), 10.5)
-    return picture
+def updated_screen() -> TopScreen:
+    screen = TopScreen()
+    screen.update(view(BEFORE), 10.0)
+    screen.update(view(AFTER), 10.5)
+    return screen
 
 
-def test_rates_shares_cache_and_the_wheel_are_shown() -> None:
-    text = drawn(picture())
+def test_rates_shares_cache_and_the_step_chart_are_shown() -> None:
+    text = drawn(updated_screen())
     assert "1/40 running  2 waiting  100 tokens/s  200 computed/s  cache 38% held  50% of prompts found in it" in text
     batch = next(line for line in text.splitlines() if line.startswith("batch"))
     assert batch.split()[:6] == ["batch", "acme", "1", "2", "0", "75%"]
@@ -63,16 +63,16 @@ def test_rates_shares_cache_and_the_wheel_are_shown() -> None:
 
 
 def test_a_small_terminal_shows_some_slots_and_says_how_many_are_left_out() -> None:
-    text = drawn(picture(), width=60, height=30)
+    text = drawn(updated_screen(), width=60, height=30)
     assert "and 34 more slots" in text
     assert max(map(len, text.splitlines())) <= 60
 
 
 def test_services_are_listed_and_a_scheduler_that_is_away_is_told() -> None:
-    gone = picture()
+    gone = updated_screen()
     who = msgspec.json.encode({"incarnation": "abc", "uptime_s": 7.2, "cpu_s": 1.0, "memory_bytes": 2 << 20})
     gone.services = {Service.ADMISSION: Snapshot("admission", 12, State.READY, who)}
-    gone.take(None, 11.0)
+    gone.update(None, 11.0)
     text = drawn(gone)
     assert "the scheduler does not answer" in text
     assert gone.since == "", "its next life is asked for everything"
