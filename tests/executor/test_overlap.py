@@ -1,4 +1,4 @@
-"""Step N + 1 is prepared while N computes, shown by what the shell records over a lane of a set compute time."""
+"""Step N + 1 is prepared while N computes, shown by what the shell records over a model runner of a set compute time."""
 
 import json
 from itertools import pairwise
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fakes.shell_drive import ShellDrive
-from fakes.timed_lane import SimulatedLane
+from fakes.timed_runner import SimulatedRunner
 
 from noria.cli.app import noria
 from noria.proto.execution import Geometry, Group
@@ -29,7 +29,7 @@ STEPS = 12
 
 def steps(in_flight: int) -> list[StepTiming]:
     drive = ShellDrive(
-        lambda wake: SimulatedLane(LOADED, COMPUTE_S, wake),
+        lambda wake: SimulatedRunner(LOADED, COMPUTE_S, wake),
         CoreSettings(max_batch_tokens=64, max_requests_per_batch=8, steps_in_flight=in_flight),
     )
     geometry = drive.load()

@@ -1,4 +1,4 @@
-"""The executor's shell against a lane that is turned by hand: epochs, failures, order, and what is told to whom."""
+"""The executor's shell against a model runner that is turned by hand: epochs, failures, order, and what is told to whom."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ LOADED = LoadedModel(SHAPE, GEOMETRY, 1, MemoryPlan(1, (MemoryShare("weights", 1
 
 
 @dataclass(eq=False)
-class HandLane:
+class HandRunner:
     """Computes when told; every sampled id is 9."""
 
     batches: deque[Batch] = field(default_factory=deque)
@@ -101,11 +101,11 @@ class Letters:
 
 class Bench:
     def __init__(self, *, loaded: bool = True) -> None:
-        self.lane, self.letters = HandLane(), Letters()
+        self.runner, self.letters = HandRunner(), Letters()
         telemetry = Telemetry(Service.EXECUTOR, 1, TelemetrySettings())
-        self.shell = ExecutorShell(self.letters, telemetry, lambda: self.lane)
+        self.shell = ExecutorShell(self.letters, telemetry, lambda: self.runner)
         if loaded:
-            self.lane.outcomes.append(LOADED)
+            self.runner.outcomes.append(LOADED)
             self.shell.advance(0)
             self.letters.sent.clear()
 
@@ -131,8 +131,8 @@ class Bench:
         """Advance, compute one batch, advance; what was sent."""
         self.letters.sent.clear()
         self.shell.advance(0)
-        if self.lane.batches:
-            self.lane.turn(failure)
+        if self.runner.batches:
+            self.runner.turn(failure)
         self.shell.advance(0)
         return list(self.letters.sent)
 
@@ -147,7 +147,7 @@ def test_geometry_is_told_once_the_model_is_loaded_and_to_each_new_scheduler() -
     bench.shell.joined(Service.SCHEDULER)
     assert bench.letters.sent == []
     assert bench.shell.state() is State.STARTING
-    bench.lane.outcomes.append(LOADED)
+    bench.runner.outcomes.append(LOADED)
     bench.shell.advance(0)
     bench.shell.joined(Service.SCHEDULER)
     assert bench.letters.sent == [GEOMETRY, GEOMETRY]
@@ -156,7 +156,7 @@ def test_geometry_is_told_once_the_model_is_loaded_and_to_each_new_scheduler() -
 
 def test_a_model_that_cannot_be_loaded_stops_the_process_with_its_reason() -> None:
     bench = Bench(loaded=False)
-    bench.lane.outcomes.append(LoadFailed("no such model"))
+    bench.runner.outcomes.append(LoadFailed("no such model"))
     bench.shell.advance(0)
     assert bench.letters.stopped
     assert bench.shell.failed == "no such model"
@@ -168,7 +168,7 @@ def test_the_next_plan_is_prepared_while_a_step_computes_and_a_third_waits() -> 
     bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
     bench.plan(1, 3, slices=(Slice(0, 4, 1, True, True),))
     bench.shell.advance(0)
-    assert [batch.number for batch in bench.lane.batches] == [1, 2]
+    assert [batch.number for batch in bench.runner.batches] == [1, 2]
     assert bench.shell.snapshot()["queued_plans"] == 3
     done = [bench.turn(), bench.turn(), bench.turn()]
     assert [each.number for (each,) in done if isinstance(each, StepDone)] == [1, 2, 3]
@@ -266,7 +266,7 @@ def test_plans_of_the_former_epoch_are_not_computed_after_an_inventory() -> None
     bench.turn()
     bench.plan(1, 2, slices=(Slice(0, 3, 1, True, True),))
     assert bench.turn() == []
-    assert not bench.lane.batches
+    assert not bench.runner.batches
 
 
 def test_a_scheduler_that_opens_an_epoch_is_sent_no_inventory_any_more() -> None:
@@ -304,7 +304,7 @@ def test_a_stream_that_left_its_slot_long_ago_is_forgotten() -> None:
     for number in range(2, PLANS_KEPT + 4):
         bench.turn()
         bench.plan(1, number, release=(0,), fill=(filled(number),))
-    while bench.lane.batches or bench.shell.snapshot()["queued_plans"]:
+    while bench.runner.batches or bench.shell.snapshot()["queued_plans"]:
         bench.turn()
     bench.shell.joined(Service.SCHEDULER)
     (inventory,) = bench.turn()
@@ -315,7 +315,7 @@ def test_a_stream_that_left_its_slot_long_ago_is_forgotten() -> None:
 def test_what_was_swapped_out_is_told_with_what_was_sampled_after_it_had_left_its_slot() -> None:
     bench = Bench(loaded=False)
     shape, geometry = replace(SHAPE, num_host_chunks=8), replace(GEOMETRY, host_slots=8)
-    bench.lane.outcomes.append(replace(LOADED, shape=shape, geometry=geometry))
+    bench.runner.outcomes.append(replace(LOADED, shape=shape, geometry=geometry))
     bench.shell.advance(0)
     bench.open(1)
     bench.shell.advance(0)
@@ -367,6 +367,6 @@ def test_steps_one_after_the_other_are_no_hang() -> None:
         bench.plan(1, number, slices=(Slice(0, number + 1, 1, True, True),))
         bench.shell.advance(now_ns)
         now_ns += int(HANG_S * 0.9e9)
-        bench.lane.turn()
+        bench.runner.turn()
         bench.shell.advance(now_ns)
     assert not bench.shell.hung

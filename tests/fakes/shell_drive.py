@@ -1,4 +1,4 @@
-"""The scheduler's core and the executor's shell in one process, without sockets, over a lane that works in threads."""
+"""The scheduler's core and the executor's shell in one process, without sockets, over a model runner that works in threads."""
 
 import threading
 import time
@@ -27,9 +27,9 @@ PATIENCE_S = 60.0
 
 @dataclass(eq=False)
 class ShellDrive:
-    """make_lane: is given what wakes the shell. Ends in an error when nothing comes for PATIENCE_S."""
+    """make_runner: is given what wakes the shell. Ends in an error when nothing comes for PATIENCE_S."""
 
-    make_lane: Callable[[Callable[[], None]], ModelRunner]
+    make_runner: Callable[[Callable[[], None]], ModelRunner]
     settings: CoreSettings
     bodies: deque[msgspec.Struct] = field(default_factory=deque)
     failures: list[StepFailed] = field(default_factory=list)
@@ -38,7 +38,7 @@ class ShellDrive:
     def __post_init__(self) -> None:
         self.woken = threading.Event()
         telemetry = Telemetry(Service.EXECUTOR, 0, TelemetrySettings())
-        self.shell = ExecutorShell(self, telemetry, lambda: self.make_lane(self.woken.set))
+        self.shell = ExecutorShell(self, telemetry, lambda: self.make_runner(self.woken.set))
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
         self.bodies.append(body)
@@ -81,9 +81,9 @@ class ShellDrive:
         self.shell.close()
 
     def _turn(self, due_ns: int | None = None) -> None:
-        """Wait for the lane, or until the next plan is due."""
+        """Wait for the model runner, or until the next plan is due."""
         if due_ns is None:
-            assert self.woken.wait(PATIENCE_S), "nothing comes from the lane"
+            assert self.woken.wait(PATIENCE_S), "nothing comes from the model runner"
         else:
             self.woken.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
         self.woken.clear()

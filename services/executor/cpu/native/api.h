@@ -112,8 +112,8 @@ struct NoriaPages {
   void* plan;                  // who computes what of attention: attention_plan
 };
 
-// One layer's pages (stores.py): rows of page_bytes, [page_size][kv_heads][head_dim] numbers, then int8's bfloat16 scales.
-// tiled (tiles.py): bfloat16, head_dim a multiple of 32 and page_size of 16; keys [kv_heads][page_size / 16][head_dim / 2][16][2],
+// One layer's pages (kv_cache/page_formats.py): rows of page_bytes, [page_size][kv_heads][head_dim] numbers, then int8's bfloat16 scales.
+// tiled (kv_cache/tiled_pages.py): bfloat16, head_dim a multiple of 32 and page_size of 16; keys [kv_heads][page_size / 16][head_dim / 2][16][2],
 // values [kv_heads][page_size / 2][head_dim / 32][even numbers, odd ones][16][2]. All that is in such pages is finite.
 struct NoriaCache {
   uint8_t* keys;

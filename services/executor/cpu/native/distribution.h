@@ -2,7 +2,7 @@
 //
 // A pass takes the row in blocks of 256 logits, each as 16 vectors. A block leaves one vector of maxima, over its 16
 // logits of each lane, and the sum of its weights in float64. So the k-th largest of all, and what lies above a score, is
-// found by looking at 1/16 of the row. Scores and weights are those of sampling.py, bit by bit.
+// found by looking at 1/16 of the row. Scores and weights are those of cpu/reference_sampling.py, bit by bit.
 
 #pragma once
 #include <float.h>
@@ -41,7 +41,7 @@ struct Candidates {
 
 INLINE Floats scores(Floats logits, Scale s) { return (logits - splat(s.top)) * splat(s.scale); }
 
-// 2^score of sampling.py: minimax polynomial, no fused operations.
+// 2^score of cpu/reference_sampling.py: minimax polynomial, no fused operations.
 INLINE Floats weights(Floats scores) {
   const Floats clipped = maximum(scores, splat(SCORE_MIN)), whole = rounded(clipped), part = clipped - whole;
   Floats power = splat(0x1.5bba14p-10f);

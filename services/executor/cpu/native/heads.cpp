@@ -1,6 +1,6 @@
 // From a product's queries, keys and values to rotated queries and a written cache: one token after the other.
 //
-// The cache's formats are those of stores.py and tiles.py: pages written here and there may be read by either.
+// The cache's formats are those of page_formats.py and tiled_pages.py: pages written here and there may be read by either.
 
 #include "api.h"
 #include "threads.h"
@@ -61,7 +61,7 @@ INLINE Floats paired(Floats x, int64_t size) {
   return multiply_add(x, load(signs), swapped<HALF>(x));
 }
 
-// A head times a normalised Hadamard matrix, blockwise where its size is no power of two (stores.py's spread). Whole
+// A head times a normalised Hadamard matrix, blockwise where its size is no power of two (page_formats.py's spread). Whole
 // vectors are computed: there is room behind the head.
 INLINE void spread(float* head, int64_t size) {
   for (int64_t at = 0; at < size; at += LANES)

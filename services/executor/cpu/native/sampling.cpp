@@ -1,4 +1,4 @@
-// Sampling: exactly what sampling.py defines, over the whole vocabulary, in one pass for greedy rows and two for others.
+// Sampling: exactly what cpu/reference_sampling.py defines, over the whole vocabulary, in one pass for greedy rows and two for others.
 //
 // Rows are independent. They are given to threads whole, so that a row stays in the second-level cache between its passes;
 // fewer long rows than threads are shared, each pass cut into spans of blocks. Both run the same steps in the same order of
@@ -42,7 +42,7 @@ INLINE bool adjusts(const Work& w) {
   return s.bias_starts[i] < s.bias_starts[i + 1] || s.history_starts[i] < s.history_starts[i + 1];
 }
 
-// Philox4x32-10 by (seed, position), as philox.py: a number in [0, 1) of 53 bits.
+// Philox4x32-10 by (seed, position), as cpu/philox.py: a number in [0, 1) of 53 bits.
 double uniform(uint64_t seed, uint64_t position) {
   uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), 0, 0};
   uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};

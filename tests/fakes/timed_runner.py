@@ -1,4 +1,4 @@
-"""A lane that computes nothing and takes as long as it is told to, for what happens around it."""
+"""A model runner that computes nothing and takes as long as it is told to, for what happens around it."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from noria.services.executor.runner.model_runner import StepComputed, StepTimest
 from noria.services.executor.runner.threaded_runner import ThreadedModelRunner
 
 
-class SimulatedLane(ThreadedModelRunner):
+class SimulatedRunner(ThreadedModelRunner):
     """compute_s may be set at any time. Every sampled id is 9."""
 
     def __init__(self, loaded: LoadedModel, compute_s: float, wake: Callable[[], None]) -> None:
@@ -20,7 +20,7 @@ class SimulatedLane(ThreadedModelRunner):
         self._closed = threading.Event()
         self._outcomes.append(loaded)
         self._ended_ns = 0
-        self._thread = threading.Thread(target=self._run, name="simulated lane", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="simulated model runner", daemon=True)
         self._thread.start()
 
     def close(self) -> bool:
