@@ -7,14 +7,14 @@ The first terminal entry of a stream wins, wherever it comes from. Knows nothing
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.admission.core import invariants, journal_writing, recovery, snapshot
+from noria.services.admission.core import invariants, journaling, snapshot
 from noria.services.admission.core.client_handler import Desk
 from noria.services.admission.core.clients.delivery import Delivery
 from noria.services.admission.core.intake import intake
+from noria.services.admission.core.journaling import Recovered
 from noria.services.admission.core.ledger.unsaved_changes import Page
 from noria.services.admission.core.ledger.usage_counters import Told
 from noria.services.admission.core.peer_handler import Peers
-from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.core.state.admission_state import Books
 from noria.services.admission.core.state.events import (
     Arrival,
@@ -110,7 +110,7 @@ class Admission:
 
     def accounted(self, told: Told) -> None:
         """Costs are written down up to there."""
-        journal_writing.accounted(self.books, told)
+        journaling.accounted(self.books, told)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
@@ -125,7 +125,7 @@ class Admission:
 
         To be called before anything else. Whoever is not finished goes on; its client has a while to come for it.
         """
-        for request in recovery.recover(self.books, recovered, now_ns):
+        for request in journaling.recover(self.books, recovered, now_ns):
             self._patience.watch(request)
 
     def page(self, now_ns: int) -> Page | None:
@@ -133,11 +133,11 @@ class Admission:
 
         Then `written` or `unwritten` must be called with it, before any other event.
         """
-        return journal_writing.page(self.books, now_ns)
+        return journaling.page(self.books, now_ns)
 
     def written(self, page: Page) -> None:
         """The page is on record."""
-        journal_writing.written(self.books, page)
+        journaling.written(self.books, page)
 
     def unwritten(self, now_ns: int) -> None:
         """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.

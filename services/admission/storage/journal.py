@@ -15,9 +15,9 @@ import msgspec
 
 from noria.proto.base import Service, Stream
 from noria.proto.scheduling import Doubt
+from noria.services.admission.core.journaling import Recovered
 from noria.services.admission.core.ledger.request import Request
 from noria.services.admission.core.ledger.unsaved_changes import Mark, Page, Part, parts_of
-from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.core.tenants.class_totals import Account, Traffic
 from noria.services.admission.storage import journal_records
 from noria.services.admission.storage.commit_count import commits_path

@@ -20,7 +20,7 @@ import pytest
 from fakes.journal_writer import STREAMS, token
 from structlog.testing import capture_logs
 
-from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.core.journaling import Recovered
 from noria.services.admission.storage.commit_count import commits_path
 from noria.services.admission.storage.database import Sync
 from noria.services.admission.storage.journal import Journal, open_journal

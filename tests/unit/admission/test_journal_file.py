@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes.journal_writer import STREAMS, token
 
-from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.core.journaling import Recovered
 from noria.services.admission.storage.database import Database, Write
 from noria.services.admission.storage.journal import SCHEMA, Journal, open_journal
 from noria.services.admission.storage.journal_records import Clock

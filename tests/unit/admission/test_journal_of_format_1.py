@@ -10,8 +10,8 @@ from fakes.admission_bench import FIRST_NUMBER, Bench, policy, rules, tenant
 from noria.proto.base import End, Stream
 from noria.proto.output import Open
 from noria.services.admission.core.admission import Admission
+from noria.services.admission.core.journaling import Recovered
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.recovery import Recovered
 from noria.services.admission.storage.database import Database
 from noria.services.admission.storage.journal import SCHEMA, Journal
 from noria.services.admission.storage.journal_records import Clock
