@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy, TenantRule
 from noria.services.admission.metrics import bounds
 from noria.shared.config.config import Config
 from noria.shared.config.tenants import KEY_PREFIX, allowed_classes, default_class_of
@@ -20,8 +20,8 @@ class AdmissionConfig:
     message_bytes_max: largest message on the public mailbox.
     """
 
-    rules: Rules
-    policy: Policy
+    rules: AdmissionLimits
+    policy: TenantPolicy
     message_bytes_max: int
 
 
@@ -29,7 +29,7 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
     """Gather the limits and the facts of the model in `folder`. Raises UserError when it is unusable."""
     facts = model_folder.facts(folder, config.model)
     limits, runtime = config.limits, config.runtime
-    rules = Rules(
+    rules = AdmissionLimits(
         models=model_folder.served_names(config.model),
         context_tokens=facts.max_model_tokens,
         vocabulary=facts.vocabulary,
@@ -51,7 +51,7 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
     return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
 
 
-def admission_policy(config: Config) -> Policy:
+def admission_policy(config: Config) -> TenantPolicy:
     """Classes and tenants as the core knows them. Where the file names none, the built-in classes limit nothing."""
     limited = config.has_policy
     classes = {
@@ -83,4 +83,4 @@ def admission_policy(config: Config) -> Policy:
         )
         for name, each in config.tenants.items()
     )
-    return Policy(classes, tenants)
+    return TenantPolicy(classes, tenants)

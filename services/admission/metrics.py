@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from noria.proto.base import End
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.tenants.class_totals import Account, Measure, Traffic
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.tenants.class_totals import ClassTotals, StreamMeasure, UsageKey
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Metric
 from noria.shared.telemetry.metrics import Attributes, Labels, Value
@@ -18,20 +18,20 @@ from noria.shared.telemetry.telemetry import Publication
 
 _NS: Final = 1_000_000_000
 # Each measure's metric, and how many of the measure's units are one of the metric's.
-_MEASURED: Final[dict[Measure, tuple[Metric, int]]] = {
-    Measure.QUEUE: (instruments.QUEUE_TIME, _NS),
-    Measure.PREFILL: (instruments.PREFILL_TIME, _NS),
-    Measure.FIRST_TOKEN: (instruments.FIRST_TOKEN_TIME, _NS),
-    Measure.INTERVAL: (instruments.TOKEN_INTERVAL, _NS),
-    Measure.DECODE: (instruments.DECODE_TIME, _NS),
-    Measure.RECLAIM: (instruments.RECLAIM_TIME, _NS),
-    Measure.WHOLE: (instruments.STREAM_TIME, _NS),
-    Measure.PROMPT_TOKENS: (instruments.STREAM_PROMPT_TOKENS, 1),
-    Measure.OUTPUT_TOKENS: (instruments.STREAM_OUTPUT_TOKENS, 1),
+_MEASURED: Final[dict[StreamMeasure, tuple[Metric, int]]] = {
+    StreamMeasure.QUEUE: (instruments.QUEUE_TIME, _NS),
+    StreamMeasure.PREFILL: (instruments.PREFILL_TIME, _NS),
+    StreamMeasure.FIRST_TOKEN: (instruments.FIRST_TOKEN_TIME, _NS),
+    StreamMeasure.INTERVAL: (instruments.TOKEN_INTERVAL, _NS),
+    StreamMeasure.DECODE: (instruments.DECODE_TIME, _NS),
+    StreamMeasure.RECLAIM: (instruments.RECLAIM_TIME, _NS),
+    StreamMeasure.WHOLE: (instruments.STREAM_TIME, _NS),
+    StreamMeasure.PROMPT_TOKENS: (instruments.STREAM_PROMPT_TOKENS, 1),
+    StreamMeasure.OUTPUT_TOKENS: (instruments.STREAM_OUTPUT_TOKENS, 1),
 }
 
 
-def bounds() -> dict[Measure, tuple[int, ...]]:
+def bounds() -> dict[StreamMeasure, tuple[int, ...]]:
     """Where the buckets of each measure end, in its own units."""
     return {
         measure: tuple(round(bound * units) for bound in metric.bounds)
@@ -39,10 +39,10 @@ def bounds() -> dict[Measure, tuple[int, ...]]:
     }
 
 
-class TrafficMetrics(Publication):
+class ClassMetrics(Publication):
     """Metrics of the books. tenants_max: how many tenants have figures of their own."""
 
-    def __init__(self, books: Books, tenants_max: int) -> None:
+    def __init__(self, books: AdmissionState, tenants_max: int) -> None:
         self._books = books
         self._labels = Labels(tenants_max)
 
@@ -63,18 +63,18 @@ class TrafficMetrics(Publication):
         yield Value(instruments.RETAINED, len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing))
         yield Value(instruments.TOKENIZING, len(ledger.tokenizing))
 
-    def _in_flight(self) -> dict[Account, int]:
+    def _in_flight(self) -> dict[UsageKey, int]:
         counts = dict.fromkeys(self._books.accounts.traffic, 0)
         for request in self._books.ledger.live.values():
             counts[self._books.accounts.of(request)] += request.unfinished
         return counts
 
-    def _attributes(self, account: Account) -> Attributes:
+    def _attributes(self, account: UsageKey) -> Attributes:
         """Class and tenant as metrics call them."""
         return ((ATTRIBUTE_CLASS, account.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(account.tenant)))
 
 
-def _counts(traffic: Traffic, whose: Attributes) -> Iterator[Value]:
+def _counts(traffic: ClassTotals, whose: Attributes) -> Iterator[Value]:
     used = traffic.used
     yield Value(instruments.STREAMS_ACCEPTED, traffic.accepted, whose)
     for end, count in traffic.ended.items():
@@ -89,7 +89,7 @@ def _counts(traffic: Traffic, whose: Attributes) -> Iterator[Value]:
     yield Value(instruments.USED_CACHE, used.block_us, whose)
 
 
-def _distributions(traffic: Traffic, whose: Attributes) -> Iterator[Value]:
+def _distributions(traffic: ClassTotals, whose: Attributes) -> Iterator[Value]:
     for series, each in traffic.measured.items():
         metric, units = _MEASURED[series.measure]
         attributes = (*whose, (ATTRIBUTE_END, End(series.end).label)) if series.end else whose

@@ -4,14 +4,14 @@ from typing import Final, assert_never
 
 from noria.proto.base import Service
 from noria.services.admission.core.state.events import (
-    AcceptedNote,
-    AttachedNote,
-    EndedNote,
-    Note,
-    RecoveredNote,
-    RefusedNote,
+    AcceptedLogEntry,
+    AttachedLogEntry,
+    EndedLogEntry,
+    RecoveredLogEntry,
+    RefusedLogEntry,
+    RequestLogEntry,
 )
-from noria.services.admission.tokenizer_pool import Result
+from noria.services.admission.tokenizer_pool import TokenizeResult
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
@@ -28,7 +28,7 @@ from noria.shared.telemetry.tracing import NOTHING, trace_id
 _ID_CHARACTERS_SHOWN: Final = 128
 
 
-class Chronicle:
+class RequestLog:
     """Writes the log; holds the span of each request between its receipt and the answer."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -51,7 +51,7 @@ class Chronicle:
         """A `Generate` was not even looked at: end its span."""
         self._end_span(client, request_id).end({ATTRIBUTE_DECISION: "too many clients"}, error="too many clients")
 
-    def tokenized(self, result: Result) -> None:
+    def tokenized(self, result: TokenizeResult) -> None:
         """A job is done: record its span afterwards."""
         if self._telemetry.enabled:
             span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
@@ -60,20 +60,20 @@ class Chronicle:
                 error=result.code.value if result.problem else "",
             )
 
-    def write(self, note: Note) -> None:
+    def write(self, note: RequestLogEntry) -> None:
         """Log what happened to a request, and end its span when it is answered."""
         match note:
-            case AcceptedNote():
+            case AcceptedLogEntry():
                 self._accepted(note)
-            case RefusedNote():
+            case RefusedLogEntry():
                 self._refused(note)
-            case AttachedNote():
+            case AttachedLogEntry():
                 self._log.info("request attached", request=note.number, id=note.id, client=note.client)
                 if not note.awaited:
                     self._end_span(note.client, note.id).end(
                         {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_DECISION: "attached"}
                     )
-            case EndedNote():
+            case EndedLogEntry():
                 self._log.info(
                     "stream ended",
                     request=note.number,
@@ -87,12 +87,12 @@ class Chronicle:
                     **_trace(note.traceparent),
                 )
                 self._end_span(note.client, note.id).end({ATTRIBUTE_DECISION: note.end.label}, error=note.end.label)
-            case RecoveredNote():
+            case RecoveredLogEntry():
                 self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
             case _:
                 assert_never(note)
 
-    def _accepted(self, note: AcceptedNote) -> None:
+    def _accepted(self, note: AcceptedLogEntry) -> None:
         self._log.info(
             "request accepted",
             request=note.number,
@@ -114,7 +114,7 @@ class Chronicle:
             }
         )
 
-    def _refused(self, note: RefusedNote) -> None:
+    def _refused(self, note: RefusedLogEntry) -> None:
         span = self._end_span(note.client, note.id)
         self._log.info(
             "request refused",

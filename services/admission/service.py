@@ -19,28 +19,28 @@ from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.core.admission import Admission
-from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.state.events import (
-    Arrival,
-    Draining,
+    AdmissionOutput,
+    ClientMessage,
+    ClockTick,
+    DrainRequested,
     FromClient,
-    Joined,
-    Lost,
-    News,
-    PolicyChanged,
-    Tick,
-    Tokenized,
-    Turn,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PromptTokenized,
+    TenancyChanged,
 )
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.metrics import TrafficMetrics
-from noria.services.admission.public_mailbox import Door, Outcome
-from noria.services.admission.request_log import Chronicle
-from noria.services.admission.request_names import Names
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.metrics import ClassMetrics
+from noria.services.admission.public_mailbox import PublicMailbox, SendResult
+from noria.services.admission.request_log import RequestLog
+from noria.services.admission.request_names import RequestNames
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import Clock
-from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.telemetry.instruments import ADMISSION_METRICS
@@ -68,11 +68,11 @@ class AdmissionService:
         self,
         actor: Actor,
         telemetry: Telemetry,
-        door: Door,
+        door: PublicMailbox,
         pool: TokenizerPool,
-        rules: Rules,
-        policy: Policy,
-        usage: UsageBook,
+        rules: AdmissionLimits,
+        policy: TenantPolicy,
+        usage: UsageWriter,
         journal: Journal | None = None,
     ) -> None:
         self._actor = actor
@@ -84,11 +84,11 @@ class AdmissionService:
         self._journal = journal
         if journal is not None:
             now_ns = time.monotonic_ns()
-            self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
+            self._core.recover(journal.read(now_ns, ClockOffset.read()), now_ns)
             telemetry.go_on(ADMISSION_METRICS, journal.began_unix_ns())
-        telemetry.add(TrafficMetrics(self._core.books, telemetry.settings.tenants_max))
-        self._chronicle = Chronicle(telemetry)
-        self._names = Names()
+        telemetry.add(ClassMetrics(self._core.books, telemetry.settings.tenants_max))
+        self._chronicle = RequestLog(telemetry)
+        self._names = RequestNames()
         actor.on_question(self._names.answer)
         self._digests = msgspec.msgpack.Encoder()
         self._draining = self._handed_over = False
@@ -101,17 +101,17 @@ class AdmissionService:
         match body:
             case Capacity() | Reclaims() | Expenses() | Suspected() | Texts() | Unknown():
                 self._taken += 1
-                self._core.apply(News(body, time.monotonic_ns(), header.incarnation))
+                self._core.apply(PeerMessage(body, time.monotonic_ns(), header.incarnation))
             case _:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
     def joined(self, peer: Service) -> None:
         """A peer is told of every unfinished stream."""
-        self._core.apply(Joined(peer))
+        self._core.apply(PeerJoined(peer))
 
     def lost(self, peer: Service) -> None:
         """Without it nothing is accepted; what was accepted waits for its return."""
-        self._core.apply(Lost(peer))
+        self._core.apply(PeerLost(peer))
 
     def congested(self, peer: Service) -> None:
         """Counted here; what was not taken is restored where it was sent."""
@@ -123,9 +123,9 @@ class AdmissionService:
         for result in self._pool.collect():
             self._chronicle.tokenized(result)
             self._core.apply(
-                Tokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
+                PromptTokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
             )
-        self._core.apply(Tick(now_ns))
+        self._core.apply(ClockTick(now_ns))
         used_ns = self._put_on_record(now_ns)
         turn = self._core.take(now_ns)
         for note in turn.notes:
@@ -141,9 +141,9 @@ class AdmissionService:
         wanted = (self._core.wanted_ns(), used_ns)
         return min((each for each in wanted if each is not None), default=None)
 
-    def change_policy(self, policy: Policy) -> None:
+    def change_policy(self, policy: TenantPolicy) -> None:
         """Classes and tenants were read again; what is under way goes on."""
-        self._core.apply(PolicyChanged(policy, time.monotonic_ns()))
+        self._core.apply(TenancyChanged(policy, time.monotonic_ns()))
 
     def state(self) -> State:
         """READY from the start: the tokenizer is loaded before the mailbox is bound. STOPPED: drained, nothing is left to do."""
@@ -168,7 +168,7 @@ class AdmissionService:
     def drain(self, timeout_ms: int) -> None:
         """Accept nothing more; shed what is unfinished after the time."""
         self._draining = True
-        self._core.apply(Draining(time.monotonic_ns() + timeout_ms * 1_000_000))
+        self._core.apply(DrainRequested(time.monotonic_ns() + timeout_ms * 1_000_000))
 
     def close(self) -> None:
         """Release the socket and the threads.
@@ -201,7 +201,7 @@ class AdmissionService:
             for client in clients:
                 delivery.answer(client, Pong())  # to see whether its connection is still there
             for client in delivery.due(now_ns):
-                if self._serve(client, now_ns) is Outcome.GONE:
+                if self._serve(client, now_ns) is SendResult.GONE:
                     delivery.remove(client)
             self._door.socket.poll(_FAREWELL_POLL_MS)
             self._open_door()
@@ -215,14 +215,14 @@ class AdmissionService:
                 if isinstance(body, Generate):
                     self._chronicle.turned_away(name, body.id)
 
-    def _arrival(self, name: str, header: Header, body: FromClient) -> Arrival:
+    def _arrival(self, name: str, header: Header, body: FromClient) -> ClientMessage:
         now_ns = time.monotonic_ns()
         traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
         if not isinstance(body, Generate):
-            return Arrival(name, header.incarnation, body, now_ns, traceparent=traceparent)
+            return ClientMessage(name, header.incarnation, body, now_ns, traceparent=traceparent)
         traceparent, within = self._chronicle.received(name, body.id, traceparent)
         seed = secrets.randbits(63)
-        return Arrival(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
+        return ClientMessage(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
 
     def _digest(self, body: Generate) -> bytes:
         # Credentials may be renewed between two tries of one request, and must not end up anywhere; a gateway may be
@@ -247,14 +247,14 @@ class AdmissionService:
         if page is None:
             # What a stream cost comes after its end and can wait, but not before a page that says that it has ended.
             return None if self._core.stuck else self._usage.advance(now_ns)
-        if self._journal.write(page, Clock.read(), self._usage.writes()):
+        if self._journal.write(page, ClockOffset.read(), self._usage.writes()):
             self._core.written(page)
             self._usage.written()
         else:
             self._core.unwritten(now_ns)
         return None
 
-    def _tell_peers(self, turn: Turn) -> None:
+    def _tell_peers(self, turn: AdmissionOutput) -> None:
         scheduler = self._send(Service.SCHEDULER, turn.scheduler)
         detokenizer = self._send(Service.DETOKENIZER, turn.detokenizer)
         if scheduler or detokenizer:
@@ -270,13 +270,13 @@ class AdmissionService:
                 return len(messages) - position if self._actor.mailbox.links[peer].joined else 0
         return 0
 
-    def _serve(self, client: Client, now_ns: int) -> Outcome:
+    def _serve(self, client: ClientSession, now_ns: int) -> SendResult:
         """Send what a client is owed, until its socket takes no more; returns what became of the last message."""
         delivery = self._core.delivery
         while (parcel := delivery.next(client)) is not None:
             outcome = self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body)
-            if outcome is not Outcome.SENT:
+            if outcome is not SendResult.SENT:
                 delivery.blocked(client, now_ns)
                 return outcome
             delivery.sent(parcel)
-        return Outcome.SENT
+        return SendResult.SENT

@@ -8,31 +8,31 @@ from typing import assert_never
 
 from noria.proto.base import End
 from noria.services.admission.core import invariants, journaling, snapshot
-from noria.services.admission.core.client_handler import Desk
-from noria.services.admission.core.clients.delivery import Delivery
+from noria.services.admission.core.client_handler import ClientHandler
+from noria.services.admission.core.clients.delivery import ClientDelivery
 from noria.services.admission.core.intake import intake
-from noria.services.admission.core.journaling import Recovered
-from noria.services.admission.core.ledger.unsaved_changes import Page
-from noria.services.admission.core.ledger.usage_counters import Told
-from noria.services.admission.core.peer_handler import Peers
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.journaling import JournalContents
+from noria.services.admission.core.ledger.unsaved_changes import JournalPage
+from noria.services.admission.core.ledger.usage_counters import CountedCosts
+from noria.services.admission.core.peer_handler import PeerHandler
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.state.events import (
-    Arrival,
-    Draining,
-    Event,
-    Joined,
-    Lost,
-    News,
-    PolicyChanged,
-    Tick,
-    Tokenized,
-    Turn,
+    AdmissionEvent,
+    AdmissionOutput,
+    ClientMessage,
+    ClockTick,
+    DrainRequested,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PromptTokenized,
+    TenancyChanged,
 )
 from noria.services.admission.core.state.outbox import ToDetokenizer, ToScheduler
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.core.timeouts import Patience
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.core.timeouts import RequestTimeouts
 
 _UNRECORDED = "what is accepted could not be written down, perhaps because the disk is full; try again"
 
@@ -40,14 +40,14 @@ _UNRECORDED = "what is accepted could not be written down, perhaps because the d
 class Admission:
     """The pure core. `first_number` must be above every request number used before in the life of a journal."""
 
-    def __init__(self, rules: Rules, first_number: int, policy: Policy | None = None) -> None:
-        self.books = Books.open(rules, first_number, policy or Policy())
-        self._patience = Patience(self.books)
-        self._desk = Desk(self.books, self._patience)
-        self._peers = Peers(self.books)
+    def __init__(self, rules: AdmissionLimits, first_number: int, policy: TenantPolicy | None = None) -> None:
+        self.books = AdmissionState.open(rules, first_number, policy or TenantPolicy())
+        self._patience = RequestTimeouts(self.books)
+        self._desk = ClientHandler(self.books, self._patience)
+        self._peers = PeerHandler(self.books)
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> ClientDelivery:
         """What clients are owed."""
         return self.books.delivery
 
@@ -66,49 +66,49 @@ class Admission:
         """Whether it was told to take nothing more, everything has ended, and every reader has its end."""
         return self.books.drain_ns is not None and not self.busy and not self.delivery.attachments
 
-    def apply(self, event: Event) -> bool:
+    def apply(self, event: AdmissionEvent) -> bool:
         """Take one event; False when there are too many clients to take a message from another one."""
         match event:
-            case Arrival():
+            case ClientMessage():
                 return self._desk.arrival(event)
-            case Tokenized():
+            case PromptTokenized():
                 intake.tokenized(self.books, event)
-            case News():
+            case PeerMessage():
                 self._peers.told(event)
-            case Joined():
+            case PeerJoined():
                 self._peers.joined(event.peer)
-            case Lost():
+            case PeerLost():
                 self._peers.lost(event.peer)
-            case PolicyChanged():
+            case TenancyChanged():
                 self.books.policy = event.policy
                 self.books.tenants.adopt(event.policy, event.now_ns)
-            case Draining():
+            case DrainRequested():
                 self.books.drain_ns = event.until_ns
-            case Tick():
+            case ClockTick():
                 self._patience.tick(event.now_ns)
             case _:
                 assert_never(event)
         return True
 
-    def take(self, now_ns: int) -> Turn:
+    def take(self, now_ns: int) -> AdmissionOutput:
         """Everything the events since the last call have others do."""
         books = self.books
         jobs, abandoned = books.tokenizer.take()
-        turn = Turn(books.scheduler.take(now_ns), books.detokenizer.take(), jobs, abandoned, books.notes[:])
+        turn = AdmissionOutput(books.scheduler.take(now_ns), books.detokenizer.take(), jobs, abandoned, books.notes[:])
         books.notes.clear()
         if not books.record.on:
             books.accounts.unrecorded.clear()
         return turn
 
-    def used(self) -> tuple[dict[Account, Usage], Told]:
+    def used(self) -> tuple[dict[UsageKey, TokenUsage], CountedCosts]:
         """What was used since the last call, to be written down, and which of the scheduler's costs are in it and before."""
         return self.books.accounts.take(), self.books.accounts.told
 
-    def resume_costs(self, told: Told) -> None:
+    def resume_costs(self, told: CountedCosts) -> None:
         """Earlier lives have written costs down up to there. To be called before anything else."""
         self.books.accounts.told = told
 
-    def accounted(self, told: Told) -> None:
+    def accounted(self, told: CountedCosts) -> None:
         """Costs are written down up to there."""
         journaling.accounted(self.books, told)
 
@@ -120,7 +120,7 @@ class Admission:
         for to_detokenizer in reversed(detokenizer):
             self.books.detokenizer.restore(to_detokenizer, pairs)
 
-    def recover(self, recovered: Recovered, now_ns: int) -> None:
+    def recover(self, recovered: JournalContents, now_ns: int) -> None:
         """Begin with what an earlier life had on record, and put everything on record from now on.
 
         To be called before anything else. Whoever is not finished goes on; its client has a while to come for it.
@@ -128,14 +128,14 @@ class Admission:
         for request in journaling.recover(self.books, recovered, now_ns):
             self._patience.watch(request)
 
-    def page(self, now_ns: int) -> Page | None:
+    def page(self, now_ns: int) -> JournalPage | None:
         """What has to be on record before anything leaves that this turn has decided; None when nothing has.
 
         Then `written` or `unwritten` must be called with it, before any other event.
         """
         return journaling.page(self.books, now_ns)
 
-    def written(self, page: Page) -> None:
+    def written(self, page: JournalPage) -> None:
         """The page is on record."""
         journaling.written(self.books, page)
 

@@ -1,9 +1,9 @@
 """What must hold in admission's books after every event."""
 
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.admission_state import AdmissionState
 
 
-def check(books: Books) -> None:
+def check(books: AdmissionState) -> None:
     """Assert the invariants of all parts, and those between them."""
     books.ledger.check()
     books.delivery.check()
@@ -31,7 +31,7 @@ def check(books: Books) -> None:
     assert books.scheduler.withdrawals.keys() <= books.scheduler.ended.keys()
 
 
-def _check_policy(books: Books) -> None:
+def _check_policy(books: AdmissionState) -> None:
     books.queues.check()
     books.tenants.check()
     held = {each.rule.name: each.streams for each in books.tenants}

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from noria.proto.base import End, Stream
 from noria.proto.scheduling import Accounted, Doubt
-from noria.services.admission.core.ledger.request import Request, Stage
-from noria.services.admission.core.ledger.unsaved_changes import Page
-from noria.services.admission.core.ledger.usage_counters import Told
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import RecoveredNote
-from noria.services.admission.core.tenants.class_totals import Account, Traffic
+from noria.services.admission.core.ledger.request import Request, RequestStage
+from noria.services.admission.core.ledger.unsaved_changes import JournalPage
+from noria.services.admission.core.ledger.usage_counters import CountedCosts
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import RecoveredLogEntry
+from noria.services.admission.core.tenants.class_totals import ClassTotals, UsageKey
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class JournalContents:
     """What a journal holds, oldest request first; times are on this process's clock.
 
     levels: what was left in tenants' buckets, and when. asleep_ns: how long nobody was there. doubts: whom the scheduler
@@ -23,13 +23,13 @@ class Recovered:
     """
 
     requests: Sequence[Request] = ()
-    traffic: Mapping[Account, Traffic] = field(default_factory=dict)
+    traffic: Mapping[UsageKey, ClassTotals] = field(default_factory=dict)
     levels: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     asleep_ns: int = 0
     doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
 
-def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
+def recover(books: AdmissionState, recovered: JournalContents, now_ns: int) -> list[Request]:
     """Fill empty books, and begin to keep a record. Returns the requests that go on, whose deadlines are to be watched.
 
     What nobody can continue ends here: when the stack was away for longer than answers are kept, or serves another
@@ -50,7 +50,7 @@ def recover(books: Books, recovered: Recovered, now_ns: int) -> list[Request]:
     return list(books.ledger.live.values())
 
 
-def page(books: Books, now_ns: int) -> Page | None:
+def page(books: AdmissionState, now_ns: int) -> JournalPage | None:
     """What is to be put on record now, with the counts that have changed."""
     accounts = books.accounts
     found = books.record.page(now_ns, live=bool(books.ledger.live), counted=bool(accounts.unrecorded))
@@ -63,14 +63,14 @@ def page(books: Books, now_ns: int) -> Page | None:
     return replace(found, traffic=tuple((each, accounts.traffic[each]) for each in changed), levels=levels)
 
 
-def written(books: Books, taken: Page) -> None:
+def written(books: AdmissionState, taken: JournalPage) -> None:
     """A page is on record."""
     books.record.written(taken)
     books.accounts.written(fold=taken.fold)
     books.tenants.recorded()
 
 
-def accounted(books: Books, told: Told) -> None:
+def accounted(books: AdmissionState, told: CountedCosts) -> None:
     """The scheduler's costs are written down up to there: it hears of it when it has told any since it last did."""
     accounts = books.accounts
     if accounts.owes_answer and accounts.told == told and books.scheduler.joined:
@@ -78,13 +78,13 @@ def accounted(books: Books, told: Told) -> None:
         books.scheduler.accounted = Accounted(*told)
 
 
-def _readmit(books: Books, request: Request, asleep_ns: int, now_ns: int) -> None:
+def _readmit(books: AdmissionState, request: Request, asleep_ns: int, now_ns: int) -> None:
     books.ledger.readmit(request)
     books.record.recovered(request)
-    books.notes.append(RecoveredNote(request.key.id, request.number, request.unfinished))
+    books.notes.append(RecoveredLogEntry(request.key.id, request.number, request.unfinished))
     tenant = books.tenants.get(books.policy.named(request.key.tenant), now_ns)
     tenant.streams += request.unfinished
-    if request.stage is Stage.ENDED:
+    if request.stage is RequestStage.ENDED:
         # The time away does not count: its client could not come for it.
         ended_ns = max(choice.ended_ns for choice in request.choices)
         kept_ns = max(now_ns - asleep_ns - ended_ns, 0)
@@ -97,7 +97,7 @@ def _readmit(books: Books, request: Request, asleep_ns: int, now_ns: int) -> Non
     books.left(request, now_ns + patience_ns)
 
 
-def _hindrance(books: Books, request: Request, asleep_ns: int) -> tuple[End | None, str]:
+def _hindrance(books: AdmissionState, request: Request, asleep_ns: int) -> tuple[End | None, str]:
     if asleep_ns > books.rules.retention_ns:
         return End.CANCELLED, f"the server was away for {asleep_ns // 1_000_000_000} s"
     if request.model not in books.rules.models or max(request.prompt) >= books.rules.vocabulary:

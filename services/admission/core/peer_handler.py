@@ -8,18 +8,18 @@ from typing import assert_never
 from noria.proto.base import End, Service, Stream
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import News
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import PeerMessage
 
 
-class Peers:
+class PeerHandler:
     """Takes what the two neighbours tell into the books."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: AdmissionState) -> None:
         self._books = books
 
-    def told(self, news: News) -> None:
+    def told(self, news: PeerMessage) -> None:
         """Take one message."""
         match news.body:
             case Capacity() as capacity:
@@ -80,7 +80,7 @@ class Peers:
             self._books.delivery.truncate(request, choice)
         self._emit(request, choice, run, now_ns)
 
-    def _emit(self, request: Request, choice: Choice, run: TextRun, now_ns: int) -> None:
+    def _emit(self, request: Request, choice: ChoiceState, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
         first = choice.first_token_ns is None

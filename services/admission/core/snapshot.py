@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.tenants.class_totals import Measure
-from noria.services.admission.core.timeouts import Patience
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.tenants.class_totals import StreamMeasure
+from noria.services.admission.core.timeouts import RequestTimeouts
 
 
-def snapshot(books: Books, patience: Patience) -> dict[str, object]:
+def snapshot(books: AdmissionState, patience: RequestTimeouts) -> dict[str, object]:
     """Counts; the first four are zero when nothing is under way."""
     ledger, capacity = books.ledger, books.credit.capacity
     return {
@@ -43,7 +43,7 @@ def snapshot(books: Books, patience: Patience) -> dict[str, object]:
     }
 
 
-def traffic(books: Books) -> list[dict[str, object]]:
+def traffic(books: AdmissionState) -> list[dict[str, object]]:
     """Every account's figures since the start; delays in microseconds, from the end to the last block's return."""
     return [
         {
@@ -53,15 +53,17 @@ def traffic(books: Books) -> list[dict[str, object]]:
             "ended": {end.label: count for end, count in each.ended.items() if count},
             "refused": {code.value: count for code, count in each.refused.items()},
             "used": asdict(each.used),
-            "reclaims": each.of(Measure.RECLAIM).count,
-            "reclaim_us_mean": each.of(Measure.RECLAIM).total / 1000 / max(each.of(Measure.RECLAIM).count, 1),
+            "reclaims": each.of(StreamMeasure.RECLAIM).count,
+            "reclaim_us_mean": each.of(StreamMeasure.RECLAIM).total
+            / 1000
+            / max(each.of(StreamMeasure.RECLAIM).count, 1),
             "reclaim_us_max": each.reclaim_us_max,
         }
         for account, each in books.accounts.traffic.items()
     ]
 
 
-def tenants(books: Books) -> dict[str, dict[str, object]]:
+def tenants(books: AdmissionState) -> dict[str, dict[str, object]]:
     """What each tenant has under way; tokens left in its bucket as last looked at."""
     return {
         each.rule.name: {

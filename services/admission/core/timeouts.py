@@ -5,17 +5,17 @@ from typing import Final
 
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.ledger.request import Request, Stage
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.ledger.request import Request, RequestStage
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 
 _TIMERS_KEPT: Final = 1024
 
 
-class Patience:
+class RequestTimeouts:
     """Ends and forgets what is overdue. Timers are (deadline, request number), never more than a few per request."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: AdmissionState) -> None:
         self._books = books
         self._rules = books.rules
         self._timers: list[tuple[int, int]] = []
@@ -44,7 +44,7 @@ class Patience:
         self._expire(now_ns)
         for client in self._books.delivery.silent(now_ns):
             for request in self._books.delivery.remove(client):
-                if request.stage is not Stage.ENDED and client.heard_ns + request.grace_ns > now_ns:
+                if request.stage is not RequestStage.ENDED and client.heard_ns + request.grace_ns > now_ns:
                     self._books.left(request, client.heard_ns)
                 else:
                     self._desert(request, now_ns, "the client fell silent")
@@ -58,9 +58,9 @@ class Patience:
 
     def _desert(self, request: Request, now_ns: int, detail: str) -> None:
         """Nobody wants a request any more, unless it needs no reader."""
-        if request.background and request.stage is not Stage.ENDED:
+        if request.background and request.stage is not RequestStage.ENDED:
             self._books.left(request, now_ns)
-        elif request.stage is Stage.TOKENIZING:
+        elif request.stage is RequestStage.TOKENIZING:
             self._books.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
         else:
             self._books.cancel(request, now_ns, detail)

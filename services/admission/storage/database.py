@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from noria.proto.base import Service
-from noria.services.admission.storage.commit_count import CommitsFile, Tally, commits_path
+from noria.services.admission.storage.commit_count import CommitCounts, CommitsFile, commits_path
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock
 from noria.shared.telemetry.log import logger
@@ -38,14 +38,14 @@ Value = str | int | float | bytes | None
 Row = tuple[Value, ...]
 
 
-class Write(NamedTuple):
+class DatabaseWrite(NamedTuple):
     """One statement with its rows."""
 
     statement: str
     rows: Sequence[Row]
 
 
-class Database:
+class AdmissionDatabase:
     """One file, written by the thread that made it. Raises UserError when the file cannot be had.
 
     sync: whether a commit waits for the disk (full) or not (normal). tally: how far it has come, where it is counted.
@@ -55,7 +55,7 @@ class Database:
     def __init__(self, path: Path, schema: Sequence[str], sync: Sync = "normal") -> None:
         self.path = path
         self.failing = False
-        self.tally = Tally()
+        self.tally = CommitCounts()
         self.lock: Lock | None = None
         self._file: CommitsFile | None = None
         self._behind = False
@@ -75,7 +75,7 @@ class Database:
             raise UserError(_unusable(path, error)) from error
         self._checkpoints = _Checkpoints(path)
 
-    def count(self, identity: bytes, tally: Tally) -> None:
+    def count(self, identity: bytes, tally: CommitCounts) -> None:
         """Count commits from here on, in the row of `COUNTED`, which is there, and in a file beside the database.
 
         The file is first written after the first commit. To be called by the one process that owns the journal. Raises
@@ -88,13 +88,13 @@ class Database:
             raise UserError(_unusable(path, error)) from error
         self.tally = tally
 
-    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
+    def commit(self, writes: Sequence[DatabaseWrite], *, accepted: int = 0, forgotten: int = 0) -> bool:
         """Write all of it, or nothing: False when the disk is full or the file busy, and it is worth trying again.
 
         accepted, forgotten: how many requests it adds to the journal, and takes from it.
         """
         commits, so_far, held = self.tally
-        tally = Tally(commits + 1, so_far + accepted, held + accepted - forgotten)
+        tally = CommitCounts(commits + 1, so_far + accepted, held + accepted - forgotten)
         try:
             if self._file is None and len(writes) == 1 and len(writes[0].rows) == 1:
                 self._connection.execute(writes[0].statement, writes[0].rows[0])

@@ -18,18 +18,18 @@ from typing import Final
 import msgspec
 
 from noria.proto.base import Service
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.storage import journal_records
-from noria.services.admission.storage.commit_count import LastSaid, Tally, commits_path, read_commits
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.commit_count import CommitCounts, LastCommitRecord, commits_path, read_commits
+from noria.services.admission.storage.journal_records import ClockOffset
 from noria.shared.errors import UserError
 from noria.shared.telemetry.log import logger
 
 FORMAT: Final = 2
 FORMAT_OLDEST: Final = 1
-_NOTHING: Final = Tally()
+_NOTHING: Final = CommitCounts()
 _NEW: Final = "-new"
-_NO_CLOCK: Final = Clock(0)
+_NO_CLOCK: Final = ClockOffset(0)
 _ENVIRONMENT: Final = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -43,7 +43,7 @@ _ENVIRONMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class JournalFindings:
     """What a start found. identity and tally: with which the journal goes on.
 
     requests_missing: accepted requests that are lost, at most; commits_missing: transactions that are. None where that cannot be
@@ -52,7 +52,7 @@ class Findings:
     """
 
     identity: bytes = b""
-    tally: Tally = _NOTHING
+    tally: CommitCounts = _NOTHING
     requests_missing: int | None = 0
     commits_missing: int | None = 0
     last_stop: str = "none"
@@ -60,17 +60,17 @@ class Findings:
 
 
 @dataclass(slots=True)
-class _Found:
+class _DatabaseFindings:
     """One database as it lies there. problem: why SQLite cannot use it. unreadable: rows whose bodies are damaged."""
 
     identity: bytes = b""
-    tally: Tally = _NOTHING
+    tally: CommitCounts = _NOTHING
     problem: str = ""
     unreadable: int = 0
     readable_requests: int = 0
 
 
-def examine(path: Path, schema: Sequence[str]) -> Findings:
+def examine(path: Path, schema: Sequence[str]) -> JournalFindings:
     """Look at a journal's files, keep aside what is damaged, and leave a database there that can be used.
 
     Raises UserError when the journal is of a format that this version does not read, or the files cannot be had.
@@ -83,7 +83,7 @@ def examine(path: Path, schema: Sequence[str]) -> Findings:
     known = said is not None or not found.tally.commits
     if not known:
         logger(Service.ADMISSION.value).warning("commits file is missing", path=str(commits_path(path)))
-    return Findings(
+    return JournalFindings(
         found.identity or secrets.token_bytes(16),
         found.tally,
         requests_missing=0 if known else None,
@@ -110,7 +110,9 @@ def kept_aside(path: Path) -> list[str]:
     return sorted(each.name for each in path.parent.glob(f"{path.name}.damaged-*"))
 
 
-def _deal(path: Path, schema: Sequence[str], found: _Found, said: LastSaid | None, doubt: str) -> Findings:
+def _deal(
+    path: Path, schema: Sequence[str], found: _DatabaseFindings, said: LastCommitRecord | None, doubt: str
+) -> JournalFindings:
     try:
         aside = _keep_aside(path, move=bool(found.problem))
         left = found
@@ -130,10 +132,10 @@ def _deal(path: Path, schema: Sequence[str], found: _Found, said: LastSaid | Non
     else:
         commits = said.tally.commits if _other(found, said) else max(said.tally.commits - found.tally.commits, 0)
         requests = max(said.tally.held - left.readable_requests, 0) if found.problem else _missing(found, said)
-        went_on = Tally(
+        went_on = CommitCounts(
             max(said.tally.commits, left.tally.commits), max(said.tally.accepted, left.tally.accepted), left.tally.held
         )
-    findings = Findings(
+    findings = JournalFindings(
         left.identity or secrets.token_bytes(16), went_on, requests, commits, _last_stop(found, said), tuple(aside)
     )
     logger(Service.ADMISSION.value).error(
@@ -149,7 +151,7 @@ def _deal(path: Path, schema: Sequence[str], found: _Found, said: LastSaid | Non
     return findings
 
 
-def _said(path: Path) -> tuple[LastSaid | None, str]:
+def _said(path: Path) -> tuple[LastCommitRecord | None, str]:
     try:
         return read_commits(commits_path(path)), ""
     except ValueError as error:
@@ -160,16 +162,16 @@ def _said(path: Path) -> tuple[LastSaid | None, str]:
         ) from error
 
 
-def _other(found: _Found, said: LastSaid) -> bool:
+def _other(found: _DatabaseFindings, said: LastCommitRecord) -> bool:
     """Whether the database is not the one that the file beside it counts, such as a new one in its place."""
     return found.identity != said.identity
 
 
-def _lost(found: _Found, said: LastSaid) -> bool:
+def _lost(found: _DatabaseFindings, said: LastCommitRecord) -> bool:
     return _other(found, said) or found.tally.commits < said.tally.commits
 
 
-def _missing(found: _Found, said: LastSaid) -> int:
+def _missing(found: _DatabaseFindings, said: LastCommitRecord) -> int:
     """How many requests are lost, at most: of those accepted since then some may have been forgotten, too."""
     if _other(found, said):
         return said.tally.held
@@ -177,15 +179,15 @@ def _missing(found: _Found, said: LastSaid) -> int:
     return lost + found.tally.held - found.readable_requests
 
 
-def _last_stop(found: _Found, said: LastSaid | None) -> str:
+def _last_stop(found: _DatabaseFindings, said: LastCommitRecord | None) -> str:
     if said is not None:
         return "orderly" if said.orderly else "killed"
     return "unknown" if found.tally.commits or found.tally.held or found.problem else "none"
 
 
-def _look(path: Path) -> _Found:
+def _look(path: Path) -> _DatabaseFindings:
     """Read everything that is there. Raises UserError when that fails for another reason than damage."""
-    found = _Found()
+    found = _DatabaseFindings()
     if not _is_there(path):
         return found
     try:
@@ -202,7 +204,7 @@ def _look(path: Path) -> _Found:
                     "SELECT identity, commits, accepted FROM journal"
                 ):
                     row = msgspec.convert((identity, commits, accepted), tuple[bytes, int, int])
-                    found.identity, found.tally = row[0], Tally(row[1], row[2], found.tally.held)
+                    found.identity, found.tally = row[0], CommitCounts(row[1], row[2], found.tally.held)
     except sqlite3.DatabaseError as error:
         if (error.sqlite_errorcode & 0xFF) in _ENVIRONMENT:
             raise UserError(
@@ -219,7 +221,7 @@ def _is_there(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _read_bodies(connection: sqlite3.Connection, found: _Found) -> None:
+def _read_bodies(connection: sqlite3.Connection, found: _DatabaseFindings) -> None:
     for number, body in connection.execute("SELECT number, body FROM requests"):
         found.tally = found.tally._replace(held=found.tally.held + 1)
         with _damage_counted(found):
@@ -231,11 +233,11 @@ def _read_bodies(connection: sqlite3.Connection, found: _Found) -> None:
                 journal_records.decode_parts(body, _NO_CLOCK)
     for tenant, name, body in connection.execute("SELECT tenant, class, body FROM traffic"):
         with _damage_counted(found):
-            journal_records.decode_traffic(Account(tenant, name), body)
+            journal_records.decode_traffic(UsageKey(tenant, name), body)
 
 
 @contextlib.contextmanager
-def _damage_counted(found: _Found) -> Iterator[None]:
+def _damage_counted(found: _DatabaseFindings) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError):  # MsgspecError is a ValueError; a body may have become another type
@@ -269,7 +271,7 @@ def _keep_aside(path: Path, *, move: bool) -> list[str]:
     return kept
 
 
-def _salvage(damaged: Path, path: Path, schema: Sequence[str], said: LastSaid | None) -> None:
+def _salvage(damaged: Path, path: Path, schema: Sequence[str], said: LastCommitRecord | None) -> None:
     """Copy all rows that can be read into a new database, which is put in place when it is whole."""
     new = Path(f"{path}{_NEW}")
     new.unlink(missing_ok=True)

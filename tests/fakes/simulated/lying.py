@@ -19,7 +19,7 @@ from fakes.simulated.life import Life
 from fakes.simulated.universe import Universe, drop
 
 from noria.proto.base import Service
-from noria.services.admission.core.state.events import Note
+from noria.services.admission.core.state.events import RequestLogEntry
 
 _UNCLEAN: Final = (MemoryError, RecursionError)
 
@@ -79,7 +79,7 @@ class LyingUniverse(Universe):
     def _turned(self, life: Life) -> None:
         self.counts["turns"] += 1
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: RequestLogEntry) -> None:
         """What admission says of itself need not be true here."""
 
     def _poisoned(self, life: Life) -> None:

@@ -12,11 +12,11 @@ from noria.proto.output import TokenRun
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.core import invariants
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import Note
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import RequestLogEntry
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
-from noria.services.admission.request_log import Chronicle
+from noria.services.admission.request_log import RequestLog
 from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
@@ -33,19 +33,19 @@ _CHANGES = ("apply", "plan", "take", "restore", "collect", "put_back")
 
 
 @contextmanager
-def notes_told(tell: Callable[[Note], None]) -> Iterator[None]:
+def notes_told(tell: Callable[[RequestLogEntry], None]) -> Iterator[None]:
     """While this lasts, what admission's chronicle is told is told here, too."""
 
-    class Recorded(Chronicle):
-        def write(self, written: Note) -> None:
+    class Recorded(RequestLog):
+        def write(self, written: RequestLogEntry) -> None:
             super().write(written)
             tell(written)
 
-    admission_module.Chronicle = Recorded  # type: ignore[misc]  # a wiretap
+    admission_module.RequestLog = Recorded  # type: ignore[misc]  # a wiretap
     try:
         yield
     finally:
-        admission_module.Chronicle = Chronicle  # type: ignore[misc]  # as it was
+        admission_module.RequestLog = RequestLog  # type: ignore[misc]  # as it was
 
 
 @contextmanager
@@ -169,13 +169,13 @@ def note_bundles(shell: Shell, together: Callable[[], None]) -> None:
     bundle.take = take_and_tell  # type: ignore[method-assign]  # a wiretap
 
 
-def books_of(life: Life) -> Books:
+def books_of(life: Life) -> AdmissionState:
     """The books of a life of admission."""
     assert isinstance(life.shell, AdmissionService)
     return life.shell._core.books
 
 
-def begin_again(books: Books, request: Request, choice: Choice) -> None:
+def begin_again(books: AdmissionState, request: Request, choice: ChoiceState) -> None:
     """Have a stream begin a new attempt from nothing, as whoever can't keep what was emitted would."""
     books.ledger.truncate(choice, choice.attempt + 1, 0, 0)
     books.record.truncated(choice)

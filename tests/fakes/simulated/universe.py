@@ -39,7 +39,7 @@ from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure
 from noria.proto.scheduling import Suspected
 from noria.proto.wire import Codec
-from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.events import AcceptedLogEntry, EndedLogEntry, RequestLogEntry
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor.shell import Shell
@@ -248,9 +248,9 @@ class Universe:
                 if request.deadline_ns is not None and request.deadline_ns < self.clock.now_ns:
                     raise Violation(f"{request.key.id} is alive after its deadline")
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: RequestLogEntry) -> None:
         wish = None
-        if isinstance(note, AcceptedNote | EndedNote):
+        if isinstance(note, AcceptedLogEntry | EndedLogEntry):
             wish = next((each for each in self.audience.wishes if each.request.id == note.id), None)
             self.trace.tell("ledger", str(note))
         self.record.note(note, self.clock.now_ns, wish)

@@ -12,8 +12,8 @@ from fakes.simulated.wishes import Read, Wish
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.scheduling import Spent
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import AcceptedLogEntry, EndedLogEntry, RequestLogEntry
 
 _FAILURES_MAX = 3
 _SHUT = "the server is shutting down"
@@ -42,24 +42,24 @@ class Record:
 
     traffic: Traffic
     counts: Counter[str] = field(default_factory=Counter)
-    accepted: dict[int, AcceptedNote] = field(default_factory=dict)
-    ended: dict[Stream, EndedNote] = field(default_factory=dict)
+    accepted: dict[int, AcceptedLogEntry] = field(default_factory=dict)
+    ended: dict[Stream, EndedLogEntry] = field(default_factory=dict)
     failed: Counter[Stream] = field(default_factory=Counter)
     taken: Counter[int] = field(default_factory=Counter)
     rejoined: bool = False
     shut: set[str] = field(default_factory=set)
     costs: dict[int, Costs] = field(default_factory=dict)
 
-    def note(self, note: Note, now_ns: int, wish: Wish | None) -> None:
+    def note(self, note: RequestLogEntry, now_ns: int, wish: Wish | None) -> None:
         """Each request is accepted once and each stream ends once, and not before its time. wish: whose it is, if known."""
         match note:
-            case AcceptedNote():
+            case AcceptedLogEntry():
                 if note.number in self.accepted:
                     raise Violation(f"request {note.number} was accepted twice")
                 self.accepted[note.number] = note
-            case EndedNote(end=End.SHED, detail=detail) if detail.startswith(_SHUT):
+            case EndedLogEntry(end=End.SHED, detail=detail) if detail.startswith(_SHUT):
                 self.shut.add(note.id)  # told to its client and not put on record: the next life goes on with it
-            case EndedNote():
+            case EndedLogEntry():
                 stream = Stream(note.number, note.choice)
                 if stream in self.ended:
                     raise Violation(f"{stream} ended as {self.ended[stream].end.label}, then as {note.end.label}")
@@ -69,7 +69,7 @@ class Record:
             case _:
                 pass
 
-    def _judge_deadline(self, note: EndedNote, now_ns: int, wish: Wish) -> None:
+    def _judge_deadline(self, note: EndedLogEntry, now_ns: int, wish: Wish) -> None:
         first_ms, whole_ms = self.traffic.ttls_ms(wish.request)
         ttls = [whole_ms] if note.output_tokens else [first_ms, whole_ms]
         ttl_ms = min((each for each in ttls if each is not None), default=None)
@@ -83,7 +83,7 @@ class Record:
         return max((self.failed[Stream(number, index)] for number in numbers), default=0)
 
 
-def judge(people: list[Person], record: Record, books: Books, database: MemoryDatabase) -> None:
+def judge(people: list[Person], record: Record, books: AdmissionState, database: MemoryDatabase) -> None:
     """Raise Violation unless every accepted stream has its one end and everybody got what was right."""
     for note in record.accepted.values():
         for choice in range(note.choices):
@@ -151,7 +151,7 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
         raise Violation(f"{wish.request.id} choice {index} ended as {end!r} for no reason")
 
 
-def _judge_totals(books: Books, record: Record) -> None:
+def _judge_totals(books: AdmissionState, record: Record) -> None:
     """What the books say of all lives is what was told of each end."""
     ended = Counter(note.end for note in record.ended.values())
     totals = {end: count for end, count in books.totals.ended.items() if count}
@@ -189,7 +189,7 @@ def _judge_costs(record: Record, database: MemoryDatabase) -> None:
         raise Violation(f"{computed} computed tokens and {block_us} block µs are written, not {least} to {most}")
 
 
-def _judge_books(books: Books, record: Record) -> None:
+def _judge_books(books: AdmissionState, record: Record) -> None:
     """Nothing is under way, and each tenant's bucket lacks what it used and nothing else."""
     if record.counts["death of admission"]:
         return  # a bucket is filled again from its level on record

@@ -5,10 +5,10 @@ from fakes.admission_bench import ALICE, Bench, policy, tenant, token_request
 from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel
 from noria.proto.scheduling import Accounted, Expenses, Spent
-from noria.services.admission.core.state.events import Joined, News
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.state.events import PeerJoined, PeerMessage
+from noria.services.admission.core.tenants.class_totals import UsageKey
 
-ACME = Account("acme", "standard")
+ACME = UsageKey("acme", "standard")
 LIFE, NEXT_LIFE = 77, 78
 
 
@@ -17,7 +17,7 @@ def bench() -> Bench:
 
 
 def tell(it: Bench, *costs: Spent, first: int = 1, life: int = LIFE) -> None:
-    it.apply(News(Expenses(costs, first), it.now_ns, life))
+    it.apply(PeerMessage(Expenses(costs, first), it.now_ns, life))
     it.step()
 
 
@@ -82,7 +82,7 @@ def test_another_scheduler_counts_from_one_again() -> None:
     it = bench()
     first, second = finished(it, "a"), finished(it, "b")
     tell(it, cost(first, 8))
-    it.apply(Joined(Service.SCHEDULER))
+    it.apply(PeerJoined(Service.SCHEDULER))
     tell(it, cost(second, 5), life=NEXT_LIFE)
     assert it.used[ACME].computed_tokens == 5
     assert answers(it) == [Accounted(NEXT_LIFE, 1)]

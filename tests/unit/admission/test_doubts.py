@@ -5,7 +5,7 @@ from fakes.admission_bench import ALICE, Bench, token_request
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Cancel
 from noria.proto.scheduling import Doubt, Suspect, Suspected
-from noria.services.admission.core.state.events import Joined, Lost
+from noria.services.admission.core.state.events import PeerJoined, PeerLost
 
 DOUBT = Doubt(group=3, failures_alone=1, output_tokens=2)
 
@@ -19,9 +19,9 @@ def two_streams(it: Bench) -> tuple[Stream, Stream]:
 
 def rejoined(it: Bench) -> dict[Stream, Doubt | None]:
     """What the next scheduler hears of each stream."""
-    it.apply(Lost(Service.SCHEDULER))
+    it.apply(PeerLost(Service.SCHEDULER))
     it.step()
-    it.apply(Joined(Service.SCHEDULER))
+    it.apply(PeerJoined(Service.SCHEDULER))
     it.step()
     return {each.stream: each.doubt for each in it.submissions()}
 

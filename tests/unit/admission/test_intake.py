@@ -21,7 +21,7 @@ from noria.proto.frontdoor import (
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Withdraw
 from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed
-from noria.services.admission.core.state.events import Draining, Lost
+from noria.services.admission.core.state.events import DrainRequested, PeerLost
 
 
 def test_token_ids_are_accepted_submitted_and_opened_in_the_turn_of_their_receipt() -> None:
@@ -191,7 +191,7 @@ def test_an_id_is_taken_while_its_prompt_is_tokenized() -> None:
 )
 def test_nothing_is_accepted_while_a_service_is_missing(lost: Service, waiting_for: tuple[str, ...]) -> None:
     bench = Bench()
-    bench.apply(Lost(lost))
+    bench.apply(PeerLost(lost))
     bench.generate(token_request())
     rejection = bench.rejection()
     assert rejection.code is Code.NOT_READY
@@ -213,7 +213,7 @@ def test_before_the_first_capacity_the_executor_is_waited_for() -> None:
 def test_a_request_tokenized_after_the_scheduler_died_is_refused_as_not_ready() -> None:
     bench = Bench()
     bench.generate(Generate("r1", prompt="x"))
-    bench.apply(Lost(Service.SCHEDULER))
+    bench.apply(PeerLost(Service.SCHEDULER))
     bench.tokenized(FIRST_NUMBER)
     bench.step()
     assert bench.rejection().code is Code.NOT_READY
@@ -278,7 +278,7 @@ def test_text_waiting_for_the_tokenizer_is_bounded() -> None:
 def test_a_draining_server_accepts_nothing_and_sheds_what_is_late() -> None:
     bench = Bench()
     bench.generate(token_request("a"))
-    bench.apply(Draining(bench.now_ns + 5_000_000_000))
+    bench.apply(DrainRequested(bench.now_ns + 5_000_000_000))
     bench.read()
     bench.generate(token_request("b"))
     assert bench.rejection().code is Code.NOT_READY

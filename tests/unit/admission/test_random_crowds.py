@@ -9,11 +9,11 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate, Ping, Preview
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Accounted, Capacity, ClassCapacity, Expenses, Spent, Submit, Withdraw
-from noria.services.admission.core.state.events import PolicyChanged
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
+from noria.services.admission.core.state.events import TenancyChanged
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
 
-POLICIES: tuple[Policy, ...] = (
+POLICIES: tuple[TenantPolicy, ...] = (
     policy(tenant("acme", concurrency_max=4, tokens_per_minute=6000, burst_tokens=200), tenant("beta")),
     policy(
         tenant("acme", tokens_per_minute=600, burst_tokens=90, n_max=2),
@@ -31,7 +31,7 @@ class Crowd:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.bench = Bench(policy=POLICIES[0], requests_max=20)
-        self.used: dict[Account, Usage] = {}
+        self.used: dict[UsageKey, TokenUsage] = {}
         self.scheduled: dict[Stream, int] = {}
         self.submitted = 0
         self.most = 0
@@ -46,7 +46,7 @@ class Crowd:
             self.bench.hear(client, Ping())
         self.bench.pass_time(self.draw.choice([0.0, 0.01, 1.0]))
         for account, usage in self.bench.used.items():
-            self.used.setdefault(account, Usage()).add(usage)
+            self.used.setdefault(account, TokenUsage()).add(usage)
         self.schedule()
         if self.draw.random() < 0.6:
             self.offer()
@@ -83,7 +83,7 @@ class Crowd:
 
     def change(self) -> None:
         if self.draw.random() < 0.2:
-            self.bench.apply(PolicyChanged(self.draw.choice(POLICIES), self.bench.now_ns))
+            self.bench.apply(TenancyChanged(self.draw.choice(POLICIES), self.bench.now_ns))
 
     def emit(self) -> None:
         live = [choice for _, choice in self.bench.core.books.unfinished()]
@@ -133,7 +133,7 @@ def test_accounts_add_up_and_the_scheduler_is_never_given_more_than_it_offered(s
     for _ in range(2):
         bench.pass_time(0.0)
         for account, usage in bench.used.items():
-            crowd.used.setdefault(account, Usage()).add(usage)
+            crowd.used.setdefault(account, TokenUsage()).add(usage)
         crowd.schedule()
     totals = books.totals
     assert totals.ended[End.SHED] or totals.ended[End.STOP]

@@ -12,11 +12,11 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, G
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
-from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
-from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, Part
-from noria.services.admission.core.state.events import Joined
-from noria.services.admission.core.tenants.class_totals import Measure
-from noria.services.admission.metrics import TrafficMetrics
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, JournalPart
+from noria.services.admission.core.state.events import PeerJoined
+from noria.services.admission.core.tenants.class_totals import StreamMeasure
+from noria.services.admission.metrics import ClassMetrics
 from noria.services.admission.storage import journal_records
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import Kind
@@ -193,7 +193,7 @@ def test_counts_of_streams_survive_so_that_the_law_holds_in_every_life() -> None
         assert told(bench) == before
     (traffic,) = bench.core.books.accounts.traffic.values()
     assert (traffic.accepted, traffic.ended[End.STOP], traffic.refused) == (4, 1, {Code.CONTEXT_LENGTH: 1})
-    intervals = traffic.of(Measure.INTERVAL)
+    intervals = traffic.of(StreamMeasure.INTERVAL)
     assert (traffic.generated, intervals.count, intervals.total) == (3, 2, 20_000_000)
 
 
@@ -207,11 +207,11 @@ def test_what_a_life_that_was_killed_has_measured_goes_on_in_the_next() -> None:
     bench.text(100, 1, (51, 52), 1, "bc", end=End.LENGTH)
     bench.step()
     (traffic,) = bench.core.books.accounts.traffic.values()
-    assert traffic.of(Measure.FIRST_TOKEN).total == SECOND // 2
-    assert traffic.of(Measure.INTERVAL).total == traffic.of(Measure.DECODE).total == 2 * SECOND
-    assert traffic.of(Measure.INTERVAL).count == 2
-    assert traffic.of(Measure.WHOLE, End.LENGTH).total == 5 * SECOND // 2
-    values = {each.metric.name: each for each in TrafficMetrics(bench.core.books, 10).values() if each.counts}
+    assert traffic.of(StreamMeasure.FIRST_TOKEN).total == SECOND // 2
+    assert traffic.of(StreamMeasure.INTERVAL).total == traffic.of(StreamMeasure.DECODE).total == 2 * SECOND
+    assert traffic.of(StreamMeasure.INTERVAL).count == 2
+    assert traffic.of(StreamMeasure.WHOLE, End.LENGTH).total == 5 * SECOND // 2
+    values = {each.metric.name: each for each in ClassMetrics(bench.core.books, 10).values() if each.counts}
     whole = values[instruments.STREAM_TIME.name]
     assert (whole.number, sum(whole.counts)) == (2.5, 1)
     assert whole.counts[instruments.STREAM_TIME.bounds.index(2.5)] == 1
@@ -222,9 +222,9 @@ def test_measures_of_a_life_with_other_buckets_keep_their_number() -> None:
     bench.pass_time(0.5)
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
-    bench.die(bounds={Measure.FIRST_TOKEN: (1, 2)})
+    bench.die(bounds={StreamMeasure.FIRST_TOKEN: (1, 2)})
     (traffic,) = bench.core.books.accounts.traffic.values()
-    first, whole = traffic.of(Measure.FIRST_TOKEN), traffic.of(Measure.WHOLE, End.STOP)
+    first, whole = traffic.of(StreamMeasure.FIRST_TOKEN), traffic.of(StreamMeasure.WHOLE, End.STOP)
     assert (first.counts, whole.counts) == ([0, 0, 1], [1])
 
 
@@ -291,11 +291,11 @@ def test_times_count_from_the_receipt_and_from_token_to_token() -> None:
     bench.step()
     (traffic,) = (each for account, each in bench.core.books.accounts.traffic.items() if account.tenant)
     found = {series.measure: each.total / SECOND for series, each in traffic.measured.items()}
-    assert found[Measure.FIRST_TOKEN] == pytest.approx(0.8)
-    assert found[Measure.PREFILL] == pytest.approx(0.5)
-    assert found[Measure.INTERVAL] == found[Measure.DECODE] == pytest.approx(0.3)
-    assert found[Measure.WHOLE] == pytest.approx(1.1)
-    assert traffic.of(Measure.INTERVAL).count == 2
+    assert found[StreamMeasure.FIRST_TOKEN] == pytest.approx(0.8)
+    assert found[StreamMeasure.PREFILL] == pytest.approx(0.5)
+    assert found[StreamMeasure.INTERVAL] == found[StreamMeasure.DECODE] == pytest.approx(0.3)
+    assert found[StreamMeasure.WHOLE] == pytest.approx(1.1)
+    assert traffic.of(StreamMeasure.INTERVAL).count == 2
 
 
 def test_the_delay_of_a_reclaim_and_prompts_are_counted_over_lives() -> None:
@@ -305,16 +305,16 @@ def test_the_delay_of_a_reclaim_and_prompts_are_counted_over_lives() -> None:
     bench.step()
     for _ in range(2):
         (traffic,) = bench.core.books.accounts.traffic.values()
-        assert (traffic.reclaim_us_max, traffic.of(Measure.RECLAIM).total) == (900, 900_000)
+        assert (traffic.reclaim_us_max, traffic.of(StreamMeasure.RECLAIM).total) == (900, 900_000)
         assert traffic.prompt_tokens == 3
         bench.die()
 
 
 def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
-    part = Part(
+    part = JournalPart(
         1, 0, 0, 0, (5,), 0, "a", first_token_ns=7 * SECOND, end=1, ended_ns=9 * SECOND, last_token_ns=8 * SECOND
     )
-    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
     written_ns, (read,), counted = journal_records.decode_parts(
         journal_records.encode_parts((part,), 9 * SECOND, CLOCK), later
     )
@@ -325,7 +325,7 @@ def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
 def told(bench: Bench) -> list[Value]:
     """What is told of counts and measures."""
     present = (Kind.COUNTER, Kind.HISTOGRAM)
-    return [each for each in TrafficMetrics(bench.core.books, 10).values() if each.metric.kind in present]
+    return [each for each in ClassMetrics(bench.core.books, 10).values() if each.metric.kind in present]
 
 
 def test_a_full_disk_lets_streams_go_on_and_turns_new_requests_away_until_there_is_room() -> None:
@@ -399,14 +399,14 @@ def test_a_drain_with_a_journal_leaves_unfinished_requests_to_the_next_life() ->
 
 
 def test_every_field_of_a_request_is_on_record() -> None:
-    choices = [Choice(Stream(7, 0), Sampling(seed=1, max_tokens=3)), Choice(Stream(7, 1), Sampling(seed=2))]
+    choices = [ChoiceState(Stream(7, 0), Sampling(seed=1, max_tokens=3)), ChoiceState(Stream(7, 1), Sampling(seed=2))]
     request = Request(
-        7, Key("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
-        deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=Stage.LIVE, accepted_ns=4 * SECOND,
+        7, RequestKey("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
+        deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=RequestStage.LIVE, accepted_ns=4 * SECOND,
         prompt=array("i", [1, 2]), prompt_tokens=2, end_ids=(2,), choices=choices, unfinished=2, keep=True,
         background=True, grace_ns=6, reserved_tokens=11,
     )  # fmt: skip
-    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
     read = journal_records.decode_request(7, journal_records.encode_request(request, CLOCK), later)
     derived = {"stage", "unfinished", "preview", "choices"}
     for field in dataclasses.fields(Request):
@@ -483,8 +483,8 @@ def state(bench: Bench) -> object:
 def test_a_stream_that_ended_while_nobody_was_there_is_not_scheduled_again() -> None:
     bench = begun()
     bench.die()
-    bench.apply(Joined(Service.SCHEDULER))
-    bench.apply(Joined(Service.DETOKENIZER))
+    bench.apply(PeerJoined(Service.SCHEDULER))
+    bench.apply(PeerJoined(Service.DETOKENIZER))
     bench.capacity()
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()

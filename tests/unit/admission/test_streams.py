@@ -9,8 +9,8 @@ from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Have, Ping, Updates
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
-from noria.services.admission.core.ledger.request import Key, Text
-from noria.services.admission.core.state.events import Joined, Lost
+from noria.services.admission.core.ledger.request import OutputText, RequestKey
+from noria.services.admission.core.state.events import PeerJoined, PeerLost
 
 STREAM = Stream(100, 0)
 
@@ -49,7 +49,7 @@ def test_a_tenant_is_a_salt_of_its_own() -> None:
     bench.hear(ALICE, token_request())
     post = bench.core.books.scheduler
     ((request, choice),) = post.submissions.values()
-    request.key = Key("acme", request.key.id)
+    request.key = RequestKey("acme", request.key.id)
     (submit,) = post.take(bench.now_ns)
     assert isinstance(submit, Submit)
     assert [(each.tenant, each.salt) for each in submit.submissions] == [("acme", b"acme")]
@@ -257,7 +257,7 @@ def test_a_silent_clients_requests_are_cancelled() -> None:
     assert bench.turn.scheduler == []
     bench.pass_time(2)
     assert bench.turn.scheduler == [Withdraw((STREAM,)), Ended((STREAM,))]
-    assert bench.turn.notes[0].detail == "the client fell silent"  # type: ignore[union-attr]  # an EndedNote
+    assert bench.turn.notes[0].detail == "the client fell silent"  # type: ignore[union-attr]  # an EndedLogEntry
     assert bench.idle()
     assert bench.core.snapshot()["clients"] == 0
 
@@ -348,7 +348,7 @@ def test_timers_of_finished_requests_do_not_pile_up() -> None:
 def test_a_new_detokenizer_is_told_of_every_unfinished_stream() -> None:
     bench = begun()
     bench.text(100, 0, (50, 51), 0, "ab")
-    bench.apply(Lost(Service.DETOKENIZER))
+    bench.apply(PeerLost(Service.DETOKENIZER))
     bench.ready()
     (opening,) = next(message for message in bench.turn.detokenizer if isinstance(message, Open)).openings
     assert (opening.output_ids, opening.characters, opening.prompt_tail) == ((50, 51), 2, (10, 11, 12))
@@ -367,8 +367,8 @@ def test_whoever_joins_is_told_once_which_streams_are_all_there_are() -> None:
 def test_that_all_has_been_named_is_said_again_when_it_was_not_taken_and_only_after_all() -> None:
     bench = begun(batch_tokens_max=3)
     bench.generate(token_request("r2"))
-    bench.apply(Lost(Service.SCHEDULER))
-    bench.apply(Joined(Service.SCHEDULER))
+    bench.apply(PeerLost(Service.SCHEDULER))
+    bench.apply(PeerJoined(Service.SCHEDULER))
     turn = bench.core.take(bench.now_ns)
     bench.core.restore(turn.scheduler, [])
     again = bench.core.take(bench.now_ns).scheduler
@@ -446,7 +446,7 @@ def test_the_terms_of_the_conservation_law_add_up() -> None:
 
 
 def test_a_text_reads_the_same_however_it_was_built() -> None:
-    text = Text()
+    text = OutputText()
     whole = ""
     for position in range(1000):
         piece = "ab"[: position % 3]

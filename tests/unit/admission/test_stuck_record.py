@@ -2,17 +2,17 @@
 
 from noria.proto.base import Stream
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.ledger.request import Choice, Key, Request
-from noria.services.admission.core.ledger.unsaved_changes import Record
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey
+from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
 
 _SECOND = 1_000_000_000
 
 
 def test_a_record_that_is_stuck_is_tried_again_though_nothing_is_left_to_write() -> None:
-    record = Record()
+    record = UnsavedChanges()
     record.on = True
-    request = Request(1, Key("a", "r1"), "client", b"", "model", Sampling(), 1, 7, "", "standard", 0)
-    request.choices = [Choice(Stream(1, 0), Sampling())]
+    request = Request(1, RequestKey("a", "r1"), "client", b"", "model", Sampling(), 1, 7, "", "standard", 0)
+    request.choices = [ChoiceState(Stream(1, 0), Sampling())]
     record.accepted(request)
     assert record.page(_SECOND, live=True) is not None
     assert record.unwritten(_SECOND) == (request,)

@@ -19,11 +19,11 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Expenses, Reclaimed, Reclaims, Spent
-from noria.services.admission.core.state.events import Joined, PolicyChanged
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.state.events import PeerJoined, TenancyChanged
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.tenant_policy import ClassRule
 
-ACME, BETA = Account("acme", "standard"), Account("beta", "standard")
+ACME, BETA = UsageKey("acme", "standard"), UsageKey("beta", "standard")
 
 
 def bench(**limits: object) -> Bench:
@@ -294,7 +294,7 @@ def test_from_cancel_to_reclaim_is_known_by_tenant_and_class() -> None:
 def test_a_lost_scheduler_takes_what_it_knew_of_costs_with_it() -> None:
     it = bench()
     run(it)
-    it.apply(Joined(Service.SCHEDULER))
+    it.apply(PeerJoined(Service.SCHEDULER))
     assert it.core.books.accounts.awaited == 0
 
 
@@ -367,7 +367,7 @@ def test_what_goes_on_under_a_new_scheduler_says_what_it_was_charged_for() -> No
     assert it.submissions()[0].service == 0
     number = it.accepted().request
     it.news(Texts((TextRun(Stream(number, 0), 0, 0, (5, 6), 0, "xy", cached_tokens=4),)))
-    it.apply(Joined(Service.SCHEDULER))
+    it.apply(PeerJoined(Service.SCHEDULER))
     it.step()
     assert it.submissions()[0].service == pytest.approx(6 * 1.0 + 4 * 0.1 + 2 * 2.0)
 
@@ -386,12 +386,12 @@ def test_a_change_of_tenants_leaves_what_is_under_way_and_binds_what_comes() -> 
     it = bench(tokens_per_minute=600, burst_tokens=50)
     it.generate(token_request("a", tokens=10, max_tokens=30, credential="acme"))
     number = it.accepted().request
-    it.apply(PolicyChanged(policy(tenant("acme", concurrency_max=1)), it.now_ns))
+    it.apply(TenancyChanged(policy(tenant("acme", concurrency_max=1)), it.now_ns))
     it.generate(token_request("b", credential="acme"))
     assert it.rejection().code is Code.QUOTA
     it.generate(token_request("c", credential="beta"))
     assert it.rejection().code is Code.UNAUTHORIZED
-    it.apply(PolicyChanged(policy(tenant("beta")), it.now_ns))
+    it.apply(TenancyChanged(policy(tenant("beta")), it.now_ns))
     it.text(number, 0, (5,), 0, "x", end=End.STOP)
     it.step()
     assert [each.end for each in finishes(it.read())] == [End.STOP]

@@ -13,30 +13,30 @@ from noria.services.admission.core.clients import replies
 from noria.services.admission.core.clients.client_session import (
     RETRY_NS_MAX,
     RETRY_NS_MIN,
-    Answer,
-    Attachment,
-    Client,
-    Cursor,
-    Parcel,
-    Sent,
+    ClientAnswer,
+    ClientAttachment,
+    ClientSession,
+    CursorAdvance,
+    DeliveryCursor,
+    OutgoingMessage,
 )
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 _UNACKNOWLEDGED_MAX: Final = 1024
 
 
-class Delivery:
+class ClientDelivery:
     """All clients, least recently heard first, and all attachments by request number."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AdmissionLimits) -> None:
         self._rules = rules
-        self.clients: dict[str, Client] = {}
-        self.attachments: dict[int, Attachment] = {}
+        self.clients: dict[str, ClientSession] = {}
+        self.attachments: dict[int, ClientAttachment] = {}
         self.overflowed = 0
-        self._due: dict[str, Client] = {}
+        self._due: dict[str, ClientSession] = {}
 
-    def hear(self, name: str, incarnation: int, now_ns: int) -> tuple[Client | None, list[Request]]:
+    def hear(self, name: str, incarnation: int, now_ns: int) -> tuple[ClientSession | None, list[Request]]:
         """Note a sign of life; None when there are too many clients.
 
         Also returns the requests left behind when this is a new life under an old name.
@@ -49,12 +49,12 @@ class Delivery:
         if client is None:
             if len(self.clients) >= self._rules.clients_max:
                 return None, left
-            client = Client(name, incarnation, now_ns)
+            client = ClientSession(name, incarnation, now_ns)
         client.heard_ns = now_ns
         self.clients[name] = client
         return client, left
 
-    def remove(self, client: Client) -> list[Request]:
+    def remove(self, client: ClientSession) -> list[Request]:
         """A client is gone; returns the requests that it was attached to."""
         self.clients.pop(client.id, None)
         self._due.pop(client.id, None)
@@ -63,7 +63,7 @@ class Delivery:
             self.detach(request)
         return left
 
-    def silent(self, now_ns: int) -> Iterator[Client]:
+    def silent(self, now_ns: int) -> Iterator[ClientSession]:
         """Clients not heard of for the timeout, longest first; each must be removed before the next is asked for."""
         while self.clients:
             client = next(iter(self.clients.values()))
@@ -76,7 +76,7 @@ class Delivery:
         """When the most silent client was last heard."""
         return next(iter(self.clients.values())).heard_ns if self.clients else None
 
-    def answer(self, client: Client, answer: Answer) -> None:
+    def answer(self, client: ClientSession, answer: ClientAnswer) -> None:
         """Queue something that is not about a request in the ledger; repeated answers to questions are merged."""
         if isinstance(answer, Description | Pong) and any(type(each) is type(answer) for each in client.answers):
             return
@@ -86,12 +86,12 @@ class Delivery:
         client.answers.append(answer)
         self._due[client.id] = client
 
-    def attach(self, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
+    def attach(self, client: ClientSession, request: Request, have: tuple[Have, ...] = ()) -> None:
         """Make a client the owner of a request's streams; it is announced again and sent what it lacks."""
         self.detach(request)
-        attachment = Attachment(request, client)
+        attachment = ClientAttachment(request, client)
         self.attachments[request.number] = client.attachments[request.number] = attachment
-        if request.stage is not Stage.TOKENIZING:
+        if request.stage is not RequestStage.TOKENIZING:
             self._aim(attachment, have)
 
     def accepted(self, request: Request) -> None:
@@ -111,14 +111,14 @@ class Delivery:
         for choice in request.choices:
             client.news.pop(choice.stream, None)
 
-    def touch(self, request: Request, choice: Choice) -> None:
+    def touch(self, request: Request, choice: ChoiceState) -> None:
         """A stream has news."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
             attachment.client.news[choice.stream] = attachment
             self._due[attachment.client.id] = attachment.client
 
-    def truncate(self, request: Request, choice: Choice) -> None:
+    def truncate(self, request: Request, choice: ChoiceState) -> None:
         """A stream went back to an earlier position: nobody has been sent more than it now holds."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
@@ -126,7 +126,7 @@ class Delivery:
             cursor.ids = min(cursor.ids, len(choice.ids))
             cursor.characters = min(cursor.characters, choice.text.length)
 
-    def due(self, now_ns: int) -> list[Client]:
+    def due(self, now_ns: int) -> list[ClientSession]:
         """Clients with something to send whose sockets are worth trying."""
         return [client for client in self._due.values() if client.retry_ns <= now_ns]
 
@@ -134,12 +134,12 @@ class Delivery:
         """When the next socket is worth trying again."""
         return min((client.retry_ns for client in self._due.values()), default=None)
 
-    def next(self, client: Client) -> Parcel | None:
+    def next(self, client: ClientSession) -> OutgoingMessage | None:
         """The next message for a client, or None when it has been sent everything."""
         if client.answers:
-            return Parcel(client, client.answers[0])
+            return OutgoingMessage(client, client.answers[0])
         for attachment in client.unannounced.values():
-            return Parcel(
+            return OutgoingMessage(
                 client, replies.accepted(attachment.request, self._rules.client_timeout_ns), announced=attachment
             )
         while client.news:
@@ -151,7 +151,7 @@ class Delivery:
         self._due.pop(client.id, None)
         return None
 
-    def sent(self, parcel: Parcel) -> None:
+    def sent(self, parcel: OutgoingMessage) -> None:
         """A parcel has gone: move the cursors."""
         client = parcel.client
         client.sequence += 1
@@ -166,12 +166,12 @@ class Delivery:
             case _:
                 client.answers.popleft()
 
-    def blocked(self, client: Client, now_ns: int) -> None:
+    def blocked(self, client: ClientSession, now_ns: int) -> None:
         """The socket did not take a parcel; try again later, each time a little later."""
         client.retry_ns = now_ns + client.backoff_ns
         client.backoff_ns = min(client.backoff_ns * 2, RETRY_NS_MAX)
 
-    def unheard(self) -> list[Client]:
+    def unheard(self) -> list[ClientSession]:
         """Clients that have still to be sent something, or to say that they have read the end of an answer."""
         return [client for client in self.clients.values() if client.unacknowledged or client.id in self._due]
 
@@ -196,9 +196,9 @@ class Delivery:
             assert client.unannounced.keys() <= client.attachments.keys()
             assert all(self.attachments[stream.request] is each for stream, each in client.news.items())
 
-    def _aim(self, attachment: Attachment, have: tuple[Have, ...]) -> None:
+    def _aim(self, attachment: ClientAttachment, have: tuple[Have, ...]) -> None:
         request, client = attachment.request, attachment.client
-        attachment.cursors = [Cursor() for _ in request.choices]
+        attachment.cursors = [DeliveryCursor() for _ in request.choices]
         for each in have:
             if not 0 <= each.index < len(request.choices):
                 continue
@@ -212,10 +212,10 @@ class Delivery:
             client.news[choice.stream] = attachment
         self._due[client.id] = client
 
-    def _updates(self, client: Client) -> Parcel:
+    def _updates(self, client: ClientSession) -> OutgoingMessage:
         deltas: list[Delta] = []
         finished: list[Finished] = []
-        moves: list[Sent] = []
+        moves: list[CursorAdvance] = []
         tokens = 0
         for stream, attachment in client.news.items():
             request = attachment.request
@@ -231,13 +231,15 @@ class Delivery:
             if choice.end is not None and whole:
                 finished.append(replies.finished(request, choice))
             moves.append(
-                Sent(attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole)
+                CursorAdvance(
+                    attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole
+                )
             )
             if tokens >= self._rules.update_tokens_max:
                 break
-        return Parcel(client, Updates(tuple(deltas), tuple(finished)), moves=tuple(moves))
+        return OutgoingMessage(client, Updates(tuple(deltas), tuple(finished)), moves=tuple(moves))
 
-    def _move(self, client: Client, move: Sent) -> None:
+    def _move(self, client: ClientSession, move: CursorAdvance) -> None:
         cursor, choice = move.cursor, move.choice
         cursor.attempt, cursor.ids, cursor.characters, cursor.ended = (
             move.attempt,

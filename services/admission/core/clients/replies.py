@@ -1,11 +1,11 @@
 """Ledger entries as clients read them."""
 
 from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
-from noria.services.admission.core.clients.client_session import Cursor
-from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.clients.client_session import DeliveryCursor
+from noria.services.admission.core.ledger.request import ChoiceState, Request
 
 
-def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
+def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max: int) -> Delta | None:
     """What a cursor lacks, at most `ids_max` tokens of it, fewer with log-probabilities; None when that is nothing.
 
     Text goes with the last of the ids, so that a client never has text without its tokens.
@@ -22,7 +22,7 @@ def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Del
     )
 
 
-def weight(choice: Choice) -> int:
+def weight(choice: ChoiceState) -> int:
     """How many plain tokens one of this choice takes the place of in a message."""
     told = choice.sampling.logprobs
     return 1 if told is None else 4 * (told + 2)
@@ -40,7 +40,7 @@ def accepted(request: Request, client_timeout_ns: int) -> Accepted:
     )
 
 
-def finished(request: Request, choice: Choice) -> Finished:
+def finished(request: Request, choice: ChoiceState) -> Finished:
     """The end of one choice, with usage and timings."""
     assert choice.end is not None
     first_ns = choice.first_token_ns

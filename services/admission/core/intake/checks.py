@@ -9,10 +9,10 @@ from typing import Final
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.intake.validation import characters
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantRule
-from noria.services.admission.core.tenants.tenant_state import Tenant
+from noria.services.admission.core.tenants.tenant_state import TenantState
 
 NOT_READY_RETRY_MS: Final = 500
 _DRAINING_RETRY_MS: Final = 30_000
@@ -34,7 +34,7 @@ def unknown() -> Refusal:
     return Refusal(Code.NOT_FOUND, reason, "id")
 
 
-def unready(books: Books) -> Refusal | None:
+def unready(books: AdmissionState) -> Refusal | None:
     """Refuse while draining, and until everybody is there."""
     if books.drain_ns is not None:
         return Refusal(
@@ -49,7 +49,7 @@ def unready(books: Books) -> Refusal | None:
     return Refusal(Code.NOT_READY, f"not ready: waiting for {', '.join(waiting)}; try again", "", NOT_READY_RETRY_MS)
 
 
-def class_denied(books: Books, rule: TenantRule, traffic_class: str) -> Refusal | None:
+def class_denied(books: AdmissionState, rule: TenantRule, traffic_class: str) -> Refusal | None:
     """Refuse a class that does not exist, or that the tenant may not use."""
     allowed = [name for name in rule.classes if name in books.policy.classes]
     if traffic_class in allowed:
@@ -71,7 +71,9 @@ def beyond_limits(class_rule: ClassRule, rule: TenantRule, body: Generate) -> Re
     return None
 
 
-def unable(books: Books, tenant: Tenant, traffic_class: str, body: Generate, now_ns: int) -> Refusal | None:
+def unable(
+    books: AdmissionState, tenant: TenantState, traffic_class: str, body: Generate, now_ns: int
+) -> Refusal | None:
     """Refuse at once what could not be accepted even if it were tokenized."""
     rules, isolated = books.rules, books.class_rule(traffic_class).isolated
     text = characters(body)
@@ -86,7 +88,9 @@ def unable(books: Books, tenant: Tenant, traffic_class: str, body: Generate, now
     return no_room(books, traffic_class, body.n, 0, now_ns, shed=False)
 
 
-def no_room(books: Books, traffic_class: str, streams: int, tokens: int, now_ns: int, *, shed: bool) -> Refusal | None:
+def no_room(
+    books: AdmissionState, traffic_class: str, streams: int, tokens: int, now_ns: int, *, shed: bool
+) -> Refusal | None:
     """Refuse what the queue has no room for. `shed`: make room by dropping what lower classes have waiting."""
     rule = books.class_rule(traffic_class)
     if books.queues.full(rule, streams, tokens):
@@ -104,7 +108,7 @@ def no_room(books: Books, traffic_class: str, streams: int, tokens: int, now_ns:
     return None
 
 
-def overloaded(books: Books, reason: str, traffic_class: str) -> Refusal:
+def overloaded(books: AdmissionState, reason: str, traffic_class: str) -> Refusal:
     """The refusal of more work than can be taken now."""
     return Refusal(Code.OVERLOADED, f"{reason}; try again later", "", books.credit.retry_after_ms(traffic_class))
 
@@ -118,7 +122,7 @@ def unusable(prompt: tuple[int, ...], vocabulary: int) -> Refusal | None:
     return None
 
 
-def output_limit(books: Books, request: Request, prompt_tokens: int) -> int:
+def output_limit(books: AdmissionState, request: Request, prompt_tokens: int) -> int:
     """The longest answer that a request may have where it names no length."""
     rule = books.tenants.named(request.key.tenant).rule
     most, _ = _lesser((books.class_rule(request.traffic_class).output_tokens_max, ""), (rule.output_tokens_max, ""))
@@ -126,7 +130,7 @@ def output_limit(books: Books, request: Request, prompt_tokens: int) -> int:
     return left if most is None else min(left, most)
 
 
-def too_long(books: Books, request: Request, prompt_tokens: int) -> Refusal | None:
+def too_long(books: AdmissionState, request: Request, prompt_tokens: int) -> Refusal | None:
     """Refuse what exceeds the context, the class or the tenant."""
     context = _context(books)
     if prompt_tokens + 1 > context:
@@ -160,7 +164,7 @@ def too_long(books: Books, request: Request, prompt_tokens: int) -> Refusal | No
 _KEY: Final = "for this API key"
 
 
-def _context(books: Books) -> int:
+def _context(books: AdmissionState) -> int:
     return min(books.rules.context_tokens, books.credit.largest_tokens)
 
 

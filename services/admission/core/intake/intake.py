@@ -9,21 +9,27 @@ from typing import Final
 
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate, Have, Preview
-from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.intake import checks, start_forecast
 from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed, end_ids, settle
 from noria.services.admission.core.intake.validation import characters, id_problem, problem
-from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
-from noria.services.admission.core.state.admission_state import NOBODY, PREVIEW, Books
-from noria.services.admission.core.state.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.state.admission_state import NOBODY, PREVIEW, AdmissionState
+from noria.services.admission.core.state.events import (
+    AcceptedLogEntry,
+    AttachedLogEntry,
+    ClientMessage,
+    PromptTokenized,
+    TokenizeJob,
+)
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.refusal import Refusal
 from noria.services.admission.core.tenants.tenant_policy import TenantRule
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
 
 
-def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request | None:
+def generate(books: AdmissionState, client: ClientSession, arrival: ClientMessage, body: Generate) -> Request | None:
     """Take a `Generate`; returns the request that it reserved, if it did."""
     unnameable = id_problem(body.id)
     if unnameable is not None:
@@ -34,7 +40,7 @@ def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
         books.refuse(client, client.id, body.id, checks.unauthorized(body.credential))
         return None
     client.tenants.add(rule.name)
-    known = books.ledger.keys.get(Key(rule.name, body.id))
+    known = books.ledger.keys.get(RequestKey(rule.name, body.id))
     if known is not None and _came_to_nothing(known, body) and not _is_told(books, client, known):
         books.forget(known)
         known = None
@@ -47,13 +53,13 @@ def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> 
     traffic_class = body.traffic_class or rule.default_class
     refusal = _problem(books, rule, body, arrival.now_ns)
     if refusal is not None:
-        account = Account(rule.name, traffic_class) if traffic_class in books.policy.classes else NOBODY
+        account = UsageKey(rule.name, traffic_class) if traffic_class in books.policy.classes else NOBODY
         books.refuse(client, client.id, body.id, refusal, account)
         return None
-    return _begin(books, client, arrival, body, Key(rule.name, body.id), traffic_class)
+    return _begin(books, client, arrival, body, RequestKey(rule.name, body.id), traffic_class)
 
 
-def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Request | None:
+def preview(books: AdmissionState, client: ClientSession, arrival: ClientMessage, body: Preview) -> Request | None:
     """Take a `Preview`; returns what keeps its place while it is tokenized."""
     asked = body.request
     rule = books.policy.identify(asked.credential)
@@ -61,7 +67,7 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
     if refusal is None and rule is None:
         refusal = checks.unauthorized(asked.credential)
     if refusal is None and rule is not None:
-        key = Key(rule.name, PREVIEW + asked.id)
+        key = RequestKey(rule.name, PREVIEW + asked.id)
         if (known := books.ledger.keys.get(key)) is not None:
             books.delivery.attach(client, known)  # asked again while its prompt is being tokenized
             return None
@@ -75,15 +81,15 @@ def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Re
     return None
 
 
-def attach(books: Books, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
+def attach(books: AdmissionState, client: ClientSession, request: Request, have: tuple[Have, ...] = ()) -> None:
     """A client takes over the streams of a request; it gets everything that it does not have."""
     books.delivery.attach(client, request, have)
     books.found(request)
-    awaited = request.stage is Stage.TOKENIZING and request.client == client.id
-    books.notes.append(AttachedNote(client.id, request.key.id, request.number, awaited))
+    awaited = request.stage is RequestStage.TOKENIZING and request.client == client.id
+    books.notes.append(AttachedLogEntry(client.id, request.key.id, request.number, awaited))
 
 
-def tokenized(books: Books, event: Tokenized) -> None:
+def tokenized(books: AdmissionState, event: PromptTokenized) -> None:
     """Take the tokenizer's result; one for a request that has gone meanwhile is dropped."""
     request = books.ledger.tokenizing.get(event.number)
     if request is None:
@@ -95,7 +101,7 @@ def tokenized(books: Books, event: Tokenized) -> None:
     accept(books, request, event.ids, event.now_ns)
 
 
-def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
+def accept(books: AdmissionState, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
     """Accept a reserved request with its prompt, or refuse it; a preview is told what would become of it."""
     refusal = checks.unready(books) or checks.unusable(prompt, books.rules.vocabulary)
     refusal = refusal or checks.too_long(books, request, len(prompt))
@@ -124,11 +130,11 @@ def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int)
 
 
 def _begin(
-    books: Books,
-    client: Client,
-    arrival: Arrival,
+    books: AdmissionState,
+    client: ClientSession,
+    arrival: ClientMessage,
     body: Generate,
-    key: Key,
+    key: RequestKey,
     traffic_class: str,
     *,
     preview: bool = False,
@@ -139,13 +145,20 @@ def _begin(
     else:
         owner = f"{key.tenant} {traffic_class} {client.id}"
         within = arrival.within or arrival.traceparent
-        job = Job(request.number, owner, request.characters, body.prompt, body.messages, within)
+        job = TokenizeJob(request.number, owner, request.characters, body.prompt, body.messages, within)
         books.tokenizer.submit(job)
     return request
 
 
 def _reserve(
-    books: Books, client: Client, arrival: Arrival, body: Generate, key: Key, traffic_class: str, *, preview: bool
+    books: AdmissionState,
+    client: ClientSession,
+    arrival: ClientMessage,
+    body: Generate,
+    key: RequestKey,
+    traffic_class: str,
+    *,
+    preview: bool,
 ) -> Request:
     seed = arrival.seed if body.sampling.seed is None else body.sampling.seed
     rule = books.class_rule(traffic_class)
@@ -179,11 +192,11 @@ def _reserve(
     return request
 
 
-def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
+def _enter(books: AdmissionState, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
     """Accept: nothing is in the way any more."""
     request.end_ids = end_ids(request.sampling, books.rules.eos_ids)
     choices = [
-        Choice(
+        ChoiceState(
             Stream(request.number, index),
             settle(request.sampling, choice_seed(request.seed, index), max_tokens, books.rules.vocabulary),
         )
@@ -191,7 +204,7 @@ def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: 
     ]
     books.accept(request, prompt, choices, now_ns)
     books.notes.append(
-        AcceptedNote(
+        AcceptedLogEntry(
             request.client,
             request.key.id,
             request.number,
@@ -204,7 +217,7 @@ def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: 
     )
 
 
-def _foretell(books: Books, request: Request, prompt_tokens: int, expected: int) -> None:
+def _foretell(books: AdmissionState, request: Request, prompt_tokens: int, expected: int) -> None:
     attachment = books.delivery.attachments.get(request.number)
     books.leave_tokenizing(request)
     books.forget(request)
@@ -213,7 +226,7 @@ def _foretell(books: Books, request: Request, prompt_tokens: int, expected: int)
     books.foretell(attachment.client if attachment is not None else None, answer)
 
 
-def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
+def _problem(books: AdmissionState, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
     """Everything that can be said against a request before its prompt is tokenized."""
     traffic_class = body.traffic_class or rule.default_class
     return (
@@ -227,10 +240,10 @@ def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Ref
 
 def _came_to_nothing(known: Request, body: Generate) -> bool:
     """Whether a request under an idempotency key is over without its answer, so that a repetition tries again."""
-    return body.keep and known.stage is Stage.ENDED and not all(choice.end in _WHOLE for choice in known.choices)
+    return body.keep and known.stage is RequestStage.ENDED and not all(choice.end in _WHOLE for choice in known.choices)
 
 
-def _is_told(books: Books, client: Client, known: Request) -> bool:
+def _is_told(books: AdmissionState, client: ClientSession, known: Request) -> bool:
     """Whether a client is still owed the end, so that it asks for this answer and not for another."""
     attachment = books.delivery.attachments.get(known.number)
     return attachment is not None and attachment.client is client

@@ -5,13 +5,15 @@ A request whose own deadline cannot be kept is refused at once, with the time af
 
 from noria.proto.frontdoor import Code, Forecast
 from noria.services.admission.core.forecast import prediction
-from noria.services.admission.core.forecast.prediction import Ahead, Course
+from noria.services.admission.core.forecast.prediction import QueueAhead, RequestForecast
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 
 
-def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int) -> Refusal | None:
+def too_late(
+    books: AdmissionState, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int
+) -> Refusal | None:
     """Refuse a request that is predicted to miss its deadline with as much output as is expected of it."""
     if request.deadline_first_ns is None and request.deadline_ns is None:
         return None
@@ -28,7 +30,7 @@ def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: 
     return Refusal(Code.DEADLINE, f"{reason}; {advice}", miss.name, miss.retry_after_ms)
 
 
-def forecast(books: Books, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
+def forecast(books: AdmissionState, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
     """What would become of a request that nothing speaks against."""
     course = _course(books, request, prompt_tokens, output_tokens)
     return Forecast(
@@ -43,13 +45,13 @@ def forecast(books: Books, request: Request, name: str, prompt_tokens: int, outp
     )
 
 
-def _course(books: Books, request: Request, prompt_tokens: int, output_tokens: int) -> Course:
+def _course(books: AdmissionState, request: Request, prompt_tokens: int, output_tokens: int) -> RequestForecast:
     capacity = books.credit.capacity
     assert capacity is not None, "what is not ready has been refused"
     rank = books.class_rule(request.traffic_class).rank
     before = [name for name, rule in books.policy.classes.items() if rule.rank >= rank]
     waiting = [books.credit.unheard(name) for name in before]
-    ahead = Ahead(sum(each.requests for each in waiting), sum(each.tokens for each in waiting))
+    ahead = QueueAhead(sum(each.requests for each in waiting), sum(each.tokens for each in waiting))
     return prediction.course(capacity, request.traffic_class, ahead, prompt_tokens, output_tokens)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate
 from noria.proto.sampling import parameters
-from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 from noria.services.admission.core.tenants.refusal import Refusal
 
 TTL_MS_MAX: Final = 2**31
@@ -33,7 +33,7 @@ def id_problem(request_id: str) -> Refusal | None:
     return None
 
 
-def problem(body: Generate, rules: Rules) -> Refusal | None:
+def problem(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     """Return the first thing wrong with a request, or None. Its id has been checked by `id_problem`."""
     for check in _CHECKS:
         found = check(body, rules)
@@ -60,7 +60,7 @@ def _between(parameter: str, value: float, low: float, high: float, advice: str)
     return _invalid(parameter, f"{parameter} must be between {low:g} and {high:g}, not {value:g}; {advice}")
 
 
-def _model(body: Generate, rules: Rules) -> Refusal | None:
+def _model(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     if not body.model or body.model in rules.models:
         return None
     return Refusal(
@@ -68,7 +68,7 @@ def _model(body: Generate, rules: Rules) -> Refusal | None:
     )
 
 
-def _input(body: Generate, rules: Rules) -> Refusal | None:
+def _input(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     given = [
         name
         for name, value in (("prompt", body.prompt), ("messages", body.messages), ("token_ids", body.token_ids))
@@ -86,7 +86,7 @@ def _input(body: Generate, rules: Rules) -> Refusal | None:
     return None
 
 
-def _messages(body: Generate, rules: Rules) -> Refusal | None:
+def _messages(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     messages = body.messages
     assert messages is not None
     if not rules.has_chat_template:
@@ -104,7 +104,7 @@ def _messages(body: Generate, rules: Rules) -> Refusal | None:
     return None
 
 
-def _token_ids(ids: tuple[int, ...], rules: Rules) -> Refusal | None:
+def _token_ids(ids: tuple[int, ...], rules: AdmissionLimits) -> Refusal | None:
     if not ids:
         return _invalid("token_ids", "token_ids is empty; give at least one id")
     if len(ids) >= rules.context_tokens:
@@ -116,14 +116,14 @@ def _token_ids(ids: tuple[int, ...], rules: Rules) -> Refusal | None:
     return _vocabulary("token_ids", ids, rules)
 
 
-def _vocabulary(parameter: str, ids: tuple[int, ...], rules: Rules) -> Refusal | None:
+def _vocabulary(parameter: str, ids: tuple[int, ...], rules: AdmissionLimits) -> Refusal | None:
     if not ids or (min(ids) >= 0 and max(ids) < rules.vocabulary):
         return None
     wrong = next(each for each in ids if not 0 <= each < rules.vocabulary)
     return _invalid(parameter, f"{wrong} is not a token id of this model; ids go from 0 to {rules.vocabulary - 1}")
 
 
-def _length(body: Generate, rules: Rules) -> Refusal | None:
+def _length(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     # No vocabulary averages 64 characters a token over a whole prompt, so so long a text cannot fit, and tokenizing
     # megabytes only to learn that would keep the tokenizer from everyone else.
     if characters(body) <= rules.context_tokens * CHARACTERS_PER_TOKEN_MAX:
@@ -135,11 +135,11 @@ def _length(body: Generate, rules: Rules) -> Refusal | None:
     )
 
 
-def _choices(body: Generate, rules: Rules) -> Refusal | None:
+def _choices(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     return _between("n", body.n, 1, rules.n_max, "send several requests for more choices")
 
 
-def _ranges(body: Generate, rules: Rules) -> Refusal | None:
+def _ranges(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     """Every number within the range that the parameter's definition gives it."""
     del rules
     for name, parameter in parameters().items():
@@ -151,7 +151,7 @@ def _ranges(body: Generate, rules: Rules) -> Refusal | None:
     return None
 
 
-def _ends(body: Generate, rules: Rules) -> Refusal | None:
+def _ends(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     sampling = body.sampling
     highest = rules.context_tokens if sampling.max_tokens is None else sampling.max_tokens
     if not 0 <= sampling.min_tokens <= highest:
@@ -167,7 +167,7 @@ def _ends(body: Generate, rules: Rules) -> Refusal | None:
     return _vocabulary("stop_token_ids", sampling.stop_token_ids, rules)
 
 
-def _logit_bias(body: Generate, rules: Rules) -> Refusal | None:
+def _logit_bias(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     bias, bounds = body.sampling.logit_bias, parameters()["logit_bias"].bounds
     assert bounds is not None
     if len(bias) > LOGIT_BIAS_IDS_MAX:
@@ -180,14 +180,14 @@ def _logit_bias(body: Generate, rules: Rules) -> Refusal | None:
     return _vocabulary("logit_bias", tuple(token for token, _ in bias), rules)
 
 
-def _reserved(body: Generate, rules: Rules) -> Refusal | None:
+def _reserved(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     del rules
     if not body.sampling.reserved_1:
         return None
     return Refusal(Code.UNSUPPORTED, "grammar is not supported yet; leave it out", "grammar")
 
 
-def _time(body: Generate, rules: Rules) -> Refusal | None:
+def _time(body: Generate, rules: AdmissionLimits) -> Refusal | None:
     del rules
     for parameter, value in (("ttl_first_ms", body.ttl_first_ms), ("ttl_ms", body.ttl_ms)):
         if value is not None and not 1 <= value <= TTL_MS_MAX:
@@ -197,7 +197,7 @@ def _time(body: Generate, rules: Rules) -> Refusal | None:
     return None
 
 
-_CHECKS: Final[tuple[Callable[[Generate, Rules], Refusal | None], ...]] = (
+_CHECKS: Final[tuple[Callable[[Generate, AdmissionLimits], Refusal | None], ...]] = (
     _model,
     _input,
     _length,

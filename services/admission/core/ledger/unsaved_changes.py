@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import Logprobs, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.tenants.class_totals import Account, Traffic
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.tenants.class_totals import ClassTotals, UsageKey
 
 PAGES_PER_FOLD: Final = 512
 _TOKENS_PER_FOLD: Final = 262_144  # some megabytes
@@ -23,7 +23,7 @@ _SIGN_NS: Final = 5_000_000_000
 _RETRY_NS: Final = 250_000_000
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """How far a stream is on record."""
 
     attempt: int = 0
@@ -32,10 +32,10 @@ class Place(NamedTuple):
     ended: bool = False
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = RecordPosition()
 
 
-class Part(NamedTuple):
+class JournalPart(NamedTuple):
     """News of one choice of request `number`, from output position `start` and character position `characters`.
 
     A higher attempt truncates what is on record to `start` and `characters`. Times are admission's monotonic
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JournalPage:
     """What a turn has to put on record, as one: all of it or nothing.
 
     forgotten: numbers of requests on record that nothing is owed of any more. fold: the parts say everything since the
@@ -73,33 +73,33 @@ class Page:
 
     at_ns: int
     accepted: tuple[Request, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[JournalPart, ...]
     forgotten: tuple[int, ...]
     fold: bool
-    counted: tuple[tuple[Account, Traffic], ...] = ()
-    traffic: tuple[tuple[Account, Traffic], ...] = ()
+    counted: tuple[tuple[UsageKey, ClassTotals], ...] = ()
+    traffic: tuple[tuple[UsageKey, ClassTotals], ...] = ()
     levels: tuple[tuple[str, float], ...] = ()
     doubts: Mapping[Stream, Doubt] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Mark:
+class RecordedStream:
     """A stream and how far it is on record: on pages, and folded."""
 
-    choice: Choice
-    written: Place = NOWHERE
-    folded: Place = NOWHERE
+    choice: ChoiceState
+    written: RecordPosition = NOWHERE
+    folded: RecordPosition = NOWHERE
 
 
-class Record:
+class UnsavedChanges:
     """Gathers facts and hands out pages. `on`: whether there is a journal at all. `stuck`: the last page was not taken."""
 
     def __init__(self) -> None:
         self.on = False
         self.stuck = False
-        self._marks: dict[Stream, Mark] = {}
+        self._marks: dict[Stream, RecordedStream] = {}
         self._accepted: dict[int, Request] = {}
-        self._fresh: dict[Stream, Mark] = {}
+        self._fresh: dict[Stream, RecordedStream] = {}
         self._forgotten: dict[int, None] = {}
         self._doubts: Mapping[Stream, Doubt] | None = None
         self._pages = 0
@@ -114,21 +114,21 @@ class Record:
         if self.on:
             self._accepted[request.number] = request
             for choice in request.choices:
-                self._marks[choice.stream] = Mark(choice)
+                self._marks[choice.stream] = RecordedStream(choice)
 
     def recovered(self, request: Request) -> None:
         """A request came from the journal, where all of it is folded."""
         if self.on:
             for choice in request.choices:
                 place = _place(choice)
-                self._marks[choice.stream] = Mark(choice, place, place)
+                self._marks[choice.stream] = RecordedStream(choice, place, place)
 
-    def touched(self, choice: Choice) -> None:
+    def touched(self, choice: ChoiceState) -> None:
         """A stream has more ids or text, or an end."""
         if self.on:
             self._fresh[choice.stream] = self._marks[choice.stream]
 
-    def truncated(self, choice: Choice) -> None:
+    def truncated(self, choice: ChoiceState) -> None:
         """A stream went back to an earlier position under a new attempt."""
         if self.on:
             mark = self._marks[choice.stream]
@@ -151,7 +151,7 @@ class Record:
         if self.on:
             self._doubts = doubts
 
-    def page(self, now_ns: int, *, live: bool, counted: bool = False) -> Page | None:
+    def page(self, now_ns: int, *, live: bool, counted: bool = False) -> JournalPage | None:
         """What is not on record yet, or None when nothing is or it is too early to try again.
 
         live: requests are unfinished, so that a sign of life is due now and then, by which a later life knows how long
@@ -167,9 +167,9 @@ class Record:
         marks = self._marks if fold else self._fresh
         parts = tuple(parts_of(marks.values(), fold=fold))
         accepted, forgotten = tuple(self._accepted.values()), tuple(self._forgotten)
-        return Page(now_ns, accepted, parts, forgotten, fold, doubts=self._doubts)
+        return JournalPage(now_ns, accepted, parts, forgotten, fold, doubts=self._doubts)
 
-    def written(self, page: Page) -> None:
+    def written(self, page: JournalPage) -> None:
         """A page is on record. Nothing may have changed since it was handed out."""
         self.stuck = False
         self._retry_ns = 0
@@ -226,14 +226,14 @@ class Record:
         return not self._marks and (news or self._pages > 0)  # nobody is there any more: nothing need stay
 
 
-def parts_of(marks: Iterable[Mark], *, fold: bool) -> Iterator[Part]:
+def parts_of(marks: Iterable[RecordedStream], *, fold: bool) -> Iterator[JournalPart]:
     """What is not on record of these streams, or not folded yet."""
     for mark in marks:
         choice, place = mark.choice, mark.folded if fold else mark.written
         if place == _place(choice):
             continue
         ended = choice.end is not None
-        yield Part(
+        yield JournalPart(
             choice.stream.request,
             choice.stream.choice,
             choice.attempt,
@@ -253,9 +253,9 @@ def parts_of(marks: Iterable[Mark], *, fold: bool) -> Iterator[Part]:
         )
 
 
-def _place(choice: Choice) -> Place:
-    return Place(choice.attempt, len(choice.ids), choice.text.length, choice.end is not None)
+def _place(choice: ChoiceState) -> RecordPosition:
+    return RecordPosition(choice.attempt, len(choice.ids), choice.text.length, choice.end is not None)
 
 
-def _clipped(place: Place, choice: Choice) -> Place:
+def _clipped(place: RecordPosition, choice: ChoiceState) -> RecordPosition:
     return place._replace(ids=min(place.ids, len(choice.ids)), characters=min(place.characters, choice.text.length))

@@ -12,20 +12,27 @@ from typing import Final, NamedTuple
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Expenses, Reclaimed, Spent
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.tenants.class_totals import Account, Distribution, Measure, Series, Traffic, Usage
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.tenants.class_totals import (
+    ClassTotals,
+    MeasureHistogram,
+    MeasureKey,
+    StreamMeasure,
+    TokenUsage,
+    UsageKey,
+)
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
 
 
-class Told(NamedTuple):
+class CountedCosts(NamedTuple):
     """How much the scheduler of incarnation `life` has told of costs: those numbered 1 to `number`."""
 
     life: int = 0
     number: int = 0
 
 
-class Accounts:
+class UsageCounters:
     """All accounts, as they were first heard of.
 
     traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
@@ -33,26 +40,26 @@ class Accounts:
     has told some since it last heard what is on record. bounds: where the buckets of each measure end, but for the last.
     """
 
-    def __init__(self, bounds: Mapping[Measure, tuple[int, ...]]) -> None:
-        self.told = Told()
+    def __init__(self, bounds: Mapping[StreamMeasure, tuple[int, ...]]) -> None:
+        self.told = CountedCosts()
         self.owes_answer = False
-        self.traffic: dict[Account, Traffic] = {}
-        self.unrecorded: dict[Account, Traffic] = {}
-        self.moved: set[Account] = set()
-        self.unwritten: dict[Account, Usage] = {}
+        self.traffic: dict[UsageKey, ClassTotals] = {}
+        self.unrecorded: dict[UsageKey, ClassTotals] = {}
+        self.moved: set[UsageKey] = set()
+        self.unwritten: dict[UsageKey, TokenUsage] = {}
         self._bounds = bounds
-        self._awaited: dict[Stream, tuple[Account, int]] = {}
+        self._awaited: dict[Stream, tuple[UsageKey, int]] = {}
 
     @property
     def awaited(self) -> int:
         """Ended streams whose cost is not known yet."""
         return len(self._awaited)
 
-    def of(self, request: Request) -> Account:
+    def of(self, request: Request) -> UsageKey:
         """A request's account."""
-        return Account(request.key.tenant, request.traffic_class)
+        return UsageKey(request.key.tenant, request.traffic_class)
 
-    def recover(self, traffic: Mapping[Account, Traffic]) -> None:
+    def recover(self, traffic: Mapping[UsageKey, ClassTotals]) -> None:
         """Go on from what an earlier life had on record, perhaps with other buckets."""
         for account, each in traffic.items():
             for series, distribution in each.measured.items():
@@ -65,43 +72,43 @@ class Accounts:
             traffic.accepted += len(request.choices)
             traffic.prompt_tokens += request.prompt_tokens
 
-    def refuse(self, account: Account, code: Code) -> None:
+    def refuse(self, account: UsageKey, code: Code) -> None:
         """A request was refused."""
         for traffic in self._both(account):
             traffic.refused[code] = traffic.refused.get(code, 0) + 1
 
-    def emitted(self, request: Request, choice: Choice, tokens: int, now_ns: int, *, first: bool) -> None:
+    def emitted(self, request: Request, choice: ChoiceState, tokens: int, now_ns: int, *, first: bool) -> None:
         """A stream has more tokens, `first`: it had none. One begins, and each of the others follows another."""
         both = self._both(self.of(request))
         for traffic in both:
             traffic.generated += tokens
         if first:
             queue_ns = choice.queue_us * 1000
-            self._measure(both, Series(Measure.QUEUE), queue_ns)
-            self._measure(both, Series(Measure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
-            self._measure(both, Series(Measure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
+            self._measure(both, MeasureKey(StreamMeasure.QUEUE), queue_ns)
+            self._measure(both, MeasureKey(StreamMeasure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
+            self._measure(both, MeasureKey(StreamMeasure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
             choice.last_token_ns = now_ns  # what comes with it follows at once
         if following := tokens - first:
             self._measure(both, _INTERVAL, max(now_ns - choice.last_token_ns, 0) // tokens, following)
         choice.last_token_ns = now_ns
 
-    def end(self, request: Request, choice: Choice, end: End, now_ns: int, *, submitted: bool) -> None:
+    def end(self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, submitted: bool) -> None:
         """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
         account = self.of(request)
         both = self._both(account)
         for traffic in both:
             traffic.ended[end] += 1
         if choice.first_token_ns is not None:
-            self._measure(both, Series(Measure.DECODE), max(now_ns - choice.first_token_ns, 0))
-        self._measure(both, Series(Measure.WHOLE, end), max(now_ns - request.received_ns, 0))
-        self._measure(both, Series(Measure.PROMPT_TOKENS), request.prompt_tokens)
-        self._measure(both, Series(Measure.OUTPUT_TOKENS), len(choice.ids))
+            self._measure(both, MeasureKey(StreamMeasure.DECODE), max(now_ns - choice.first_token_ns, 0))
+        self._measure(both, MeasureKey(StreamMeasure.WHOLE, end), max(now_ns - request.received_ns, 0))
+        self._measure(both, MeasureKey(StreamMeasure.PROMPT_TOKENS), request.prompt_tokens)
+        self._measure(both, MeasureKey(StreamMeasure.OUTPUT_TOKENS), len(choice.ids))
         if submitted:
             self._awaited[choice.stream] = (account, 0)
 
     def close(self, request: Request) -> int:
         """All streams of a request ended; returns the tokens that it is charged for."""
-        usage = Usage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
+        usage = TokenUsage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
         if begun(request):
             usage.prompt_tokens = request.prompt_tokens
             usage.cached_tokens = min(choice.cached_tokens for choice in request.choices)
@@ -115,7 +122,7 @@ class Accounts:
         """Those of the costs that the scheduler of this incarnation tells which are not counted yet."""
         known = self.told.number if self.told.life == life else 0
         entries = expenses.entries[max(known + 1 - expenses.first, 0) :]
-        self.told = Told(life, max(known, expenses.first + len(expenses.entries) - 1))
+        self.told = CountedCosts(life, max(known, expenses.first + len(expenses.entries) - 1))
         self.owes_answer = True
         return entries
 
@@ -127,13 +134,13 @@ class Accounts:
         known = self._awaited.pop(spent.stream, None)
         if known is None:
             # It goes on under a new attempt, or it ended in an earlier life, or before the scheduler was there again.
-            barren = request is not None and request.stage is Stage.ENDED and not begun(request)
+            barren = request is not None and request.stage is RequestStage.ENDED and not begun(request)
             first = request is not None and request.choices[0].stream == spent.stream
             tokens = request.prompt_tokens if request is not None and barren and first else 0
-            known = (Account(spent.tenant, spent.traffic_class), tokens)
+            known = (UsageKey(spent.tenant, spent.traffic_class), tokens)
         account, prompt_tokens = known
         begun_tokens = min(prompt_tokens, spent.computed_tokens)
-        usage = Usage(
+        usage = TokenUsage(
             prompt_tokens=begun_tokens,
             computed_tokens=spent.computed_tokens,
             wasted_tokens=spent.wasted_tokens,
@@ -148,7 +155,7 @@ class Accounts:
         if known is None:
             return
         both = self._both(known[0])
-        self._measure(both, Series(Measure.RECLAIM), entry.delay_us * 1000)
+        self._measure(both, MeasureKey(StreamMeasure.RECLAIM), entry.delay_us * 1000)
         for traffic in both:
             traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
 
@@ -156,7 +163,7 @@ class Accounts:
         """What the last scheduler knew of ended streams is lost with it."""
         self._awaited.clear()
 
-    def take(self) -> dict[Account, Usage]:
+    def take(self) -> dict[UsageKey, TokenUsage]:
         """What was used since the last call."""
         taken, self.unwritten = self.unwritten, {}
         return taken
@@ -168,31 +175,31 @@ class Accounts:
         if fold:
             self.moved.clear()
 
-    def _both(self, account: Account) -> tuple[Traffic, Traffic]:
+    def _both(self, account: UsageKey) -> tuple[ClassTotals, ClassTotals]:
         ever, lately = self.traffic.get(account), self.unrecorded.get(account)
         if ever is None:
-            ever = self.traffic[account] = Traffic()
+            ever = self.traffic[account] = ClassTotals()
         if lately is None:
-            lately = self.unrecorded[account] = Traffic()
+            lately = self.unrecorded[account] = ClassTotals()
         return ever, lately
 
-    def _measure(self, both: tuple[Traffic, Traffic], series: Series, number: int, times: int = 1) -> None:
+    def _measure(self, both: tuple[ClassTotals, ClassTotals], series: MeasureKey, number: int, times: int = 1) -> None:
         bounds = self._bounds.get(series.measure, ())
         place = bisect_left(bounds, number)
         for traffic in both:
             distribution = traffic.measured.get(series)
             if distribution is None:
-                distribution = traffic.measured[series] = Distribution([0] * (len(bounds) + 1))
+                distribution = traffic.measured[series] = MeasureHistogram([0] * (len(bounds) + 1))
             distribution.counts[place] += times
             distribution.total += number * times
 
-    def _use(self, account: Account, usage: Usage) -> None:
+    def _use(self, account: UsageKey, usage: TokenUsage) -> None:
         for traffic in self._both(account):
             traffic.used.add(usage)
-        self.unwritten.setdefault(account, Usage()).add(usage)
+        self.unwritten.setdefault(account, TokenUsage()).add(usage)
 
 
-_INTERVAL: Final = Series(Measure.INTERVAL)
+_INTERVAL: Final = MeasureKey(StreamMeasure.INTERVAL)
 
 
 def begun(request: Request) -> bool:

@@ -9,32 +9,32 @@ from dataclasses import dataclass, field
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.clients.client_session import Client
-from noria.services.admission.core.clients.delivery import Delivery
-from noria.services.admission.core.forecast.credit import Credit
-from noria.services.admission.core.forecast.waiting_queues import Queues
+from noria.services.admission.core.clients.client_session import ClientSession
+from noria.services.admission.core.clients.delivery import ClientDelivery
+from noria.services.admission.core.forecast.credit import SchedulerCredit
+from noria.services.admission.core.forecast.waiting_queues import WaitingByClass
 from noria.services.admission.core.ledger.ledger import Ledger
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.ledger.statistics import ReclaimStatistics, Totals
-from noria.services.admission.core.ledger.unsaved_changes import Record
-from noria.services.admission.core.ledger.usage_counters import Accounts
-from noria.services.admission.core.state.events import EndedNote, Note, RefusedNote
-from noria.services.admission.core.state.outbox import DetokenizerPost, Pair, SchedulerPost
-from noria.services.admission.core.state.tokenizer_requests import TokenizerPost
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.ledger.statistics import AdmissionTotals, ReclaimStatistics
+from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
+from noria.services.admission.core.ledger.usage_counters import UsageCounters
+from noria.services.admission.core.state.events import EndedLogEntry, RefusedLogEntry, RequestLogEntry
+from noria.services.admission.core.state.outbox import DetokenizerOutbox, RequestChoice, SchedulerOutbox
+from noria.services.admission.core.state.tokenizer_requests import TokenizerOutbox
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.refusal import Refusal
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
-from noria.services.admission.core.tenants.tenant_state import Tenants
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
+from noria.services.admission.core.tenants.tenant_state import TenantStates
 
-NOBODY = Account("", "")
+NOBODY = UsageKey("", "")
 _WHOLE = (End.STOP, End.LENGTH)
 PREVIEW = "\0"  # begins the ids under which previews are kept, which no request may have
 _SHED = "dropped to make room for requests of a higher class; try again"
 
 
 @dataclass(slots=True, eq=False)
-class Books:
+class AdmissionState:
     """All state of admission.
 
     accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
@@ -45,43 +45,43 @@ class Books:
     drain_ns: until when a draining process finishes.
     """
 
-    rules: Rules
+    rules: AdmissionLimits
     ledger: Ledger
-    delivery: Delivery
-    credit: Credit
-    scheduler: SchedulerPost
-    detokenizer: DetokenizerPost
-    accounts: Accounts
-    policy: Policy = field(default_factory=Policy)
-    tenants: Tenants = field(default_factory=Tenants)
-    tokenizer: TokenizerPost = field(default_factory=TokenizerPost)
-    queues: Queues = field(default_factory=Queues)
-    record: Record = field(default_factory=Record)
+    delivery: ClientDelivery
+    credit: SchedulerCredit
+    scheduler: SchedulerOutbox
+    detokenizer: DetokenizerOutbox
+    accounts: UsageCounters
+    policy: TenantPolicy = field(default_factory=TenantPolicy)
+    tenants: TenantStates = field(default_factory=TenantStates)
+    tokenizer: TokenizerOutbox = field(default_factory=TokenizerOutbox)
+    queues: WaitingByClass = field(default_factory=WaitingByClass)
+    record: UnsavedChanges = field(default_factory=UnsavedChanges)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[RequestLogEntry] = field(default_factory=list)
     drain_ns: int | None = None
 
     @classmethod
-    def open(cls, rules: Rules, first_number: int, policy: Policy) -> "Books":
+    def open(cls, rules: AdmissionLimits, first_number: int, policy: TenantPolicy) -> "AdmissionState":
         """Empty books; requests are numbered from `first_number`."""
-        credit = Credit()
+        credit = SchedulerCredit()
         return cls(
             rules,
             Ledger(first_number),
-            Delivery(rules),
+            ClientDelivery(rules),
             credit,
-            SchedulerPost(rules, credit),
-            DetokenizerPost(rules),
-            Accounts(rules.bounds),
+            SchedulerOutbox(rules, credit),
+            DetokenizerOutbox(rules),
+            UsageCounters(rules.bounds),
             policy,
         )
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> AdmissionTotals:
         """The terms of the conservation law."""
-        return Totals.of(self.accounts.traffic.values())
+        return AdmissionTotals.of(self.accounts.traffic.values())
 
     def waiting_for(self) -> tuple[str, ...]:
         """The services without which nothing can be accepted."""
@@ -116,17 +116,17 @@ class Books:
         return self.policy.classes.get(name) or ClassRule(name)
 
     def refuse(
-        self, client: Client | None, origin: str, request_id: str, refusal: Refusal, account: Account = NOBODY
+        self, client: ClientSession | None, origin: str, request_id: str, refusal: Refusal, account: UsageKey = NOBODY
     ) -> None:
         """Answer that a request is not accepted; `origin` is who sent it first."""
         self.accounts.refuse(account, refusal.code)
-        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
+        self.notes.append(RefusedLogEntry(origin, request_id, refusal.code, refusal.parameter, *account))
         if client is not None:
             self.delivery.answer(client, refusal.rejected(request_id))
 
     def leave_tokenizing(self, request: Request) -> None:
         """Give back what a request under tokenization holds, whatever becomes of it."""
-        assert request.stage is Stage.TOKENIZING
+        assert request.stage is RequestStage.TOKENIZING
         self.credit.reserve(-request.claims, request.traffic_class)
         self.tokenizer.leave(request)
 
@@ -142,7 +142,7 @@ class Books:
         self.tenants.named(request.key.tenant).streams -= request.n
         self.refuse(client, request.client, request.key.id, refusal, self.accounts.of(request))
 
-    def foretell(self, client: Client | None, forecast: Forecast) -> None:
+    def foretell(self, client: ClientSession | None, forecast: Forecast) -> None:
         """Answer a preview, if somebody still waits for it."""
         if client is not None:
             self.delivery.answer(client, forecast)
@@ -156,7 +156,7 @@ class Books:
                     self.credit.free(request.prompt_tokens)
             self.end_all(request, End.SHED, now_ns, _SHED)
 
-    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
+    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[ChoiceState], now_ns: int) -> None:
         """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
@@ -171,7 +171,7 @@ class Books:
     def end(
         self,
         request: Request,
-        choice: Choice,
+        choice: ChoiceState,
         end: End,
         now_ns: int,
         *,
@@ -190,7 +190,7 @@ class Books:
         self.detokenizer.end(choice.stream)
         self.delivery.touch(request, choice)
         self.notes.append(
-            EndedNote(
+            EndedLogEntry(
                 request.client,
                 request.key.id,
                 request.number,
@@ -221,15 +221,15 @@ class Books:
         One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
         """
         match request.stage:
-            case Stage.TOKENIZING if request.preview:
+            case RequestStage.TOKENIZING if request.preview:
                 self.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
-            case Stage.TOKENIZING:
-                choices = [Choice(Stream(request.number, index), request.sampling) for index in range(request.n)]
+            case RequestStage.TOKENIZING:
+                choices = [ChoiceState(Stream(request.number, index), request.sampling) for index in range(request.n)]
                 self.accept(request, (), choices, now_ns)
                 self.end_all(request, End.CANCELLED, now_ns, detail)
-            case Stage.LIVE:
+            case RequestStage.LIVE:
                 self.end_all(request, End.CANCELLED, now_ns, detail)
-            case Stage.ENDED:
+            case RequestStage.ENDED:
                 pass
 
     def forget(self, request: Request) -> None:
@@ -246,6 +246,6 @@ class Books:
             self.scheduler.doubts = doubts
             self.record.suspected(doubts)
 
-    def unfinished(self) -> Iterator[Pair]:
+    def unfinished(self) -> Iterator[RequestChoice]:
         """Every stream that has not ended, oldest first."""
         return self.ledger.unfinished()

@@ -11,30 +11,30 @@ from dataclasses import dataclass, field
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
 from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
-from noria.services.admission.core.forecast.credit import Credit
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.forecast.credit import SchedulerCredit
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 ToScheduler = Submit | Withdraw | Ended | Accounted
 ToDetokenizer = Open | Ended | Resend
-Pair = tuple[Request, Choice]
+RequestChoice = tuple[Request, ChoiceState]
 
 
 @dataclass(slots=True, eq=False)
-class SchedulerPost:
+class SchedulerOutbox:
     """What waits for the scheduler. doubts: whom the last one suspected; the next one goes on from there."""
 
-    rules: Rules
-    credit: Credit
+    rules: AdmissionLimits
+    credit: SchedulerCredit
     joined: bool = False
-    submissions: dict[Stream, Pair] = field(default_factory=dict)
+    submissions: dict[Stream, RequestChoice] = field(default_factory=dict)
     withdrawals: dict[Stream, End] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
     recite: bool = False
     accounted: Accounted | None = None
     doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
-    def join(self, unfinished: Iterable[Pair]) -> None:
+    def join(self, unfinished: Iterable[RequestChoice]) -> None:
         """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
         self.leave()
         self.joined = self.recite = True
@@ -52,7 +52,7 @@ class SchedulerPost:
         self.withdrawals.clear()
         self.ended.clear()
 
-    def submit(self, request: Request, choice: Choice) -> None:
+    def submit(self, request: Request, choice: ChoiceState) -> None:
         """Have a stream scheduled."""
         if self.joined:
             self.submissions[choice.stream] = (request, choice)
@@ -102,7 +102,7 @@ class SchedulerPost:
         self.ended.clear()
         return messages
 
-    def restore(self, message: ToScheduler, pairs: Mapping[Stream, Pair]) -> None:
+    def restore(self, message: ToScheduler, pairs: Mapping[Stream, RequestChoice]) -> None:
         """A message was not taken. Messages must be restored last first. `pairs`: the streams that live."""
         match message:
             case Submit():
@@ -120,17 +120,17 @@ class SchedulerPost:
 
 
 @dataclass(slots=True, eq=False)
-class DetokenizerPost:
+class DetokenizerOutbox:
     """What waits for the detokenizer."""
 
-    rules: Rules
+    rules: AdmissionLimits
     joined: bool = False
-    openings: dict[Stream, Pair] = field(default_factory=dict)
-    gaps: dict[Stream, Choice] = field(default_factory=dict)
+    openings: dict[Stream, RequestChoice] = field(default_factory=dict)
+    gaps: dict[Stream, ChoiceState] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
     recite: bool = False
 
-    def join(self, unfinished: Iterable[Pair]) -> None:
+    def join(self, unfinished: Iterable[RequestChoice]) -> None:
         """A new detokenizer: every unfinished stream is opened again."""
         self.leave()
         self.joined = self.recite = True
@@ -144,12 +144,12 @@ class DetokenizerPost:
         self.gaps.clear()
         self.ended.clear()
 
-    def open(self, request: Request, choice: Choice) -> None:
+    def open(self, request: Request, choice: ChoiceState) -> None:
         """Have a stream opened, or opened again."""
         if self.joined:
             self.openings[choice.stream] = (request, choice)
 
-    def resend(self, choice: Choice) -> None:
+    def resend(self, choice: ChoiceState) -> None:
         """Ask for everything after what the ledger has of a stream."""
         if self.joined:
             self.gaps[choice.stream] = choice
@@ -185,7 +185,7 @@ class DetokenizerPost:
         self.ended.clear()
         return messages
 
-    def restore(self, message: ToDetokenizer, pairs: Mapping[Stream, Pair]) -> None:
+    def restore(self, message: ToDetokenizer, pairs: Mapping[Stream, RequestChoice]) -> None:
         """A message was not taken. `pairs`: the streams that live."""
         match message:
             case Open():
@@ -201,7 +201,7 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
 
 
-def _served(request: Request, choice: Choice, rules: Rules) -> float:
+def _served(request: Request, choice: ChoiceState, rules: AdmissionLimits) -> float:
     """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
     if not choice.ids:
         return 0.0
@@ -211,7 +211,9 @@ def _served(request: Request, choice: Choice, rules: Rules) -> float:
     )
 
 
-def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, doubt: Doubt | None = None) -> Submission:
+def _submission(
+    request: Request, choice: ChoiceState, rules: AdmissionLimits, now_ns: int, doubt: Doubt | None = None
+) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
         stream=choice.stream,
@@ -233,7 +235,7 @@ def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, dou
     )
 
 
-def _opening(request: Request, choice: Choice, rules: Rules) -> Opening:
+def _opening(request: Request, choice: ChoiceState, rules: AdmissionLimits) -> Opening:
     return Opening(
         stream=choice.stream,
         attempt=choice.attempt,

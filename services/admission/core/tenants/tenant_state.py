@@ -11,7 +11,7 @@ from typing import Final
 
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.tenants.refusal import Refusal
-from noria.services.admission.core.tenants.tenant_policy import Policy, TenantRule
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy, TenantRule
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
 
 _OUTPUTS_KEPT: Final = 128
@@ -24,7 +24,7 @@ _RETRY_MS_USUAL: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
-class Tenant:
+class TenantState:
     """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
 
     moved: its bucket has been drawn from since it was last put on record.
@@ -123,24 +123,24 @@ class Tenant:
         )
 
 
-class Tenants:
+class TenantStates:
     """All tenants heard of, by name."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantState] = {}
 
-    def __iter__(self) -> Iterator[Tenant]:
+    def __iter__(self) -> Iterator[TenantState]:
         return iter(self._tenants.values())
 
-    def get(self, rule: TenantRule, now_ns: int) -> Tenant:
+    def get(self, rule: TenantRule, now_ns: int) -> TenantState:
         """The state of a tenant, begun when it is first heard of."""
         tenant = self._tenants.get(rule.name)
         if tenant is None:
-            tenant = self._tenants[rule.name] = Tenant(rule)
+            tenant = self._tenants[rule.name] = TenantState(rule)
             self._equip(tenant, now_ns)
         return tenant
 
-    def named(self, name: str) -> Tenant:
+    def named(self, name: str) -> TenantState:
         """A tenant that has something under way."""
         return self._tenants[name]
 
@@ -150,7 +150,7 @@ class Tenants:
         if tenant is not None:
             tenant.settle(0, tokens, now_ns)
 
-    def adopt(self, policy: Policy, now_ns: int) -> None:
+    def adopt(self, policy: TenantPolicy, now_ns: int) -> None:
         """The configuration has changed. Who is gone from it keeps what is under way, and may come back."""
         rules = {each.name: each for each in policy.tenants}
         for name, tenant in self._tenants.items():
@@ -177,7 +177,7 @@ class Tenants:
         """Assert that nobody has less than nothing under way."""
         assert all(each.streams >= 0 for each in self)
 
-    def _equip(self, tenant: Tenant, now_ns: int) -> None:
+    def _equip(self, tenant: TenantState, now_ns: int) -> None:
         rule = tenant.rule
         if rule.tokens_per_minute is None:
             tenant.bucket = None
