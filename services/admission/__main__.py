@@ -36,7 +36,7 @@ def start(config: Config) -> int:
         usage = UsageWriter(database)
         door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
-        shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage, journal)
+        shell = AdmissionService(actor, telemetry, door, pool, settings.limits, settings.policy, usage, journal)
 
         def reread() -> None:
             reload(Service.ADMISSION, config, lambda changed: shell.change_policy(admission_policy(changed)))

@@ -16,11 +16,11 @@ from noria.shared.model import model_folder
 class AdmissionConfig:
     """Read once at the start.
 
-    rules: what the core decides by. policy: classes and tenants, which may change later.
+    limits: what the core decides by. policy: classes and tenants, which may change later.
     message_bytes_max: largest message on the public mailbox.
     """
 
-    rules: AdmissionLimits
+    limits: AdmissionLimits
     policy: TenantPolicy
     message_bytes_max: int
 
@@ -28,19 +28,19 @@ class AdmissionConfig:
 def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -> AdmissionConfig:
     """Gather the limits and the facts of the model in `folder`. Raises UserError when it is unusable."""
     facts = model_folder.facts(folder, config.model)
-    limits, runtime = config.limits, config.runtime
-    rules = AdmissionLimits(
+    configured, runtime = config.limits, config.runtime
+    limits = AdmissionLimits(
         models=model_folder.served_names(config.model),
         context_tokens=facts.max_model_tokens,
         vocabulary=facts.vocabulary,
         eos_ids=facts.eos_ids,
         has_chat_template=has_chat_template,
         started_unix_s=int(time.time()),
-        requests_max=limits.requests_max,
-        n_max=limits.n_max,
-        stop_strings_max=limits.stop_strings_max,
-        messages_max=limits.messages_max,
-        tokenizing_characters_max=limits.tokenizing_characters_max,
+        requests_max=configured.requests_max,
+        n_max=configured.n_max,
+        stop_strings_max=configured.stop_strings_max,
+        messages_max=configured.messages_max,
+        tokenizing_characters_max=configured.tokenizing_characters_max,
         retention_ns=int(runtime.retention_s * 1e9),
         client_timeout_ns=int(runtime.peer_timeout_s * 1e9),
         prompt_price=config.scheduler.prompt_price,
@@ -48,7 +48,7 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
         output_price=config.scheduler.output_price,
         bounds=bounds(),
     )
-    return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
+    return AdmissionConfig(limits, admission_policy(config), configured.message_bytes_max)
 
 
 def admission_policy(config: Config) -> TenantPolicy:

@@ -42,46 +42,46 @@ def bounds() -> dict[StreamMeasure, tuple[int, ...]]:
 class ClassMetrics(Publication):
     """Metrics of the books. tenants_max: how many tenants have figures of their own."""
 
-    def __init__(self, books: AdmissionState, tenants_max: int) -> None:
-        self._books = books
+    def __init__(self, state: AdmissionState, tenants_max: int) -> None:
+        self._state = state
         self._labels = Labels(tenants_max)
 
     def values(self) -> Iterator[Value]:
         """What they stand at."""
-        totals, ledger = self._books.totals, self._books.ledger
+        totals, ledger = self._state.totals, self._state.ledger
         yield Value(instruments.LEDGER_ACCEPTED, totals.accepted)
         for end, count in totals.ended.items():
             yield Value(instruments.LEDGER_ENDED, count, ((ATTRIBUTE_END, end.label),))
         yield Value(instruments.LEDGER_IN_FLIGHT, ledger.streams)
         in_flight = self._in_flight()
-        for account, traffic in self._books.accounts.traffic.items():
-            whose = self._attributes(account)
-            yield Value(instruments.STREAMS_IN_FLIGHT, in_flight[account], whose)
-            yield from _counts(traffic, whose)
-            yield from _distributions(traffic, whose)
-        yield Value(instruments.CLIENTS, len(self._books.delivery.clients))
+        for usage_key, class_totals in self._state.usage_counters.class_totals.items():
+            whose = self._attributes(usage_key)
+            yield Value(instruments.STREAMS_IN_FLIGHT, in_flight[usage_key], whose)
+            yield from _counts(class_totals, whose)
+            yield from _distributions(class_totals, whose)
+        yield Value(instruments.CLIENTS, len(self._state.delivery.clients))
         yield Value(instruments.RETAINED, len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing))
         yield Value(instruments.TOKENIZING, len(ledger.tokenizing))
 
     def _in_flight(self) -> dict[UsageKey, int]:
-        counts = dict.fromkeys(self._books.accounts.traffic, 0)
-        for request in self._books.ledger.live.values():
-            counts[self._books.accounts.of(request)] += request.unfinished
+        counts = dict.fromkeys(self._state.usage_counters.class_totals, 0)
+        for request in self._state.ledger.live.values():
+            counts[self._state.usage_counters.of(request)] += request.unfinished
         return counts
 
-    def _attributes(self, account: UsageKey) -> Attributes:
+    def _attributes(self, usage_key: UsageKey) -> Attributes:
         """Class and tenant as metrics call them."""
-        return ((ATTRIBUTE_CLASS, account.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(account.tenant)))
+        return ((ATTRIBUTE_CLASS, usage_key.traffic_class), (ATTRIBUTE_TENANT, self._labels.of(usage_key.tenant)))
 
 
-def _counts(traffic: ClassTotals, whose: Attributes) -> Iterator[Value]:
-    used = traffic.used
-    yield Value(instruments.STREAMS_ACCEPTED, traffic.accepted, whose)
-    for end, count in traffic.ended.items():
+def _counts(class_totals: ClassTotals, whose: Attributes) -> Iterator[Value]:
+    used = class_totals.used
+    yield Value(instruments.STREAMS_ACCEPTED, class_totals.accepted, whose)
+    for end, count in class_totals.ended.items():
         yield Value(instruments.STREAMS_ENDED, count, (*whose, (ATTRIBUTE_END, end.label)))
-    for code, count in traffic.refused.items():
+    for code, count in class_totals.refused.items():
         yield Value(instruments.REQUESTS_REFUSED, count, (*whose, (ATTRIBUTE_CODE, code.value)))
-    yield Value(instruments.TOKENS_GENERATED, traffic.generated, whose)
+    yield Value(instruments.TOKENS_GENERATED, class_totals.generated, whose)
     yield Value(instruments.USED_PROMPT_TOKENS, used.prompt_tokens, whose)
     yield Value(instruments.USED_CACHED_TOKENS, used.cached_tokens, whose)
     yield Value(instruments.USED_OUTPUT_TOKENS, used.output_tokens, whose)
@@ -89,8 +89,8 @@ def _counts(traffic: ClassTotals, whose: Attributes) -> Iterator[Value]:
     yield Value(instruments.USED_CACHE, used.block_us, whose)
 
 
-def _distributions(traffic: ClassTotals, whose: Attributes) -> Iterator[Value]:
-    for series, each in traffic.measured.items():
-        metric, units = _MEASURED[series.measure]
-        attributes = (*whose, (ATTRIBUTE_END, End(series.end).label)) if series.end else whose
+def _distributions(class_totals: ClassTotals, whose: Attributes) -> Iterator[Value]:
+    for measure_key, each in class_totals.measured.items():
+        metric, units = _MEASURED[measure_key.measure]
+        attributes = (*whose, (ATTRIBUTE_END, End(measure_key.end).label)) if measure_key.end else whose
         yield Value(metric, each.total / units, attributes, tuple(each.counts))

@@ -27,16 +27,16 @@ class RequestNames:
         self._numbers: dict[str, int] = {}
         self._refused: dict[str, str] = {}
 
-    def write(self, note: RequestLogEntry) -> None:
+    def write(self, entry: RequestLogEntry) -> None:
         """Hear what admission did."""
-        match note:
+        match entry:
             case AcceptedLogEntry() | RecoveredLogEntry():
-                for name in _names(note.id):
-                    _keep(self._numbers, name, note.number, ACCEPTED_KEPT)
+                for name in _names(entry.id):
+                    _keep(self._numbers, name, entry.number, ACCEPTED_KEPT)
                     self._refused.pop(name, None)
             case RefusedLogEntry():
-                for name in _names(note.id):
-                    _keep(self._refused, name, note.code.value, REFUSED_KEPT)
+                for name in _names(entry.id):
+                    _keep(self._refused, name, entry.code.value, REFUSED_KEPT)
             case _:
                 pass
 

@@ -68,17 +68,17 @@ class AdmissionService:
         self,
         actor: Actor,
         telemetry: Telemetry,
-        door: PublicMailbox,
+        mailbox: PublicMailbox,
         pool: TokenizerPool,
-        rules: AdmissionLimits,
+        limits: AdmissionLimits,
         policy: TenantPolicy,
         usage: UsageWriter,
         journal: Journal | None = None,
     ) -> None:
         self._actor = actor
-        self._door = door
+        self._mailbox = mailbox
         self._pool = pool
-        self._core = Admission(rules, first_number(), policy)
+        self._core = Admission(limits, first_number(), policy)
         self._usage = usage
         self._core.resume_costs(usage.recorded)
         self._journal = journal
@@ -86,15 +86,15 @@ class AdmissionService:
             now_ns = time.monotonic_ns()
             self._core.recover(journal.read(now_ns, ClockOffset.read()), now_ns)
             telemetry.go_on(ADMISSION_METRICS, journal.began_unix_ns())
-        telemetry.add(ClassMetrics(self._core.books, telemetry.settings.tenants_max))
-        self._chronicle = RequestLog(telemetry)
-        self._names = RequestNames()
-        actor.on_question(self._names.answer)
+        telemetry.add(ClassMetrics(self._core.state, telemetry.settings.tenants_max))
+        self._request_log = RequestLog(telemetry)
+        self._request_names = RequestNames()
+        actor.on_question(self._request_names.answer)
         self._digests = msgspec.msgpack.Encoder()
         self._draining = self._handed_over = False
         self._congested = 0
         self._taken = 0
-        actor.watch(door.socket, self._open_door)
+        actor.watch(mailbox.socket, self._receive_from_clients)
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message of a peer."""
@@ -121,24 +121,24 @@ class AdmissionService:
     def advance(self, now_ns: int) -> int | None:
         """One turn: results, time, journal, log, peers, tokenizer, clients."""
         for result in self._pool.collect():
-            self._chronicle.tokenized(result)
+            self._request_log.tokenized(result)
             self._core.apply(
                 PromptTokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
             )
         self._core.apply(ClockTick(now_ns))
-        used_ns = self._put_on_record(now_ns)
+        used_ns = self._write_journal(now_ns)
         turn = self._core.take(now_ns)
-        for note in turn.notes:
-            self._chronicle.write(note)
-            self._names.write(note)
-        self._tell_peers(turn)
+        for entry in turn.log_entries:
+            self._request_log.write(entry)
+            self._request_names.write(entry)
+        self._send_to_peers(turn)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:
             self._pool.submit(job)
         for client in self._core.delivery.due(now_ns):
-            self._serve(client, now_ns)
-        wanted = (self._core.wanted_ns(), used_ns)
+            self._send_to_client(client, now_ns)
+        wanted = (self._core.next_wakeup_ns(), used_ns)
         return min((each for each in wanted if each is not None), default=None)
 
     def change_policy(self, policy: TenantPolicy) -> None:
@@ -159,7 +159,7 @@ class AdmissionService:
         """The core's counts, the door's and the pool's."""
         return {
             **self._core.snapshot(),
-            "malformed": self._door.malformed,
+            "malformed": self._mailbox.malformed,
             "congested": self._congested,
             "tokenizer": self._pool.counts(),
             **({} if self._journal is None else {"journal": self._journal.report()}),
@@ -178,18 +178,18 @@ class AdmissionService:
         """
         try:
             if self._journal is not None:
-                self._put_on_record(time.monotonic_ns())
-                self._core.hand_over()
+                self._write_journal(time.monotonic_ns())
+                self._core.stop_journaling()
                 self._handed_over = True
             if self._journal is None or self._draining:
                 self.drain(0)
-                self._say_farewell()
+                self._say_goodbye_to_clients()
         finally:
-            self._door.close()
+            self._mailbox.close()
             self._pool.close()
             self._usage.close()
 
-    def _say_farewell(self) -> None:
+    def _say_goodbye_to_clients(self) -> None:
         """Tell all clients how their requests ended, and wait until they have read it.
 
         A client's socket drops what it has not read when the connection ends, so this must stay until it has said so.
@@ -197,30 +197,30 @@ class AdmissionService:
         delivery = self._core.delivery
         until_ns = time.monotonic_ns() + _FAREWELL_NS
         self.advance(time.monotonic_ns())
-        while (clients := delivery.unheard()) and (now_ns := time.monotonic_ns()) < until_ns:
+        while (clients := delivery.owed_clients()) and (now_ns := time.monotonic_ns()) < until_ns:
             for client in clients:
                 delivery.answer(client, Pong())  # to see whether its connection is still there
             for client in delivery.due(now_ns):
-                if self._serve(client, now_ns) is SendResult.GONE:
+                if self._send_to_client(client, now_ns) is SendResult.GONE:
                     delivery.remove(client)
-            self._door.socket.poll(_FAREWELL_POLL_MS)
-            self._open_door()
+            self._mailbox.socket.poll(_FAREWELL_POLL_MS)
+            self._receive_from_clients()
         self.advance(time.monotonic_ns())
 
-    def _open_door(self) -> None:
-        for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):
+    def _receive_from_clients(self) -> None:
+        for name, header, body in self._mailbox.receive(_MAIL_PER_TURN_MAX):
             self._taken += 1
-            if not self._core.apply(self._arrival(name, header, body)):
-                self._door.refuse(name, header.kind, "too many clients are connected; try again later")
+            if not self._core.apply(self._client_message(name, header, body)):
+                self._mailbox.refuse(name, header.kind, "too many clients are connected; try again later")
                 if isinstance(body, Generate):
-                    self._chronicle.turned_away(name, body.id)
+                    self._request_log.turned_away(name, body.id)
 
-    def _arrival(self, name: str, header: Header, body: FromClient) -> ClientMessage:
+    def _client_message(self, name: str, header: Header, body: FromClient) -> ClientMessage:
         now_ns = time.monotonic_ns()
         traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
         if not isinstance(body, Generate):
             return ClientMessage(name, header.incarnation, body, now_ns, traceparent=traceparent)
-        traceparent, within = self._chronicle.received(name, body.id, traceparent)
+        traceparent, within = self._request_log.received(name, body.id, traceparent)
         seed = secrets.randbits(63)
         return ClientMessage(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
 
@@ -230,31 +230,31 @@ class AdmissionService:
         same = msgspec.structs.replace(body, credential="", grace_ms=None)
         return blake2b(self._digests.encode(same), digest_size=16).digest()
 
-    def _put_on_record(self, now_ns: int) -> int | None:
+    def _write_journal(self, now_ns: int) -> int | None:
         """Write what must be on disk before anything of this turn leaves; returns when to try usage again."""
-        used = self._core.used()
+        used = self._core.take_usage()
         if self._handed_over:
             return None  # the next life will say what was used
         self._usage.add(*used)
-        again_ns = self._write_down(now_ns)
-        self._core.accounted(self._usage.recorded)
+        again_ns = self._write_page_or_usage(now_ns)
+        self._core.confirm_costs(self._usage.recorded)
         return again_ns
 
-    def _write_down(self, now_ns: int) -> int | None:
+    def _write_page_or_usage(self, now_ns: int) -> int | None:
         if self._journal is None:
             return self._usage.advance(now_ns)
-        page = self._core.page(now_ns)
+        page = self._core.next_page(now_ns)
         if page is None:
             # What a stream cost comes after its end and can wait, but not before a page that says that it has ended.
             return None if self._core.stuck else self._usage.advance(now_ns)
         if self._journal.write(page, ClockOffset.read(), self._usage.writes()):
-            self._core.written(page)
+            self._core.page_written(page)
             self._usage.written()
         else:
-            self._core.unwritten(now_ns)
+            self._core.page_failed(now_ns)
         return None
 
-    def _tell_peers(self, turn: AdmissionOutput) -> None:
+    def _send_to_peers(self, turn: AdmissionOutput) -> None:
         scheduler = self._send(Service.SCHEDULER, turn.scheduler)
         detokenizer = self._send(Service.DETOKENIZER, turn.detokenizer)
         if scheduler or detokenizer:
@@ -270,13 +270,13 @@ class AdmissionService:
                 return len(messages) - position if self._actor.mailbox.links[peer].joined else 0
         return 0
 
-    def _serve(self, client: ClientSession, now_ns: int) -> SendResult:
+    def _send_to_client(self, client: ClientSession, now_ns: int) -> SendResult:
         """Send what a client is owed, until its socket takes no more; returns what became of the last message."""
         delivery = self._core.delivery
-        while (parcel := delivery.next(client)) is not None:
-            outcome = self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body)
+        while (message := delivery.next_message(client)) is not None:
+            outcome = self._mailbox.send(client.id, client.incarnation, client.sequence + 1, message.body)
             if outcome is not SendResult.SENT:
-                delivery.blocked(client, now_ns)
+                delivery.retry_later(client, now_ns)
                 return outcome
-            delivery.sent(parcel)
+            delivery.mark_sent(message)
         return SendResult.SENT

@@ -104,7 +104,7 @@ class Bench:
         self.core = self._begin()
         self.now_ns = 1_000 * SECOND
         self.used: dict[UsageKey, TokenUsage] = {}
-        self.told = CountedCosts()
+        self.costs = CountedCosts()
         self.database = MemoryDatabase()
         self.journal = Journal(self.database) if journal else None
         if self.journal is not None:
@@ -130,7 +130,7 @@ class Bench:
         assert self.journal is not None
         self.now_ns += int(seconds * SECOND)
         self.core = self._begin(**changes)
-        self.core.resume_costs(self.told)
+        self.core.resume_costs(self.costs)
         self.inbox.clear()
         self._recover(self.journal)
 
@@ -139,27 +139,27 @@ class Bench:
         self.core.check()
 
     def _put_on_record(self) -> None:
-        page = self.core.page(self.now_ns)
+        page = self.core.next_page(self.now_ns)
         if self.journal is None or page is None:
             return
         if self.journal.write(page, CLOCK):
-            self.core.written(page)
+            self.core.page_written(page)
         else:
-            self.core.unwritten(self.now_ns)
+            self.core.page_failed(self.now_ns)
         self.core.check()
 
     def capacity(self, *, submitted: int = 0, requests: int = 100, tokens: int = 10_000, largest: int = 64) -> None:
-        self.news(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
+        self.from_peer(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
 
     def apply(self, event: AdmissionEvent) -> bool:
         taken = self.core.apply(event)
         self.core.check()
         return taken
 
-    def news(self, body: object) -> None:
+    def from_peer(self, body: object) -> None:
         self.apply(PeerMessage(body, self.now_ns))  # type: ignore[arg-type]  # whatever the test sends
 
-    def hear(self, client: str, body: FromClient, digest: bytes | None = None, seed: int = 7) -> bool:
+    def send(self, client: str, body: FromClient, digest: bytes | None = None, seed: int = 7) -> bool:
         incarnation = self.incarnations.setdefault(client, 1)
         return self.apply(
             ClientMessage(
@@ -174,26 +174,26 @@ class Bench:
     def step(self) -> AdmissionOutput:
         """One turn, as the shell makes it."""
         self.apply(ClockTick(self.now_ns))
-        self.used, told = self.core.used()
+        self.used, costs = self.core.take_usage()
         self._put_on_record()
         if not self.core.stuck:
-            self.told = told
-        self.core.accounted(self.told)
+            self.costs = costs
+        self.core.confirm_costs(self.costs)
         self.turn = self.core.take(self.now_ns)
         self.core.check()
         for client in self.core.delivery.due(self.now_ns):
-            while (parcel := self.core.delivery.next(client)) is not None:
+            while (message := self.core.delivery.next_message(client)) is not None:
                 if client.id in self.deaf:
-                    self.core.delivery.blocked(client, self.now_ns)
+                    self.core.delivery.retry_later(client, self.now_ns)
                     break
-                self.inbox.setdefault(client.id, []).append(parcel.body)
-                self.core.delivery.sent(parcel)
+                self.inbox.setdefault(client.id, []).append(message.body)
+                self.core.delivery.mark_sent(message)
                 self.core.check()
         self.core.check()
         return self.turn
 
     def generate(self, body: Generate, client: str = ALICE) -> None:
-        self.hear(client, body)
+        self.send(client, body)
         self.step()
 
     def tokenized(self, number: int, ids: Sequence[int] = (5, 6, 7), problem: str = "") -> None:
@@ -202,7 +202,7 @@ class Bench:
     def text(
         self, request: int, start: int, ids: Sequence[int], characters: int, text: str, *, choice: int = 0, end: int = 0
     ) -> None:
-        self.news(Texts((TextRun(Stream(request, choice), 0, start, tuple(ids), characters, text, end),)))
+        self.from_peer(Texts((TextRun(Stream(request, choice), 0, start, tuple(ids), characters, text, end),)))
 
     def read(self, client: str = ALICE) -> list[ToClient]:
         """What a client has got since it last read."""

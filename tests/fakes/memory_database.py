@@ -21,7 +21,7 @@ class MemoryDatabase(AdmissionDatabase):
         self.commits = 0
         self._log = logger("admission")
         self._commits = 0
-        self.tally, self._file, self._behind = CommitCounts(), None, False
+        self.commit_counts, self._file, self._behind = CommitCounts(), None, False
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         for statement in (*TABLES, *JOURNAL_SCHEMA):
             self._connection.execute(statement)
@@ -48,5 +48,5 @@ class MemoryDatabase(AdmissionDatabase):
     def close(self) -> None:
         """It stays for the next life."""
 
-    def look(self) -> None:
+    def checkpoint_if_long(self) -> None:
         """There is no log."""

@@ -16,93 +16,93 @@ from noria.services.admission.core.state.events import PeerMessage
 class PeerHandler:
     """Takes what the two neighbours tell into the books."""
 
-    def __init__(self, books: AdmissionState) -> None:
-        self._books = books
+    def __init__(self, state: AdmissionState) -> None:
+        self._state = state
 
-    def told(self, news: PeerMessage) -> None:
+    def handle(self, message: PeerMessage) -> None:
         """Take one message."""
-        match news.body:
+        match message.body:
             case Capacity() as capacity:
-                self._books.credit.publish(capacity)
+                self._state.credit.update(capacity)
             case Reclaims() as reclaims:
-                self._books.reclaims.add(reclaims)
+                self._state.reclaims.add(reclaims)
                 for entry in reclaims.entries:
-                    self._books.accounts.reclaimed(entry)
+                    self._state.usage_counters.record_reclaim(entry)
             case Expenses() as expenses:
-                for spent in self._books.accounts.fresh(news.life, expenses):
-                    self._spent(spent, news.now_ns)
+                for spent in self._state.usage_counters.uncounted_costs(message.life, expenses):
+                    self._spent(spent, message.now_ns)
             case Suspected() as suspected:
-                self._books.suspected({each.stream: each.doubt for each in suspected.entries})
+                self._state.suspected({each.stream: each.doubt for each in suspected.entries})
             case Texts() as texts:
                 for run in texts.runs:
-                    self._text(run, news.now_ns)
+                    self._text(run, message.now_ns)
             case Unknown() as unknown:
                 for stream in unknown.streams:
                     self._unknown(stream)
             case _:
-                assert_never(news.body)
+                assert_never(message.body)
 
     def joined(self, peer: Service) -> None:
         """A peer began a new life, or lost sight of this one: it is told of every unfinished stream."""
         if peer is Service.SCHEDULER:
-            self._books.accounts.scheduler_left()
-            self._books.scheduler.join(self._books.unfinished())
+            self._state.usage_counters.forget_awaited()
+            self._state.scheduler.join(self._state.unfinished())
         elif peer is Service.DETOKENIZER:
-            self._books.detokenizer.join(self._books.unfinished())
+            self._state.detokenizer.join(self._state.unfinished())
 
     def lost(self, peer: Service) -> None:
         """A peer is taken for dead: it is told nothing until it joins."""
         if peer is Service.SCHEDULER:
-            self._books.scheduler.leave()
+            self._state.scheduler.leave()
         elif peer is Service.DETOKENIZER:
-            self._books.detokenizer.leave()
+            self._state.detokenizer.leave()
 
     def _spent(self, spent: Spent, now_ns: int) -> None:
-        request = self._books.ledger.requests.get(spent.stream.request)
-        tenant, owed = self._books.accounts.spent(spent, request)
-        self._books.tenants.owe(tenant, owed, now_ns)
+        request = self._state.ledger.requests.get(spent.stream.request)
+        tenant, owed = self._state.usage_counters.record_cost(spent, request)
+        self._state.tenants.charge_unreserved(tenant, owed, now_ns)
 
     def _text(self, run: TextRun, now_ns: int) -> None:
-        found = self._books.ledger.choice(run.stream)
+        found = self._state.ledger.choice(run.stream)
         if found is None or run.attempt < found[1].attempt:
             return
         request, choice = found
         if run.start > len(choice.ids):
-            self._books.detokenizer.resend(choice)
+            self._state.detokenizer.resend(choice)
             return
         if run.characters > choice.text.length:
             # Ids without a hole but text with one: only opening the stream again says how much text is here.
-            self._books.detokenizer.open(request, choice)
+            self._state.detokenizer.open(request, choice)
             return
         if run.attempt > choice.attempt:
-            self._books.ledger.truncate(choice, run.attempt, run.start, run.characters)
-            self._books.record.truncated(choice)
-            self._books.delivery.truncate(request, choice)
+            self._state.ledger.truncate(choice, run.attempt, run.start, run.characters)
+            self._state.unsaved.truncated(choice)
+            self._state.delivery.truncate(request, choice)
         self._emit(request, choice, run, now_ns)
 
     def _emit(self, request: Request, choice: ChoiceState, run: TextRun, now_ns: int) -> None:
         ids = run.ids[len(choice.ids) - run.start :]
         text = run.text[choice.text.length - run.characters :]
         first = choice.first_token_ns is None
-        self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
+        self._state.ledger.emit(choice, ids, text, now_ns, run.logprobs[len(choice.ids) - run.start :])
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
         if choice.first_token_ns is not None:
-            self._books.queues.remove(request)
+            self._state.waiting.remove(request)
         if ids:
-            self._books.accounts.emitted(request, choice, len(ids), now_ns, first=first)
+            self._state.usage_counters.record_tokens(request, choice, len(ids), now_ns, first=first)
         if ids or text:
-            self._books.record.touched(choice)
+            self._state.unsaved.stream_changed(choice)
         if run.end:
             end = End(run.end)
-            self._books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
+            self._state.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
         else:
-            self._books.delivery.touch(request, choice)
+            self._state.delivery.stream_changed(request, choice)
 
     def _unknown(self, stream: Stream) -> None:
-        found = self._books.ledger.choice(stream)
+        found = self._state.ledger.choice(stream)
         if found is not None:
-            self._books.detokenizer.open(*found)
-        elif self._books.scheduler.joined and self._books.ledger.over(stream):
+            self._state.detokenizer.open(*found)
+        elif self._state.scheduler.joined and self._state.ledger.over(stream):
             # The scheduler runs what nobody wants: it missed the end.
-            self._books.scheduler.ended[stream] = None
+            self._state.scheduler.ended[stream] = None

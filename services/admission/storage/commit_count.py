@@ -29,7 +29,7 @@ class LastCommitRecord(NamedTuple):
     """What the file says: of which database, how far that had come, and whether its last writer closed it in order."""
 
     identity: bytes
-    tally: CommitCounts
+    commit_counts: CommitCounts
     orderly: bool
 
 
@@ -64,9 +64,9 @@ class CommitsFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, _LAYOUT.size + _CHECK.size)
 
-    def write(self, tally: CommitCounts, *, orderly: bool = False) -> bool:
+    def write(self, commit_counts: CommitCounts, *, orderly: bool = False) -> bool:
         """Say how far the database has come; False when the disk does not take it."""
-        head = _LAYOUT.pack(_MAGIC, _VERSION, orderly, self._identity, *tally)
+        head = _LAYOUT.pack(_MAGIC, _VERSION, orderly, self._identity, *commit_counts)
         try:
             os.pwrite(self._descriptor, head + _CHECK.pack(zlib.crc32(head)), 0)
         except OSError:

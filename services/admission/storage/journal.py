@@ -22,7 +22,7 @@ from noria.services.admission.core.tenants.class_totals import ClassTotals, Usag
 from noria.services.admission.storage import journal_records
 from noria.services.admission.storage.commit_count import commits_path
 from noria.services.admission.storage.database import COUNTED, AdmissionDatabase, DatabaseWrite, Sync
-from noria.services.admission.storage.examination import FORMAT, JournalFindings, check_format, examine, kept_aside
+from noria.services.admission.storage.journal_findings import FORMAT, JournalFindings, check_format, examine, kept_aside
 from noria.services.admission.storage.journal_records import ClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.errors import UserError
@@ -87,22 +87,22 @@ class Journal:
 
     def read(self, now_ns: int, clock: ClockOffset) -> JournalContents:
         """Everything on record that can be read, which is folded by this. Raises UserError when the file is not to be had."""
-        requests, traffic = self._read_requests(clock), self._read_traffic()
-        seen_ns = self._read_streams(requests, traffic, clock)
+        requests, class_totals = self._read_requests(clock), self._read_traffic()
+        seen_ns = self._read_streams(requests, class_totals, clock)
         for (at,) in self._rows("SELECT at FROM seen", tuple[int]):
-            seen_ns = max(seen_ns, clock.own(at))
+            seen_ns = max(seen_ns, clock.monotonic(at))
         levels = {
-            tenant: (level, clock.own(at))
+            tenant: (level, clock.monotonic(at))
             for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
         }
         doubts = {
             Stream(number, choice): Doubt(*rest)
             for number, choice, *rest in self._rows("SELECT * FROM doubts", tuple[int, int, int, int, int])
         }
-        self._fold(requests, traffic, now_ns, clock)
+        self._fold(requests, class_totals, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
         self._database.commit([DatabaseWrite(_BEGAN, [(clock.wall(now_ns),)])])
-        return JournalContents(list(requests.values()), traffic, levels, asleep_ns, doubts)
+        return JournalContents(list(requests.values()), class_totals, levels, asleep_ns, doubts)
 
     def began_unix_ns(self) -> int:
         """When it was first read: since then it counts."""
@@ -114,8 +114,8 @@ class Journal:
         return {
             "path": str(self._database.path),
             "format": FORMAT,
-            "commits": self._database.tally.commits,
-            "requests": self._database.tally.held,
+            "commits": self._database.commit_counts.commits,
+            "requests": self._database.commit_counts.held,
             "requests_missing": found.requests_missing,
             "commits_missing": found.commits_missing,
             "rows_unreadable": self.unreadable,
@@ -157,17 +157,17 @@ class Journal:
         return requests
 
     def _read_traffic(self) -> dict[UsageKey, ClassTotals]:
-        traffic = {}
+        class_totals = {}
         statement = "SELECT tenant, class, body FROM traffic ORDER BY place"
         for tenant, name, body in self._rows(statement, tuple[str, str, bytes]):
             try:
-                traffic[UsageKey(tenant, name)] = journal_records.decode_traffic(UsageKey(tenant, name), body)
+                class_totals[UsageKey(tenant, name)] = journal_records.decode_class_totals(UsageKey(tenant, name), body)
             except ValueError as error:
                 self._left_out(f"counts of {tenant}, {name}", error)
-        return traffic
+        return class_totals
 
     def _read_streams(
-        self, requests: Mapping[int, Request], traffic: dict[UsageKey, ClassTotals], clock: ClockOffset
+        self, requests: Mapping[int, Request], class_totals: dict[UsageKey, ClassTotals], clock: ClockOffset
     ) -> int:
         """Give choices what they had emitted, and accounts what had happened; returns when the last page was written.
 
@@ -195,8 +195,8 @@ class Journal:
                 stopped.update(choice.stream for request in requests.values() for choice in request.choices)
                 continue
             seen_ns = max(seen_ns, written_ns)
-            for account, happened in counted:
-                traffic.setdefault(account, ClassTotals()).add(happened)
+            for usage_key, happened in counted:
+                class_totals.setdefault(usage_key, ClassTotals()).add(happened)
             self._apply(requests, parts, stopped)
         return seen_ns
 
@@ -213,7 +213,11 @@ class Journal:
                 stopped.add(stream)
 
     def _fold(
-        self, requests: Mapping[int, Request], traffic: Mapping[UsageKey, ClassTotals], now_ns: int, clock: ClockOffset
+        self,
+        requests: Mapping[int, Request],
+        class_totals: Mapping[UsageKey, ClassTotals],
+        now_ns: int,
+        clock: ClockOffset,
     ) -> None:
         """Make one piece of everything that is known of each stream, and one row of all that happened to an account."""
         marks = (RecordedStream(choice) for request in requests.values() for choice in request.choices)
@@ -223,8 +227,8 @@ class Journal:
             known = ", ".join(str(number) for number in requests)
             unread = f"DELETE FROM requests WHERE number NOT IN ({known})"  # noqa: S608 - numbers alone
             writes += [DatabaseWrite(unread, [()]), DatabaseWrite(_CLEAR_TRAFFIC, [()])]
-        writes.append(_rows_of(traffic.items()))
-        self._database.tally = self._database.tally._replace(held=len(requests))
+        writes.append(_rows_of(class_totals.items()))
+        self._database.commit_counts = self._database.commit_counts._replace(held=len(requests))
         if not self._database.commit(writes):
             raise UserError(
                 f"{self._database.path} cannot be written; make room on the disk, end whatever has the file locked, or "
@@ -261,8 +265,8 @@ def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Admi
     findings = examine(path, schema)
     database = AdmissionDatabase(path, schema, sync)
     if database.read("SELECT format, identity FROM journal") != [(FORMAT, findings.identity)]:
-        database.commit([DatabaseWrite(_JOURNAL, [(FORMAT, findings.identity, *findings.tally[:2])])])
-    database.count(findings.identity, findings.tally)
+        database.commit([DatabaseWrite(_JOURNAL, [(FORMAT, findings.identity, *findings.commit_counts[:2])])])
+    database.count(findings.identity, findings.commit_counts)
     database.lock = lock
     return database, Journal(database, findings)
 
@@ -282,8 +286,8 @@ def _writes(page: JournalPage, clock: ClockOffset) -> Iterator[DatabaseWrite]:
             yield DatabaseWrite(statement, [(number,) for number in page.forgotten])
     if page.fold or not (page.parts or page.counted):
         yield DatabaseWrite(_SEEN, [(clock.wall(page.at_ns),)])
-    if page.traffic:
-        yield _rows_of(page.traffic)
+    if page.class_totals:
+        yield _rows_of(page.class_totals)
     if page.doubts is not None:
         rows = [(*stream, each.group, each.failures_alone, each.output_tokens) for stream, each in page.doubts.items()]
         yield DatabaseWrite(_CLEAR_DOUBTS, [()])
@@ -292,9 +296,10 @@ def _writes(page: JournalPage, clock: ClockOffset) -> Iterator[DatabaseWrite]:
         yield DatabaseWrite(_BUCKET, [(tenant, level, clock.wall(page.at_ns)) for tenant, level in page.levels])
 
 
-def _rows_of(traffic: Iterable[tuple[UsageKey, ClassTotals]]) -> DatabaseWrite:
+def _rows_of(class_totals: Iterable[tuple[UsageKey, ClassTotals]]) -> DatabaseWrite:
     return DatabaseWrite(
-        _TRAFFIC, [(*account, journal_records.encode_traffic(account, each)) for account, each in traffic]
+        _TRAFFIC,
+        [(*usage_key, journal_records.encode_class_totals(usage_key, each)) for usage_key, each in class_totals],
     )
 
 

@@ -46,7 +46,7 @@ class ClockOffset:
         """A time of this process's as others read it; 0 stays 0."""
         return own_ns + self.offset_ns if own_ns else 0
 
-    def own(self, wall_ns: int) -> int:
+    def monotonic(self, wall_ns: int) -> int:
         """And back."""
         return wall_ns - self.offset_ns if wall_ns else 0
 
@@ -116,9 +116,9 @@ class _StoredPage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # Not `astuple`, which copies deeply: it took a third of the time of a page.
 _USED: Final = attrgetter(*(each.name for each in fields(TokenUsage)))
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_KEPT: Final = msgspec.msgpack.Decoder(_StoredRequest)
-_PARTS: Final = msgspec.msgpack.Decoder(_StoredPage)
-_HAPPENED: Final = msgspec.msgpack.Decoder(_StoredTotals)
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(_StoredRequest)
+_PAGE_DECODER: Final = msgspec.msgpack.Decoder(_StoredPage)
+_TOTALS_DECODER: Final = msgspec.msgpack.Decoder(_StoredTotals)
 
 
 _SEALED: Final = b"\xc1"
@@ -178,33 +178,33 @@ def encode_request(request: Request, clock: ClockOffset) -> bytes:
 
 def decode_request(number: int, body: bytes, clock: ClockOffset) -> Request:
     """The request, with choices that have emitted nothing. Raises msgspec.DecodeError or ValueError."""
-    kept = _KEPT.decode(unseal(body, number))
+    stored = _REQUEST_DECODER.decode(unseal(body, number))
     prompt = array("i")
-    prompt.frombytes(kept.prompt)
+    prompt.frombytes(stored.prompt)
     return Request(
         number=number,
-        key=RequestKey(kept.tenant, kept.id),
-        client=kept.client,
-        digest=kept.digest,
-        model=kept.model,
-        sampling=kept.sampling,
-        n=kept.n,
-        seed=kept.seed,
-        traceparent=kept.traceparent,
-        traffic_class=kept.traffic_class,
-        received_ns=clock.own(kept.received),
-        deadline_first_ns=clock.own(kept.deadline_first) if kept.deadline_first else None,
-        deadline_ns=clock.own(kept.deadline) if kept.deadline else None,
-        characters=kept.characters,
-        accepted_ns=clock.own(kept.accepted),
+        key=RequestKey(stored.tenant, stored.id),
+        client=stored.client,
+        digest=stored.digest,
+        model=stored.model,
+        sampling=stored.sampling,
+        n=stored.n,
+        seed=stored.seed,
+        traceparent=stored.traceparent,
+        traffic_class=stored.traffic_class,
+        received_ns=clock.monotonic(stored.received),
+        deadline_first_ns=clock.monotonic(stored.deadline_first) if stored.deadline_first else None,
+        deadline_ns=clock.monotonic(stored.deadline) if stored.deadline else None,
+        characters=stored.characters,
+        accepted_ns=clock.monotonic(stored.accepted),
         prompt=prompt,
-        prompt_tokens=kept.prompt_tokens,
-        end_ids=kept.end_ids,
-        choices=[ChoiceState(Stream(number, index), sampling) for index, sampling in enumerate(kept.choices)],
-        keep=kept.keep,
-        background=kept.background,
-        grace_ns=kept.grace,
-        reserved_tokens=kept.reserved_tokens,
+        prompt_tokens=stored.prompt_tokens,
+        end_ids=stored.end_ids,
+        choices=[ChoiceState(Stream(number, index), sampling) for index, sampling in enumerate(stored.choices)],
+        keep=stored.keep,
+        background=stored.background,
+        grace_ns=stored.grace,
+        reserved_tokens=stored.reserved_tokens,
     )
 
 
@@ -215,13 +215,13 @@ def encode_parts(
     counted: Iterable[tuple[UsageKey, ClassTotals]] = (),
 ) -> bytes:
     """What streams emitted, and what that adds to accounts."""
-    happened = tuple((*account, _happened(traffic)) for account, traffic in counted)
-    return seal(_ENCODER.encode(_StoredPage(clock.wall(written_ns), clock.offset_ns, tuple(parts), happened)))
+    totals = tuple((*usage_key, _encode_totals(class_totals)) for usage_key, class_totals in counted)
+    return seal(_ENCODER.encode(_StoredPage(clock.wall(written_ns), clock.offset_ns, tuple(parts), totals)))
 
 
 def decode_parts(body: bytes, clock: ClockOffset) -> tuple[int, list[JournalPart], list[tuple[UsageKey, ClassTotals]]]:
     """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError or ValueError."""
-    read = _PARTS.decode(unseal(body))
+    read = _PAGE_DECODER.decode(unseal(body))
     shift_ns = read.offset - clock.offset_ns
     parts = [
         part._replace(
@@ -231,33 +231,40 @@ def decode_parts(body: bytes, clock: ClockOffset) -> tuple[int, list[JournalPart
         )
         for part in read.parts
     ]
-    return clock.own(read.written), parts, [(UsageKey(*whose), _traffic(each)) for *whose, each in read.counted]
-
-
-def encode_traffic(account: UsageKey, traffic: ClassTotals) -> bytes:
-    """What has happened to one account's streams."""
-    return seal(_ENCODER.encode(_happened(traffic)), *account)
-
-
-def decode_traffic(account: UsageKey, body: bytes) -> ClassTotals:
-    """And back. Raises msgspec.DecodeError or ValueError."""
-    return _traffic(_HAPPENED.decode(unseal(body, *account)))
-
-
-def _happened(traffic: ClassTotals) -> _StoredTotals:
-    return _StoredTotals(
-        traffic.accepted,
-        tuple(traffic.ended[end] for end in End),
-        {code.value: count for code, count in traffic.refused.items()},
-        _USED(traffic.used),
-        traffic.prompt_tokens,
-        traffic.generated,
-        traffic.reclaim_us_max,
-        tuple(_StoredHistogram(*series, each.total, tuple(each.counts)) for series, each in traffic.measured.items()),
+    return (
+        clock.monotonic(read.written),
+        parts,
+        [(UsageKey(*whose), _decode_totals(each)) for *whose, each in read.counted],
     )
 
 
-def _traffic(read: _StoredTotals) -> ClassTotals:
+def encode_class_totals(usage_key: UsageKey, class_totals: ClassTotals) -> bytes:
+    """What has happened to one account's streams."""
+    return seal(_ENCODER.encode(_encode_totals(class_totals)), *usage_key)
+
+
+def decode_class_totals(usage_key: UsageKey, body: bytes) -> ClassTotals:
+    """And back. Raises msgspec.DecodeError or ValueError."""
+    return _decode_totals(_TOTALS_DECODER.decode(unseal(body, *usage_key)))
+
+
+def _encode_totals(class_totals: ClassTotals) -> _StoredTotals:
+    return _StoredTotals(
+        class_totals.accepted,
+        tuple(class_totals.ended[end] for end in End),
+        {code.value: count for code, count in class_totals.refused.items()},
+        _USED(class_totals.used),
+        class_totals.prompt_tokens,
+        class_totals.generated,
+        class_totals.reclaim_us_max,
+        tuple(
+            _StoredHistogram(*measure_key, each.total, tuple(each.counts))
+            for measure_key, each in class_totals.measured.items()
+        ),
+    )
+
+
+def _decode_totals(read: _StoredTotals) -> ClassTotals:
     return ClassTotals(
         used=TokenUsage(*read.used),
         accepted=read.accepted,

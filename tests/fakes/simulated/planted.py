@@ -154,7 +154,7 @@ def _uncounted_page() -> AbstractContextManager[None]:
 
 def _late_commit() -> AbstractContextManager[None]:
     """What a turn decided is told first, and put on record with the next turn."""
-    sound = AdmissionService._put_on_record
+    sound = AdmissionService._write_journal
     told: set[int] = set()
 
     def put_on_record(self: AdmissionService, now_ns: int) -> int | None:
@@ -183,13 +183,13 @@ def _costs_told_once() -> AbstractContextManager[None]:
 
 def _costs_counted_again() -> AbstractContextManager[None]:
     """Admission counts costs whenever it is told them."""
-    sound = UsageCounters.fresh
+    sound = UsageCounters.uncounted_costs
 
-    def fresh(self: UsageCounters, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+    def uncounted_costs(self: UsageCounters, life: int, expenses: Expenses) -> tuple[Spent, ...]:
         sound(self, life, expenses)
         return expenses.entries
 
-    return planted(UsageCounters, "fresh", fresh)
+    return planted(UsageCounters, "uncounted_costs", uncounted_costs)
 
 
 def _joined_late() -> AbstractContextManager[None]:

@@ -169,17 +169,17 @@ def note_bundles(shell: Shell, together: Callable[[], None]) -> None:
     bundle.take = take_and_tell  # type: ignore[method-assign]  # a wiretap
 
 
-def books_of(life: Life) -> AdmissionState:
+def admission_state_of(life: Life) -> AdmissionState:
     """The books of a life of admission."""
     assert isinstance(life.shell, AdmissionService)
-    return life.shell._core.books
+    return life.shell._core.state
 
 
-def begin_again(books: AdmissionState, request: Request, choice: ChoiceState) -> None:
+def begin_again(state: AdmissionState, request: Request, choice: ChoiceState) -> None:
     """Have a stream begin a new attempt from nothing, as whoever can't keep what was emitted would."""
-    books.ledger.truncate(choice, choice.attempt + 1, 0, 0)
-    books.record.truncated(choice)
-    books.delivery.truncate(request, choice)
-    books.scheduler.submit(request, choice)
-    books.detokenizer.open(request, choice)
-    invariants.check(books)
+    state.ledger.truncate(choice, choice.attempt + 1, 0, 0)
+    state.unsaved.truncated(choice)
+    state.delivery.truncate(request, choice)
+    state.scheduler.submit(request, choice)
+    state.detokenizer.open(request, choice)
+    invariants.check(state)

@@ -21,7 +21,7 @@ from fakes.simulated.people import Person
 from fakes.simulated.remains import remains
 from fakes.simulated.scene import draw_scene
 from fakes.simulated.taps import (
-    books_of,
+    admission_state_of,
     charges_told,
     check_every_event,
     note_bundles,
@@ -117,7 +117,7 @@ class Universe:
             self._count_board(self.lives[Service.SCHEDULER])
             self.counts["tried again"] += sum(wish.tries - 1 for wish in self.audience.wishes)
             self.counts["slow reader"] += sum(person.slow for person in self.people)
-            verdict.judge(self.people, self.record, books_of(self.lives[Service.ADMISSION]), self.database)
+            verdict.judge(self.people, self.record, admission_state_of(self.lives[Service.ADMISSION]), self.database)
             self._until(lambda: self.database.empty, "something is left in the journal")
 
     @property
@@ -244,7 +244,7 @@ class Universe:
     def _turned(self, life: Life) -> None:
         self.counts["turns"] += 1
         if life.service is Service.ADMISSION and not life.paused_until_ns > self.clock.now_ns:
-            for request in books_of(self.lives[Service.ADMISSION]).ledger.live.values():
+            for request in admission_state_of(self.lives[Service.ADMISSION]).ledger.live.values():
                 if request.deadline_ns is not None and request.deadline_ns < self.clock.now_ns:
                     raise Violation(f"{request.key.id} is alive after its deadline")
 

@@ -11,7 +11,7 @@ from fakes.simulated.fate import Fate
 from fakes.simulated.life import Life
 from fakes.simulated.scene import Scene
 from fakes.simulated.stack import SimulatedDatabase
-from fakes.simulated.taps import begin_again, books_of
+from fakes.simulated.taps import admission_state_of, begin_again
 from fakes.simulated.traffic import draw_servable_rules
 
 from noria.proto.base import Service
@@ -69,7 +69,7 @@ class Upheaval:
     def begin_again(self) -> None:
         """A stream begins a new attempt: what was emitted of it is void, though it will be the same again."""
         life = self._lives[Service.ADMISSION]
-        streams = [pair for pair in books_of(life).unfinished() if pair[1].ids] if life.alive else []
+        streams = [pair for pair in admission_state_of(life).unfinished() if pair[1].ids] if life.alive else []
         if self._fate.still:
             return
         if not streams:
@@ -78,5 +78,5 @@ class Upheaval:
         self._counts["new attempt"] += 1
         request, choice = self._random.choice(streams)
         self._tell("ledger", f"begins {choice.stream} again")
-        begin_again(books_of(life), request, choice)
+        begin_again(admission_state_of(life), request, choice)
         life.wake()

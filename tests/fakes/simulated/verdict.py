@@ -83,7 +83,7 @@ class Record:
         return max((self.failed[Stream(number, index)] for number in numbers), default=0)
 
 
-def judge(people: list[Person], record: Record, books: AdmissionState, database: MemoryDatabase) -> None:
+def judge(people: list[Person], record: Record, state: AdmissionState, database: MemoryDatabase) -> None:
     """Raise Violation unless every accepted stream has its one end and everybody got what was right."""
     for note in record.accepted.values():
         for choice in range(note.choices):
@@ -101,8 +101,8 @@ def judge(people: list[Person], record: Record, books: AdmissionState, database:
             for index in range(wish.request.n):
                 record.counts[f"end: {wish.reads[index].end}"] += 1
                 _judge_choice(wish, index, record)
-    _judge_books(books, record)
-    _judge_totals(books, record)
+    _judge_state(state, record)
+    _judge_totals(state, record)
     _judge_usage(record, database)
     _judge_costs(record, database)
 
@@ -151,14 +151,14 @@ def _judge_early_end(wish: Wish, index: int, end: str, record: Record) -> None:
         raise Violation(f"{wish.request.id} choice {index} ended as {end!r} for no reason")
 
 
-def _judge_totals(books: AdmissionState, record: Record) -> None:
+def _judge_totals(state: AdmissionState, record: Record) -> None:
     """What the books say of all lives is what was told of each end."""
     ended = Counter(note.end for note in record.ended.values())
-    totals = {end: count for end, count in books.totals.ended.items() if count}
-    if totals != ended or books.totals.accepted != len(record.ended):
-        raise Violation(f"{books.totals.accepted} accepted and {totals} ended are counted, {ended} are told")
+    totals = {end: count for end, count in state.totals.ended.items() if count}
+    if totals != ended or state.totals.accepted != len(record.ended):
+        raise Violation(f"{state.totals.accepted} accepted and {totals} ended are counted, {ended} are told")
     requests = len({note.number for note in record.ended.values()})
-    charged = sum(each.used.requests for each in books.accounts.traffic.values())
+    charged = sum(each.used.requests for each in state.usage_counters.class_totals.values())
     if charged != requests:
         raise Violation(f"{charged} requests are counted as charged, {requests} ended")
 
@@ -189,16 +189,20 @@ def _judge_costs(record: Record, database: MemoryDatabase) -> None:
         raise Violation(f"{computed} computed tokens and {block_us} block µs are written, not {least} to {most}")
 
 
-def _judge_books(books: AdmissionState, record: Record) -> None:
+def _judge_state(state: AdmissionState, record: Record) -> None:
     """Nothing is under way, and each tenant's bucket lacks what it used and nothing else."""
     if record.counts["death of admission"]:
         return  # a bucket is filled again from its level on record
-    for tenant in books.tenants:
+    for tenant in state.tenants:
         if tenant.streams:
             raise Violation(f"tenant {tenant.rule.name} has {tenant.streams} streams under way")
         if tenant.bucket is None or record.counts[f"death of {Service.ADMISSION.value}"]:
             continue  # the counts here are of one life
-        used = [each.used for account, each in books.accounts.traffic.items() if account.tenant == tenant.rule.name]
+        used = [
+            each.used
+            for account, each in state.usage_counters.class_totals.items()
+            if account.tenant == tenant.rule.name
+        ]
         tokens = sum(each.prompt_tokens + each.output_tokens for each in used)
         record.counts["charged tokens"] += tokens
         if record.taken[id(tenant.bucket)] != tokens:

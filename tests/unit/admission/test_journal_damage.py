@@ -274,7 +274,7 @@ def test_a_format_that_is_not_read_is_refused_by_name_and_left_alone(
 def test_each_commit_is_counted_in_both_places(tmp_path: Path) -> None:
     path = tmp_path / "noria.sqlite"
     database, _ = open_journal(path, kept=True)
-    before = database.tally.commits
+    before = database.commit_counts.commits
     for _ in range(5):
         assert database.commit([])
     assert database.read("SELECT commits FROM journal") == [(before + 5,)]

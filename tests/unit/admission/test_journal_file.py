@@ -60,7 +60,7 @@ def test_whatever_a_killed_writer_said_is_on_record_is_there_whole_and_in_order(
             assert list(choice.ids) == [token(number, place) for place in range(len(choice.ids))]
             assert choice.text.length == len(choice.ids)
             assert recovered.asleep_ns < 60_000_000_000
-        assert sum(each.accepted for each in recovered.traffic.values()) == STREAMS
+        assert sum(each.accepted for each in recovered.class_totals.values()) == STREAMS
 
 
 def test_the_file_and_what_lies_beside_it_are_the_owners_alone(path: Path) -> None:

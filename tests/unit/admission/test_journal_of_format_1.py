@@ -87,7 +87,7 @@ def test_what_was_asked_for_is_as_it_was(recovered: JournalContents) -> None:
     assert several.n == 2
     assert len({choice.sampling.seed for choice in several.choices}) == 2, "each choice draws for itself"
     assert recovered.asleep_ns == 2_000_000_000
-    assert [tuple(each) for each in recovered.traffic] == [("beta", "standard"), ("acme", "standard")]
+    assert [tuple(each) for each in recovered.class_totals] == [("beta", "standard"), ("acme", "standard")]
     assert recovered.levels["acme"][0] == pytest.approx(994_154.46, abs=0.01)
 
 

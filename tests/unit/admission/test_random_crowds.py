@@ -43,7 +43,7 @@ class Crowd:
         self.draw.choice((self.generate, self.generate, self.generate, self.preview, self.cancel, self.emit, self.emit,
                           self.tokenize, self.change))()  # fmt: skip
         for client in (ALICE, BOB):
-            self.bench.hear(client, Ping())
+            self.bench.send(client, Ping())
         self.bench.pass_time(self.draw.choice([0.0, 0.01, 1.0]))
         for account, usage in self.bench.used.items():
             self.used.setdefault(account, TokenUsage()).add(usage)
@@ -67,18 +67,18 @@ class Crowd:
         return token_request(f"r{self.names}", draw.randint(1, 9), draw.randint(1, 3), max_tokens=most, **fields)
 
     def generate(self) -> None:
-        self.bench.hear(self.draw.choice([ALICE, BOB]), self.request())
+        self.bench.send(self.draw.choice([ALICE, BOB]), self.request())
 
     def preview(self) -> None:
-        self.bench.hear(self.draw.choice([ALICE, BOB]), Preview(self.request()))
+        self.bench.send(self.draw.choice([ALICE, BOB]), Preview(self.request()))
 
     def cancel(self) -> None:
         name = f"r{self.draw.randint(max(0, self.names - 10), self.names)}"
         body = Cancel(name, left=self.draw.random() < 0.5)
-        self.bench.hear(self.draw.choice([ALICE, BOB]), self.draw.choice([body, Acknowledge((name,))]))
+        self.bench.send(self.draw.choice([ALICE, BOB]), self.draw.choice([body, Acknowledge((name,))]))
 
     def tokenize(self) -> None:
-        for number in list(self.bench.core.books.tokenizer.working):
+        for number in list(self.bench.core.state.tokenizer.working):
             self.bench.tokenized(number)
 
     def change(self) -> None:
@@ -86,14 +86,14 @@ class Crowd:
             self.bench.apply(TenancyChanged(self.draw.choice(POLICIES), self.bench.now_ns))
 
     def emit(self) -> None:
-        live = [choice for _, choice in self.bench.core.books.unfinished()]
+        live = [choice for _, choice in self.bench.core.state.unfinished()]
         if not live:
             return
         choice = self.draw.choice(live)
         ids = tuple(range(self.draw.randint(1, 4)))
         end = self.draw.choice([0, End.STOP])
         start, text = len(choice.ids), "x" * len(ids)
-        self.bench.news(Texts((TextRun(choice.stream, 0, start, ids, choice.text.length, text, end),)))
+        self.bench.from_peer(Texts((TextRun(choice.stream, 0, start, ids, choice.text.length, text, end),)))
 
     def schedule(self) -> None:
         for message in self.bench.turn.scheduler:
@@ -107,7 +107,7 @@ class Crowd:
                     pass
                 case Ended():
                     gone = [each for each in message.streams if self.scheduled.pop(each, None) is not None]
-                    self.bench.news(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone), self.gone + 1))
+                    self.bench.from_peer(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone), self.gone + 1))
                     self.gone += len(gone)
                 case Accounted():
                     pass
@@ -115,7 +115,9 @@ class Crowd:
     def offer(self) -> None:
         free = max(0, ROOM - len(self.scheduled))
         tokens = max(0, 100 - sum(self.scheduled.values()))
-        self.bench.news(Capacity(self.submitted, (ClassCapacity("", free, tokens),), largest_tokens=64, ready=True))
+        self.bench.from_peer(
+            Capacity(self.submitted, (ClassCapacity("", free, tokens),), largest_tokens=64, ready=True)
+        )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -125,25 +127,27 @@ def test_accounts_add_up_and_the_scheduler_is_never_given_more_than_it_offered(s
     crowd.offer()
     for _ in range(400):
         crowd.step()
-    books = bench.core.books
-    for request in list(books.ledger.live.values()):
-        books.end_all(request, End.CANCELLED, bench.now_ns, "over")
-    for number in list(books.tokenizer.working):
+    state = bench.core.state
+    for request in list(state.ledger.live.values()):
+        state.end_all(request, End.CANCELLED, bench.now_ns, "over")
+    for number in list(state.tokenizer.working):
         bench.tokenized(number, problem="over")
     for _ in range(2):
         bench.pass_time(0.0)
         for account, usage in bench.used.items():
             crowd.used.setdefault(account, TokenUsage()).add(usage)
         crowd.schedule()
-    totals = books.totals
+    totals = state.totals
     assert totals.ended[End.SHED] or totals.ended[End.STOP]
     # Requests of an isolated class are not counted against the room, and there is none here but admin's, which nobody may use.
     assert crowd.most <= ROOM + 6, "one message may bring what replaces the streams that the next withdraws"
     assert sum(each.output_tokens for each in crowd.used.values()) == totals.output_tokens
-    assert {name: traffic.used for name, traffic in books.accounts.traffic.items() if traffic.used.requests} == {
-        name: usage for name, usage in crowd.used.items() if usage.requests
-    }
+    assert {
+        name: class_totals.used
+        for name, class_totals in state.usage_counters.class_totals.items()
+        if class_totals.used.requests
+    } == {name: usage for name, usage in crowd.used.items() if usage.requests}
     assert sum(each.requests for each in crowd.used.values()) > 10
-    assert books.accounts.awaited == 0
-    assert not any(each.streams for each in books.tenants)
-    assert books.ledger.draw_number() > FIRST_NUMBER
+    assert state.usage_counters.awaited == 0
+    assert not any(each.streams for each in state.tenants)
+    assert state.ledger.draw_number() > FIRST_NUMBER

@@ -31,8 +31,8 @@ def test_usage_of_many_turns_adds_up_and_is_written_at_most_once_a_second(path: 
     book = UsageWriter(AdmissionDatabase(path, TABLES))
     for turn in range(100):
         book.add({ACME: TokenUsage(requests=1, prompt_tokens=turn), BETA: TokenUsage(output_tokens=2)}, CountedCosts())
-        wanted_ns = book.advance(turn * SECOND // 10)
-    assert wanted_ns == 10 * SECOND
+        next_wakeup_ns = book.advance(turn * SECOND // 10)
+    assert next_wakeup_ns == 10 * SECOND
     book.close()
     acme, beta = read(path)
     assert (acme.tenant, acme.requests, acme.prompt_tokens) == ("acme", 100, 4950)

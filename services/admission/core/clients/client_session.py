@@ -47,7 +47,7 @@ class ClientSession:
     sequence: int = 0
     answers: deque[ClientAnswer] = field(default_factory=deque)
     unannounced: dict[int, ClientAttachment] = field(default_factory=dict)
-    news: dict[Stream, ClientAttachment] = field(default_factory=dict)
+    changed: dict[Stream, ClientAttachment] = field(default_factory=dict)
     attachments: dict[int, ClientAttachment] = field(default_factory=dict)
     tenants: set[str] = field(default_factory=set)
     unacknowledged: dict[str, None] = field(default_factory=dict)
@@ -75,4 +75,4 @@ class OutgoingMessage:
     client: ClientSession
     body: ToClient
     announced: ClientAttachment | None = None
-    moves: tuple[CursorAdvance, ...] = ()
+    advances: tuple[CursorAdvance, ...] = ()

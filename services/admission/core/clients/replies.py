@@ -10,7 +10,7 @@ def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max
 
     Text goes with the last of the ids, so that a client never has text without its tokens.
     """
-    ids_max = max(1, ids_max // weight(choice))
+    ids_max = max(1, ids_max // tokens_in_message(choice))
     ids = choice.ids[cursor.ids : cursor.ids + ids_max]
     whole = cursor.ids + len(ids) == len(choice.ids)
     text = choice.text.since(cursor.characters) if whole else ""
@@ -22,10 +22,10 @@ def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max
     )
 
 
-def weight(choice: ChoiceState) -> int:
+def tokens_in_message(choice: ChoiceState) -> int:
     """How many plain tokens one of this choice takes the place of in a message."""
-    told = choice.sampling.logprobs
-    return 1 if told is None else 4 * (told + 2)
+    alternatives = choice.sampling.logprobs
+    return 1 if alternatives is None else 4 * (alternatives + 2)
 
 
 def accepted(request: Request, client_timeout_ns: int) -> Accepted:

@@ -132,6 +132,6 @@ class Request:
     reserved_tokens: int = 0
 
     @property
-    def claims(self) -> int:
+    def reserved_streams(self) -> int:
         """How many streams it takes room for while its prompt is being tokenized."""
         return 0 if self.preview else self.n

@@ -27,15 +27,15 @@ class AdmissionTotals:
     output_tokens: int
 
     @classmethod
-    def of(cls, accounts: Iterable[ClassTotals]) -> "AdmissionTotals":
+    def of(cls, usage_counters: Iterable[ClassTotals]) -> "AdmissionTotals":
         """Add up accounts."""
-        traffic = tuple(accounts)
+        class_totals = tuple(usage_counters)
         return cls(
-            sum(each.accepted for each in traffic),
-            {end: sum(each.ended[end] for each in traffic) for end in End},
-            {code: sum(each.refused.get(code, 0) for each in traffic) for code in Code},
-            sum(each.prompt_tokens for each in traffic),
-            sum(each.of(StreamMeasure.OUTPUT_TOKENS).total for each in traffic),
+            sum(each.accepted for each in class_totals),
+            {end: sum(each.ended[end] for each in class_totals) for end in End},
+            {code: sum(each.refused.get(code, 0) for each in class_totals) for code in Code},
+            sum(each.prompt_tokens for each in class_totals),
+            sum(each.of(StreamMeasure.OUTPUT_TOKENS).total for each in class_totals),
         )
 
     def as_counts(self, in_flight: int) -> dict[str, int]:

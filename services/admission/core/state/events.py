@@ -190,4 +190,4 @@ class AdmissionOutput:
     detokenizer: list[ToDetokenizer]
     jobs: list[TokenizeJob]
     abandoned: list[int]
-    notes: list[RequestLogEntry]
+    log_entries: list[RequestLogEntry]

@@ -119,12 +119,12 @@ class ClassTotals:
         self.prompt_tokens += other.prompt_tokens
         self.generated += other.generated
         self.reclaim_us_max = max(self.reclaim_us_max, other.reclaim_us_max)
-        for series, distribution in other.measured.items():
-            known = self.measured.get(series)
+        for measure_key, histogram in other.measured.items():
+            known = self.measured.get(measure_key)
             if known is None:
-                self.measured[series] = MeasureHistogram(list(distribution.counts), distribution.total)
+                self.measured[measure_key] = MeasureHistogram(list(histogram.counts), histogram.total)
             else:
-                known.add(distribution)
+                known.add(histogram)
 
     def check(self, in_flight: int) -> None:
         """Assert that whatever is told of the same streams agrees; in_flight: accepted ones that have not ended."""

@@ -1,4 +1,4 @@
-"""The course of a request as foretold from the scheduler's last `Capacity`, and whether that is in time.
+"""The course of a request as forecast from the scheduler's last `Capacity`, and whether that is in time.
 
 Pure arithmetic over what was published: the wait of the class, what is on the way before it, the pace of prefill and of
 steps. A wait is judged with the margin by which such waits were exceeded lately, so that what is admitted keeps its
@@ -43,7 +43,7 @@ class DeadlineMiss(NamedTuple):
     retry_after_ms: int | None
 
 
-def course(
+def predict(
     capacity: Capacity, traffic_class: str, ahead: QueueAhead, prompt_tokens: int, output_tokens: int
 ) -> RequestForecast:
     """Foretell when a request starts, has its first token, and ends after `output_tokens`."""
@@ -59,17 +59,17 @@ def course(
     return RequestForecast(start_ms, first_ms, finish_ms, queued_ms * (margin - 1.0))
 
 
-def judge(foretold: RequestForecast, ttl_first_ms: float | None, ttl_ms: float | None) -> DeadlineMiss | None:
+def missed_deadline(forecast: RequestForecast, ttl_first_ms: float | None, ttl_ms: float | None) -> DeadlineMiss | None:
     """The deadline that would be missed, the later one first; None when both would be kept."""
     for name, ttl, predicted_ms in (
-        ("ttl_ms", ttl_ms, foretold.finish_ms),
-        ("ttl_first_ms", ttl_first_ms, foretold.first_token_ms),
+        ("ttl_ms", ttl_ms, forecast.finish_ms),
+        ("ttl_first_ms", ttl_first_ms, forecast.first_token_ms),
     ):
-        if ttl is None or predicted_ms + foretold.late_ms <= ttl:
+        if ttl is None or predicted_ms + forecast.late_ms <= ttl:
             continue
-        over_ms = predicted_ms + foretold.late_ms - ttl
+        over_ms = predicted_ms + forecast.late_ms - ttl
         # Only the queue shrinks by waiting; what the request takes by itself stays.
-        helps = over_ms < foretold.start_ms + foretold.late_ms
+        helps = over_ms < forecast.start_ms + forecast.late_ms
         return DeadlineMiss(name, predicted_ms, max(math.ceil(over_ms), _RETRY_MS_MIN) if helps else None)
     return None
 

@@ -30,11 +30,11 @@ class TokenizerOutbox:
         """Have a reserved request's text tokenized."""
         self.jobs[job.number] = job
 
-    def answered(self, number: int) -> None:
+    def finished(self, number: int) -> None:
         """The tokenizer is done with a job."""
         self.working.discard(number)
 
-    def leave(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
         """A reserved request is accepted or refused: whatever of it is still to be done here is not wanted any more."""
         self.characters -= request.characters
         if self.jobs.pop(request.number, None) is None and request.number in self.working:

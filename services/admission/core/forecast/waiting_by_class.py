@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from noria.services.admission.core.forecast.credit import UncountedWork
+from noria.services.admission.core.forecast.scheduler_credit import UncountedWork
 from noria.services.admission.core.ledger.request import Request
 from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
 

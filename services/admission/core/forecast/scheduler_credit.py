@@ -61,7 +61,7 @@ class SchedulerCredit:
         self._transit.clear()
         self._freed = UncountedWork()
 
-    def publish(self, capacity: Capacity) -> None:
+    def update(self, capacity: Capacity) -> None:
         """The scheduler has said what it will take."""
         self.capacity = capacity
         while self._transit and self.sent - len(self._transit) < capacity.submitted:
@@ -70,7 +70,7 @@ class SchedulerCredit:
         if not self._transit:
             self._freed = UncountedWork()
 
-    def lacks(self, requests: int, tokens: int, traffic_class: str) -> UncountedWork | None:
+    def shortfall(self, requests: int, tokens: int, traffic_class: str) -> UncountedWork | None:
         """How many more streams and prompt tokens of credit it would take for these; None for none.
 
         Streams that are reserved already are asked for as 0.
@@ -93,7 +93,7 @@ class SchedulerCredit:
         )
         return missing if missing.requests > 0 or missing.tokens > 0 else None
 
-    def unheard(self, traffic_class: str) -> UncountedWork:
+    def uncounted(self, traffic_class: str) -> UncountedWork:
         """What was accepted in a class that the scheduler has not counted."""
         pending = self._pending.get(traffic_class, UncountedWork())
         return UncountedWork(pending.requests - pending.reserved, pending.tokens)
@@ -108,7 +108,7 @@ class SchedulerCredit:
         """When credit may be back: the predicted wait for a start, else a second."""
         return min(max(int(self.start_ms(traffic_class) or _RETRY_MS_USUAL), _RETRY_MS_MIN), _RETRY_MS_MAX)
 
-    def free(self, tokens: int) -> None:
+    def count_shed(self, tokens: int) -> None:
         """A stream of so many prompt tokens was shed, which the scheduler will count later."""
         self._freed.requests += 1
         self._freed.tokens += tokens
