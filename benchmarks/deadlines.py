@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from noria.proto.execution import Geometry, Group
 from noria.proto.scheduling import Capacity, StepTime
-from noria.services.admission.core.forecast.prediction import Ahead, course, judge
+from noria.services.admission.core.forecast.request_forecast import QueueAhead, missed_deadline, predict
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.simulation.device import SimulatedDevice
 from noria.services.scheduler.simulation.jobs import SimulatedOutcome, SimulatedRequest, simulated_request
@@ -78,8 +78,8 @@ def honest(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
     """Admission's own judgement."""
     del now_ns
     asked = each.submission
-    foretold = course(capacity, asked.traffic_class, Ahead(), len(asked.prompt_ids), each.output_tokens)
-    return judge(foretold, asked.ttl_first_ms, asked.ttl_ms) is None
+    forecast = predict(capacity, asked.traffic_class, QueueAhead(), len(asked.prompt_ids), each.output_tokens)
+    return missed_deadline(forecast, asked.ttl_first_ms, asked.ttl_ms) is None
 
 
 def met(outcome: SimulatedOutcome) -> bool:

@@ -4,10 +4,10 @@ import zmq
 
 from noria.proto.base import Service
 from noria.services.admission.config import AdmissionConfig, admission_config, admission_policy
-from noria.services.admission.public_mailbox import Door
+from noria.services.admission.public_mailbox import PublicMailbox
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.storage.journal import open_journal
-from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import public_mailbox
@@ -33,10 +33,10 @@ def start(config: Config) -> int:
     def build(actor: Actor, telemetry: Telemetry) -> AdmissionService:
         runtime = config.runtime
         database, journal = open_journal(database_path(runtime), kept=runtime.journal, sync=runtime.journal_sync)
-        usage = UsageBook(database)
+        usage = UsageWriter(database)
         door = _open(endpoint, actor.mailbox, settings)
         pool = TokenizerPool(tokenizer, template, actor.wake)
-        shell = AdmissionService(actor, telemetry, door, pool, settings.rules, settings.policy, usage, journal)
+        shell = AdmissionService(actor, telemetry, door, pool, settings.limits, settings.policy, usage, journal)
 
         def reread() -> None:
             reload(Service.ADMISSION, config, lambda changed: shell.change_policy(admission_policy(changed)))
@@ -47,9 +47,9 @@ def start(config: Config) -> int:
     return run(Service.ADMISSION, config, (Service.SCHEDULER, Service.DETOKENIZER), build)
 
 
-def _open(endpoint: str, mailbox: Mailbox, settings: AdmissionConfig) -> Door:
+def _open(endpoint: str, mailbox: Mailbox, settings: AdmissionConfig) -> PublicMailbox:
     try:
-        return Door(endpoint, mailbox.incarnation, settings.message_bytes_max, gate=mailbox.authenticator)
+        return PublicMailbox(endpoint, mailbox.incarnation, settings.message_bytes_max, gate=mailbox.authenticator)
     except zmq.ZMQError as error:
         raise UserError(
             f"cannot bind {endpoint}: {error.strerror}; choose another --runtime-dir or --base-port"

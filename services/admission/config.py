@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy, TenantRule
 from noria.services.admission.metrics import bounds
 from noria.shared.config.config import Config
 from noria.shared.config.tenants import KEY_PREFIX, allowed_classes, default_class_of
@@ -16,31 +16,31 @@ from noria.shared.model import model_folder
 class AdmissionConfig:
     """Read once at the start.
 
-    rules: what the core decides by. policy: classes and tenants, which may change later.
+    limits: what the core decides by. policy: classes and tenants, which may change later.
     message_bytes_max: largest message on the public mailbox.
     """
 
-    rules: Rules
-    policy: Policy
+    limits: AdmissionLimits
+    policy: TenantPolicy
     message_bytes_max: int
 
 
 def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -> AdmissionConfig:
     """Gather the limits and the facts of the model in `folder`. Raises UserError when it is unusable."""
     facts = model_folder.read_model_facts(folder, config.model)
-    limits, runtime = config.limits, config.runtime
-    rules = Rules(
+    configured, runtime = config.limits, config.runtime
+    limits = AdmissionLimits(
         models=model_folder.served_names(config.model),
         context_tokens=facts.max_model_tokens,
         vocabulary=facts.vocabulary,
         eos_ids=facts.eos_ids,
         has_chat_template=has_chat_template,
         started_unix_s=int(time.time()),
-        requests_max=limits.requests_max,
-        n_max=limits.n_max,
-        stop_strings_max=limits.stop_strings_max,
-        messages_max=limits.messages_max,
-        tokenizing_characters_max=limits.tokenizing_characters_max,
+        requests_max=configured.requests_max,
+        n_max=configured.n_max,
+        stop_strings_max=configured.stop_strings_max,
+        messages_max=configured.messages_max,
+        tokenizing_characters_max=configured.tokenizing_characters_max,
         retention_ns=int(runtime.retention_s * 1e9),
         client_timeout_ns=int(runtime.peer_timeout_s * 1e9),
         prompt_price=config.scheduler.prompt_price,
@@ -48,10 +48,10 @@ def admission_config(config: Config, folder: Path, *, has_chat_template: bool) -
         output_price=config.scheduler.output_price,
         bounds=bounds(),
     )
-    return AdmissionConfig(rules, admission_policy(config), limits.message_bytes_max)
+    return AdmissionConfig(limits, admission_policy(config), configured.message_bytes_max)
 
 
-def admission_policy(config: Config) -> Policy:
+def admission_policy(config: Config) -> TenantPolicy:
     """Classes and tenants as the core knows them. Where the file names none, the built-in classes limit nothing."""
     limited = config.has_policy
     classes = {
@@ -83,4 +83,4 @@ def admission_policy(config: Config) -> Policy:
         )
         for name, each in config.tenants.items()
     )
-    return Policy(classes, tenants)
+    return TenantPolicy(classes, tenants)

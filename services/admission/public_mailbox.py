@@ -33,7 +33,7 @@ _LINGER_MS: Final = 200
 _CLIENT: Final = re.compile(r"client-[\x21-\x7e]{1,57}")
 
 
-class Outcome(Enum):
+class SendResult(Enum):
     """What became of a message to a client: taken by its socket, refused for now, or the client is not connected."""
 
     SENT = auto()
@@ -41,7 +41,7 @@ class Outcome(Enum):
     GONE = auto()
 
 
-class Door:
+class PublicMailbox:
     """The bound socket; with a gate it speaks CURVE, to any client or, where there is a list, to those on it.
 
     Raises zmq.ZMQError when the endpoint cannot be bound, UserError when its keys are missing.
@@ -99,18 +99,18 @@ class Door:
             except FrameError as error:
                 self.refuse(client, kind, str(error))
 
-    def send(self, client: str, incarnation: int, sequence: int, body: msgspec.Struct) -> Outcome:
+    def send(self, client: str, incarnation: int, sequence: int, body: msgspec.Struct) -> SendResult:
         """Send to a client's life `incarnation` now or not at all."""
         header = Header(type(body).__name__, Service.ADMISSION.value, self._incarnation, incarnation, sequence)
         try:
             self.socket.send_multipart([client.encode("ascii"), *self._codec.encode(header, body)], zmq.NOBLOCK)
         except zmq.Again:
-            return Outcome.BLOCKED
+            return SendResult.BLOCKED
         except zmq.ZMQError as error:
             if error.errno == errno.EHOSTUNREACH:
-                return Outcome.GONE
+                return SendResult.GONE
             raise
-        return Outcome.SENT
+        return SendResult.SENT
 
     def refuse(self, client: str, kind: str, reason: str) -> None:
         """Answer mail that is none, if its sender has a client's name and reads; dropped otherwise."""

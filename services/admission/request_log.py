@@ -4,14 +4,14 @@ from typing import Final, assert_never
 
 from noria.proto.base import Service
 from noria.services.admission.core.state.events import (
-    AcceptedNote,
-    AttachedNote,
-    EndedNote,
-    Note,
-    RecoveredNote,
-    RefusedNote,
+    AcceptedLogEntry,
+    AttachedLogEntry,
+    EndedLogEntry,
+    RecoveredLogEntry,
+    RefusedLogEntry,
+    RequestLogEntry,
 )
-from noria.services.admission.tokenizer_pool import Result
+from noria.services.admission.tokenizer_pool import TokenizeResult
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.spans import (
     ATTRIBUTE_CLASS,
@@ -28,7 +28,7 @@ from noria.shared.telemetry.tracing import NO_SPAN, trace_id
 _ID_CHARACTERS_SHOWN: Final = 128
 
 
-class Chronicle:
+class RequestLog:
     """Writes the log; holds the span of each request between its receipt and the answer."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -51,7 +51,7 @@ class Chronicle:
         """A `Generate` was not even looked at: end its span."""
         self._end_span(client, request_id).end({ATTRIBUTE_DECISION: "too many clients"}, error="too many clients")
 
-    def tokenized(self, result: Result) -> None:
+    def tokenized(self, result: TokenizeResult) -> None:
         """A job is done: record its span afterwards."""
         if self._telemetry.enabled:
             span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
@@ -60,78 +60,78 @@ class Chronicle:
                 error=result.code.value if result.problem else "",
             )
 
-    def write(self, note: Note) -> None:
+    def write(self, entry: RequestLogEntry) -> None:
         """Log what happened to a request, and end its span when it is answered."""
-        match note:
-            case AcceptedNote():
-                self._accepted(note)
-            case RefusedNote():
-                self._refused(note)
-            case AttachedNote():
-                self._log.info("request attached", request=note.number, id=note.id, client=note.client)
-                if not note.awaited:
-                    self._end_span(note.client, note.id).end(
-                        {ATTRIBUTE_REQUEST: note.number, ATTRIBUTE_DECISION: "attached"}
+        match entry:
+            case AcceptedLogEntry():
+                self._accepted(entry)
+            case RefusedLogEntry():
+                self._refused(entry)
+            case AttachedLogEntry():
+                self._log.info("request attached", request=entry.number, id=entry.id, client=entry.client)
+                if not entry.awaited:
+                    self._end_span(entry.client, entry.id).end(
+                        {ATTRIBUTE_REQUEST: entry.number, ATTRIBUTE_DECISION: "attached"}
                     )
-            case EndedNote():
+            case EndedLogEntry():
                 self._log.info(
                     "stream ended",
-                    request=note.number,
-                    choice=note.choice,
-                    id=note.id,
-                    end=note.end.label,
-                    prompt_tokens=note.prompt_tokens,
-                    output_tokens=note.output_tokens,
-                    total_ms=round(note.total_ns / 1e6, 1),
-                    detail=note.detail,
-                    **_trace(note.traceparent),
+                    request=entry.number,
+                    choice=entry.choice,
+                    id=entry.id,
+                    end=entry.end.label,
+                    prompt_tokens=entry.prompt_tokens,
+                    output_tokens=entry.output_tokens,
+                    total_ms=round(entry.total_ns / 1e6, 1),
+                    detail=entry.detail,
+                    **_trace(entry.traceparent),
                 )
-                self._end_span(note.client, note.id).end({ATTRIBUTE_DECISION: note.end.label}, error=note.end.label)
-            case RecoveredNote():
-                self._log.info("request recovered", request=note.number, id=note.id, unfinished=note.unfinished)
+                self._end_span(entry.client, entry.id).end({ATTRIBUTE_DECISION: entry.end.label}, error=entry.end.label)
+            case RecoveredLogEntry():
+                self._log.info("request recovered", request=entry.number, id=entry.id, unfinished=entry.unfinished)
             case _:
-                assert_never(note)
+                assert_never(entry)
 
-    def _accepted(self, note: AcceptedNote) -> None:
+    def _accepted(self, entry: AcceptedLogEntry) -> None:
         self._log.info(
             "request accepted",
-            request=note.number,
-            id=note.id,
-            client=note.client,
-            prompt_tokens=note.prompt_tokens,
-            choices=note.choices,
-            tenant=note.tenant,
-            traffic_class=note.traffic_class,
-            **_trace(note.traceparent),
+            request=entry.number,
+            id=entry.id,
+            client=entry.client,
+            prompt_tokens=entry.prompt_tokens,
+            choices=entry.choices,
+            tenant=entry.tenant,
+            traffic_class=entry.traffic_class,
+            **_trace(entry.traceparent),
         )
-        self._end_span(note.client, note.id).end(
+        self._end_span(entry.client, entry.id).end(
             {
-                ATTRIBUTE_REQUEST: note.number,
-                ATTRIBUTE_INPUT_TOKENS: note.prompt_tokens,
+                ATTRIBUTE_REQUEST: entry.number,
+                ATTRIBUTE_INPUT_TOKENS: entry.prompt_tokens,
                 ATTRIBUTE_DECISION: "accepted",
-                ATTRIBUTE_TENANT: note.tenant,
-                ATTRIBUTE_CLASS: note.traffic_class,
+                ATTRIBUTE_TENANT: entry.tenant,
+                ATTRIBUTE_CLASS: entry.traffic_class,
             }
         )
 
-    def _refused(self, note: RefusedNote) -> None:
-        span = self._end_span(note.client, note.id)
+    def _refused(self, entry: RefusedLogEntry) -> None:
+        span = self._end_span(entry.client, entry.id)
         self._log.info(
             "request refused",
-            id=note.id[:_ID_CHARACTERS_SHOWN],
-            client=note.client,
-            code=note.code.value,
-            parameter=note.parameter,
-            tenant=note.tenant,
-            traffic_class=note.traffic_class,
+            id=entry.id[:_ID_CHARACTERS_SHOWN],
+            client=entry.client,
+            code=entry.code.value,
+            parameter=entry.parameter,
+            tenant=entry.tenant,
+            traffic_class=entry.traffic_class,
             **_trace(span.traceparent),
         )
         refused = {
-            ATTRIBUTE_DECISION: note.code.value,
-            ATTRIBUTE_TENANT: note.tenant,
-            ATTRIBUTE_CLASS: note.traffic_class,
+            ATTRIBUTE_DECISION: entry.code.value,
+            ATTRIBUTE_TENANT: entry.tenant,
+            ATTRIBUTE_CLASS: entry.traffic_class,
         }
-        span.end(refused, error=note.code.value)
+        span.end(refused, error=entry.code.value)
 
     def _end_span(self, client: str, request_id: str) -> Span:
         # A stream that ended after its request was accepted has none here any more; ending nothing costs nothing.

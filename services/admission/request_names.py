@@ -8,30 +8,35 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from noria.services.admission.core.state.events import AcceptedNote, Note, RecoveredNote, RefusedNote
+from noria.services.admission.core.state.events import (
+    AcceptedLogEntry,
+    RecoveredLogEntry,
+    RefusedLogEntry,
+    RequestLogEntry,
+)
 
 ACCEPTED_KEPT: Final = 8192
 REFUSED_KEPT: Final = 2048
 _MARKED: Final = re.compile(r"(.+)~[0-9a-f]{16}", re.DOTALL)
 
 
-class Names:
+class RequestNames:
     """Ids of accepted and refused requests, the newest under each id."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._refused: dict[str, str] = {}
 
-    def write(self, note: Note) -> None:
+    def write(self, entry: RequestLogEntry) -> None:
         """Hear what admission did."""
-        match note:
-            case AcceptedNote() | RecoveredNote():
-                for name in _names(note.id):
-                    _keep(self._numbers, name, note.number, ACCEPTED_KEPT)
+        match entry:
+            case AcceptedLogEntry() | RecoveredLogEntry():
+                for name in _names(entry.id):
+                    _keep(self._numbers, name, entry.number, ACCEPTED_KEPT)
                     self._refused.pop(name, None)
-            case RefusedNote():
-                for name in _names(note.id):
-                    _keep(self._refused, name, note.code.value, REFUSED_KEPT)
+            case RefusedLogEntry():
+                for name in _names(entry.id):
+                    _keep(self._refused, name, entry.code.value, REFUSED_KEPT)
             case _:
                 pass
 

@@ -19,28 +19,28 @@ from noria.proto.lifecycle import State
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.core.admission import Admission
-from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.state.events import (
-    Arrival,
-    Draining,
+    AdmissionOutput,
+    ClientMessage,
+    ClockTick,
+    DrainRequested,
     FromClient,
-    Joined,
-    Lost,
-    News,
-    PolicyChanged,
-    Tick,
-    Tokenized,
-    Turn,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PromptTokenized,
+    TenancyChanged,
 )
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.metrics import TrafficMetrics
-from noria.services.admission.public_mailbox import Door, Outcome
-from noria.services.admission.request_log import Chronicle
-from noria.services.admission.request_names import Names
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.metrics import ClassMetrics
+from noria.services.admission.public_mailbox import PublicMailbox, SendResult
+from noria.services.admission.request_log import RequestLog
+from noria.services.admission.request_names import RequestNames
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import Clock
-from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.telemetry.instruments import ADMISSION_METRICS
@@ -68,50 +68,50 @@ class AdmissionService:
         self,
         actor: Actor,
         telemetry: Telemetry,
-        door: Door,
+        mailbox: PublicMailbox,
         pool: TokenizerPool,
-        rules: Rules,
-        policy: Policy,
-        usage: UsageBook,
+        limits: AdmissionLimits,
+        policy: TenantPolicy,
+        usage: UsageWriter,
         journal: Journal | None = None,
     ) -> None:
         self._actor = actor
-        self._door = door
+        self._mailbox = mailbox
         self._pool = pool
-        self._core = Admission(rules, first_number(), policy)
+        self._core = Admission(limits, first_number(), policy)
         self._usage = usage
         self._core.resume_costs(usage.recorded)
         self._journal = journal
         if journal is not None:
             now_ns = time.monotonic_ns()
-            self._core.recover(journal.read(now_ns, Clock.read()), now_ns)
+            self._core.recover(journal.read(now_ns, ClockOffset.read()), now_ns)
             telemetry.continue_since(ADMISSION_METRICS, journal.began_unix_ns())
-        telemetry.add(TrafficMetrics(self._core.books, telemetry.settings.tenants_max))
-        self._chronicle = Chronicle(telemetry)
-        self._names = Names()
-        actor.on_question(self._names.answer)
+        telemetry.add(ClassMetrics(self._core.state, telemetry.settings.tenants_max))
+        self._request_log = RequestLog(telemetry)
+        self._request_names = RequestNames()
+        actor.on_question(self._request_names.answer)
         self._digests = msgspec.msgpack.Encoder()
         self._draining = self._handed_over = False
         self._congested = 0
         self._taken = 0
-        actor.watch(door.socket, self._open_door)
+        actor.watch(mailbox.socket, self._receive_from_clients)
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Apply one message of a peer."""
         match body:
             case Capacity() | Reclaims() | Expenses() | Suspected() | Texts() | Unknown():
                 self._taken += 1
-                self._core.apply(News(body, time.monotonic_ns(), header.incarnation))
+                self._core.apply(PeerMessage(body, time.monotonic_ns(), header.incarnation))
             case _:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
     def joined(self, peer: Service) -> None:
         """A peer is told of every unfinished stream."""
-        self._core.apply(Joined(peer))
+        self._core.apply(PeerJoined(peer))
 
     def lost(self, peer: Service) -> None:
         """Without it nothing is accepted; what was accepted waits for its return."""
-        self._core.apply(Lost(peer))
+        self._core.apply(PeerLost(peer))
 
     def congested(self, peer: Service) -> None:
         """Counted here; what was not taken is restored where it was sent."""
@@ -121,29 +121,29 @@ class AdmissionService:
     def advance(self, now_ns: int) -> int | None:
         """One turn: results, time, journal, log, peers, tokenizer, clients."""
         for result in self._pool.collect():
-            self._chronicle.tokenized(result)
+            self._request_log.tokenized(result)
             self._core.apply(
-                Tokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
+                PromptTokenized(result.job.number, now_ns, result.ids, result.problem, result.parameter, result.code)
             )
-        self._core.apply(Tick(now_ns))
-        used_ns = self._put_on_record(now_ns)
+        self._core.apply(ClockTick(now_ns))
+        used_ns = self._write_journal(now_ns)
         turn = self._core.take(now_ns)
-        for note in turn.notes:
-            self._chronicle.write(note)
-            self._names.write(note)
-        self._tell_peers(turn)
+        for entry in turn.log_entries:
+            self._request_log.write(entry)
+            self._request_names.write(entry)
+        self._send_to_peers(turn)
         for number in turn.abandoned:
             self._pool.abandon(number)
         for job in turn.jobs:
             self._pool.submit(job)
         for client in self._core.delivery.due(now_ns):
-            self._serve(client, now_ns)
-        wanted = (self._core.wanted_ns(), used_ns)
+            self._send_to_client(client, now_ns)
+        wanted = (self._core.next_wakeup_ns(), used_ns)
         return min((each for each in wanted if each is not None), default=None)
 
-    def change_policy(self, policy: Policy) -> None:
+    def change_policy(self, policy: TenantPolicy) -> None:
         """Classes and tenants were read again; what is under way goes on."""
-        self._core.apply(PolicyChanged(policy, time.monotonic_ns()))
+        self._core.apply(TenancyChanged(policy, time.monotonic_ns()))
 
     def state(self) -> State:
         """READY from the start: the tokenizer is loaded before the mailbox is bound. STOPPED: drained, nothing is left to do."""
@@ -159,7 +159,7 @@ class AdmissionService:
         """The core's counts, the door's and the pool's."""
         return {
             **self._core.snapshot(),
-            "malformed": self._door.malformed,
+            "malformed": self._mailbox.malformed,
             "congested": self._congested,
             "tokenizer": self._pool.counts(),
             **({} if self._journal is None else {"journal": self._journal.report()}),
@@ -168,7 +168,7 @@ class AdmissionService:
     def drain(self, timeout_ms: int) -> None:
         """Accept nothing more; shed what is unfinished after the time."""
         self._draining = True
-        self._core.apply(Draining(time.monotonic_ns() + timeout_ms * 1_000_000))
+        self._core.apply(DrainRequested(time.monotonic_ns() + timeout_ms * 1_000_000))
 
     def close(self) -> None:
         """Release the socket and the threads.
@@ -178,18 +178,18 @@ class AdmissionService:
         """
         try:
             if self._journal is not None:
-                self._put_on_record(time.monotonic_ns())
-                self._core.hand_over()
+                self._write_journal(time.monotonic_ns())
+                self._core.stop_journaling()
                 self._handed_over = True
             if self._journal is None or self._draining:
                 self.drain(0)
-                self._say_farewell()
+                self._say_goodbye_to_clients()
         finally:
-            self._door.close()
+            self._mailbox.close()
             self._pool.close()
             self._usage.close()
 
-    def _say_farewell(self) -> None:
+    def _say_goodbye_to_clients(self) -> None:
         """Tell all clients how their requests ended, and wait until they have read it.
 
         A client's socket drops what it has not read when the connection ends, so this must stay until it has said so.
@@ -197,32 +197,32 @@ class AdmissionService:
         delivery = self._core.delivery
         until_ns = time.monotonic_ns() + _FAREWELL_NS
         self.advance(time.monotonic_ns())
-        while (clients := delivery.unheard()) and (now_ns := time.monotonic_ns()) < until_ns:
+        while (clients := delivery.owed_clients()) and (now_ns := time.monotonic_ns()) < until_ns:
             for client in clients:
                 delivery.answer(client, Pong())  # to see whether its connection is still there
             for client in delivery.due(now_ns):
-                if self._serve(client, now_ns) is Outcome.GONE:
+                if self._send_to_client(client, now_ns) is SendResult.GONE:
                     delivery.remove(client)
-            self._door.socket.poll(_FAREWELL_POLL_MS)
-            self._open_door()
+            self._mailbox.socket.poll(_FAREWELL_POLL_MS)
+            self._receive_from_clients()
         self.advance(time.monotonic_ns())
 
-    def _open_door(self) -> None:
-        for name, header, body in self._door.receive(_MAIL_PER_TURN_MAX):
+    def _receive_from_clients(self) -> None:
+        for name, header, body in self._mailbox.receive(_MAIL_PER_TURN_MAX):
             self._taken += 1
-            if not self._core.apply(self._arrival(name, header, body)):
-                self._door.refuse(name, header.kind, "too many clients are connected; try again later")
+            if not self._core.apply(self._client_message(name, header, body)):
+                self._mailbox.refuse(name, header.kind, "too many clients are connected; try again later")
                 if isinstance(body, Generate):
-                    self._chronicle.turned_away(name, body.id)
+                    self._request_log.turned_away(name, body.id)
 
-    def _arrival(self, name: str, header: Header, body: FromClient) -> Arrival:
+    def _client_message(self, name: str, header: Header, body: FromClient) -> ClientMessage:
         now_ns = time.monotonic_ns()
         traceparent = header.traceparent if _TRACEPARENT.fullmatch(header.traceparent) else ""
         if not isinstance(body, Generate):
-            return Arrival(name, header.incarnation, body, now_ns, traceparent=traceparent)
-        traceparent, within = self._chronicle.received(name, body.id, traceparent)
+            return ClientMessage(name, header.incarnation, body, now_ns, traceparent=traceparent)
+        traceparent, within = self._request_log.received(name, body.id, traceparent)
         seed = secrets.randbits(63)
-        return Arrival(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
+        return ClientMessage(name, header.incarnation, body, now_ns, self._digest(body), seed, traceparent, within)
 
     def _digest(self, body: Generate) -> bytes:
         # Credentials may be renewed between two tries of one request, and must not end up anywhere; a gateway may be
@@ -230,31 +230,31 @@ class AdmissionService:
         same = msgspec.structs.replace(body, credential="", grace_ms=None)
         return blake2b(self._digests.encode(same), digest_size=16).digest()
 
-    def _put_on_record(self, now_ns: int) -> int | None:
+    def _write_journal(self, now_ns: int) -> int | None:
         """Write what must be on disk before anything of this turn leaves; returns when to try usage again."""
-        used = self._core.used()
+        used = self._core.take_usage()
         if self._handed_over:
             return None  # the next life will say what was used
         self._usage.add(*used)
-        again_ns = self._write_down(now_ns)
-        self._core.accounted(self._usage.recorded)
+        again_ns = self._write_page_or_usage(now_ns)
+        self._core.confirm_costs(self._usage.recorded)
         return again_ns
 
-    def _write_down(self, now_ns: int) -> int | None:
+    def _write_page_or_usage(self, now_ns: int) -> int | None:
         if self._journal is None:
             return self._usage.advance(now_ns)
-        page = self._core.page(now_ns)
+        page = self._core.next_page(now_ns)
         if page is None:
             # What a stream cost comes after its end and can wait, but not before a page that says that it has ended.
             return None if self._core.stuck else self._usage.advance(now_ns)
-        if self._journal.write(page, Clock.read(), self._usage.writes()):
-            self._core.written(page)
+        if self._journal.write(page, ClockOffset.read(), self._usage.writes()):
+            self._core.page_written(page)
             self._usage.written()
         else:
-            self._core.unwritten(now_ns)
+            self._core.page_failed(now_ns)
         return None
 
-    def _tell_peers(self, turn: Turn) -> None:
+    def _send_to_peers(self, turn: AdmissionOutput) -> None:
         scheduler = self._send(Service.SCHEDULER, turn.scheduler)
         detokenizer = self._send(Service.DETOKENIZER, turn.detokenizer)
         if scheduler or detokenizer:
@@ -270,13 +270,13 @@ class AdmissionService:
                 return len(messages) - position if self._actor.mailbox.links[peer].joined else 0
         return 0
 
-    def _serve(self, client: Client, now_ns: int) -> Outcome:
+    def _send_to_client(self, client: ClientSession, now_ns: int) -> SendResult:
         """Send what a client is owed, until its socket takes no more; returns what became of the last message."""
         delivery = self._core.delivery
-        while (parcel := delivery.next(client)) is not None:
-            outcome = self._door.send(client.id, client.incarnation, client.sequence + 1, parcel.body)
-            if outcome is not Outcome.SENT:
-                delivery.blocked(client, now_ns)
+        while (message := delivery.next_message(client)) is not None:
+            outcome = self._mailbox.send(client.id, client.incarnation, client.sequence + 1, message.body)
+            if outcome is not SendResult.SENT:
+                delivery.retry_later(client, now_ns)
                 return outcome
-            delivery.sent(parcel)
-        return Outcome.SENT
+            delivery.mark_sent(message)
+        return SendResult.SENT

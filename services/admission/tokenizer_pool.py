@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.state.events import Job
+from noria.services.admission.core.state.events import TokenizeJob
 from noria.shared.model.chat_template import ChatTemplate, TemplateError
 from noria.shared.model.tokenizer import Tokenizer
 
@@ -24,10 +24,10 @@ _SERVED_KEPT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TokenizeResult:
     """The ids of a job's text, or what was wrong with it. Durations in seconds."""
 
-    job: Job
+    job: TokenizeJob
     ids: tuple[int, ...]
     problem: str
     parameter: str
@@ -35,27 +35,27 @@ class Result:
     worked_s: float
 
 
-class FairQueue:
+class FairTokenizeQueue:
     """Jobs of many clients, in the order of the characters each has been served (start-time fair queueing, Goyal 1996).
 
     A client that comes back from idle starts at the present, with neither credit nor debt from long ago.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Job]] = {}
+        self._waiting: dict[str, deque[TokenizeJob]] = {}
         self._order: list[tuple[int, int, str]] = []
         self._served: dict[str, int] = {}
         self._clock = 0
         self._count = 0
 
-    def push(self, job: Job) -> None:
+    def push(self, job: TokenizeJob) -> None:
         """Add a job at the end of its client's."""
         queue = self._waiting.setdefault(job.owner, deque())
         queue.append(job)
         if len(queue) == 1:
             self._enter(job.owner, max(self._clock, self._served.get(job.owner, 0)))
 
-    def pop(self) -> Job | None:
+    def pop(self) -> TokenizeJob | None:
         """The next job, or None."""
         if not self._order:
             return None
@@ -71,7 +71,7 @@ class FairQueue:
             self._served = {name: until for name, until in self._served.items() if until > self._clock}
         return job
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: TokenizeJob) -> None:
         """Take out a job that waits; one that does not is ignored."""
         queue = self._waiting.get(job.owner)
         if queue is None or job not in queue:
@@ -98,13 +98,13 @@ class TokenizerPool:
         self._template = template
         self._wake = wake
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
-        self._short = FairQueue()
-        self._long = FairQueue()
-        self._jobs: dict[int, Job] = {}
+        self._short = FairTokenizeQueue()
+        self._long = FairTokenizeQueue()
+        self._jobs: dict[int, TokenizeJob] = {}
         self._working: dict[int, bool] = {}
-        self._done: deque[Result] = deque()
+        self._done: deque[TokenizeResult] = deque()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TokenizeJob) -> None:
         """Have a job done; its result comes out of `collect` some turns later."""
         self._jobs[job.number] = job
         self._lane(job).push(job)
@@ -116,7 +116,7 @@ class TokenizerPool:
         if job is not None:
             self._lane(job).remove(job)
 
-    def collect(self) -> list[Result]:
+    def collect(self) -> list[TokenizeResult]:
         """Results since the last call; free threads get new work."""
         results = []
         while self._done:
@@ -134,7 +134,7 @@ class TokenizerPool:
         """Stop the threads; what they are at is finished and dropped."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _lane(self, job: Job) -> FairQueue:
+    def _lane(self, job: TokenizeJob) -> FairTokenizeQueue:
         return self._long if job.characters > LONG_CHARACTERS else self._short
 
     def _dispatch(self) -> None:
@@ -147,7 +147,7 @@ class TokenizerPool:
             self._working[job.number] = job.characters > LONG_CHARACTERS
             self._threads.submit(self._work, job)
 
-    def _work(self, job: Job) -> None:
+    def _work(self, job: TokenizeJob) -> None:
         began_s = time.monotonic()
         ids: tuple[int, ...] = ()
         problem, code = "", Code.INVALID
@@ -161,5 +161,5 @@ class TokenizerPool:
             problem = str(error)[:512]
         except Exception as error:  # a thread's edge: the library raises bare Exception for text it cannot take
             problem, code = f"the text could not be tokenized ({type(error).__name__})", Code.INTERNAL
-        self._done.append(Result(job, ids, problem, parameter, code, time.monotonic() - began_s))
+        self._done.append(TokenizeResult(job, ids, problem, parameter, code, time.monotonic() - began_s))
         self._wake()

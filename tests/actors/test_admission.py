@@ -38,12 +38,12 @@ from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submit, Withdraw
 from noria.proto.wire import Codec
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.public_mailbox import Door
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.public_mailbox import PublicMailbox
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.storage.database import Database
-from noria.services.admission.storage.usage_writer import TABLES, UsageBook
+from noria.services.admission.storage.database import AdmissionDatabase
+from noria.services.admission.storage.usage_writer import TABLES, UsageWriter
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
@@ -169,11 +169,11 @@ class Stack:
     """Admission between its fakes."""
 
     def __init__(
-        self, folder: Path, peer_timeout_s: float = 15.0, policy: Policy | None = None, **changes: Any
+        self, folder: Path, peer_timeout_s: float = 15.0, policy: TenantPolicy | None = None, **changes: Any
     ) -> None:
         self.settings = RuntimeSettings(dir=str(folder), heartbeat_s=0.2, peer_timeout_s=peer_timeout_s)
         prepare_runtime_dir(self.settings)
-        self.rules: Rules = rules(
+        self.rules: AdmissionLimits = rules(
             **({"context_tokens": 2048, "requests_max": 1000, "tokenizing_characters_max": 10**6} | changes)
         )
         peers = {each: mailbox(self.settings, each) for each in (Service.SCHEDULER, Service.DETOKENIZER)}
@@ -186,11 +186,11 @@ class Stack:
         self.shell = AdmissionService(
             self.actor,
             Telemetry(Service.ADMISSION, post.incarnation, TelemetrySettings()),
-            Door(self.endpoint, post.incarnation, MESSAGE_BYTES_MAX),
+            PublicMailbox(self.endpoint, post.incarnation, MESSAGE_BYTES_MAX),
             TokenizerPool(tokenizer, template, self.actor.wake),
             self.rules,
-            policy or Policy(),
-            UsageBook(Database(database_path(self.settings), TABLES)),
+            policy or TenantPolicy(),
+            UsageWriter(AdmissionDatabase(database_path(self.settings), TABLES)),
         )
         self._failed: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)

@@ -16,7 +16,7 @@ from noria.proto.base import Header, Service
 from noria.proto.frontdoor import Describe, Description
 from noria.proto.lifecycle import Heartbeat, Hello, Snapshot, State
 from noria.proto.wire import Codec, every_kind
-from noria.services.admission.public_mailbox import Door
+from noria.services.admission.public_mailbox import PublicMailbox
 from noria.shared.actor.curve import CLIENTS, OWNERS, PUBLIC, CurveKeyPair, CurveKeys, make_key_pairs
 from noria.shared.actor.endpoints import mailbox, public_mailbox
 from noria.shared.actor.inspect import inspect
@@ -147,7 +147,7 @@ def test_the_public_door_admits_any_key_or_the_listed_ones(
     if listed:
         make_key_pairs(folder / CLIENTS, ("alice",))
     here = Mailbox(Service.ADMISSION, mailbox(settings, Service.ADMISSION, binding=True), {}, settings, contexts())
-    door = Door(public_mailbox(settings, binding=True), 5, 1 << 20, here._context, here.authenticator)
+    door = PublicMailbox(public_mailbox(settings, binding=True), 5, 1 << 20, here._context, here.authenticator)
     patience = ClientTimeouts(resend_s=0.05)
 
     async def described(curve: Curve | None, timeout_s: float) -> bool:

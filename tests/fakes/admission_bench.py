@@ -12,19 +12,28 @@ from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Capacity, ClassCapacity, Submission, Submit
 from noria.services.admission.core.admission import Admission
 from noria.services.admission.core.clients.client_session import ToClient
-from noria.services.admission.core.ledger.usage_counters import Told
-from noria.services.admission.core.state.events import Arrival, Event, FromClient, Joined, News, Tick, Tokenized, Turn
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.ledger.usage_counters import CountedCosts
+from noria.services.admission.core.state.events import (
+    AdmissionEvent,
+    AdmissionOutput,
+    ClientMessage,
+    ClockTick,
+    FromClient,
+    PeerJoined,
+    PeerMessage,
+    PromptTokenized,
+)
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy, TenantRule
 from noria.services.admission.metrics import bounds
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.journal_records import ClockOffset
 
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"
 FIRST_NUMBER = 100
-CLOCK = Clock(1_700_000_000 * SECOND)
+CLOCK = ClockOffset(1_700_000_000 * SECOND)
 _ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background", "grace_ms")
 CLASSES = {
     "interactive": ClassRule("interactive", rank=2),
@@ -44,12 +53,12 @@ def tenant(name: str, **changes: object) -> TenantRule:
     return TenantRule(name, **(values | changes))  # type: ignore[arg-type]  # a test's shorthand
 
 
-def policy(*tenants: TenantRule, **classes: ClassRule) -> Policy:
+def policy(*tenants: TenantRule, **classes: ClassRule) -> TenantPolicy:
     """The usual classes, some of them replaced, and these tenants."""
-    return Policy({**CLASSES, **classes}, tenants)
+    return TenantPolicy({**CLASSES, **classes}, tenants)
 
 
-def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
+def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> AdmissionLimits:
     values: dict[str, object] = {
         "models": ("small", "smaller"),
         "context_tokens": 64,
@@ -66,7 +75,7 @@ def rules(**changes: int | bool | tuple[int, ...] | tuple[str, ...]) -> Rules:
         "client_timeout_ns": 15 * SECOND,
         "bounds": bounds(),
     }
-    return Rules(**(values | changes))  # type: ignore[arg-type]  # a test's shorthand
+    return AdmissionLimits(**(values | changes))  # type: ignore[arg-type]  # a test's shorthand
 
 
 def token_request(name: str = "r1", tokens: int = 3, n: int = 1, **changes: object) -> Generate:
@@ -88,19 +97,19 @@ class Bench:
         *,
         ready: bool = True,
         journal: bool = False,
-        policy: Policy | None = None,
+        policy: TenantPolicy | None = None,
         **changes: int | bool | tuple[int, ...] | tuple[str, ...],
     ) -> None:
         self._begin = lambda **later: Admission(rules(**(changes | later)), FIRST_NUMBER, policy)
         self.core = self._begin()
         self.now_ns = 1_000 * SECOND
-        self.used: dict[Account, Usage] = {}
-        self.told = Told()
+        self.used: dict[UsageKey, TokenUsage] = {}
+        self.costs = CountedCosts()
         self.database = MemoryDatabase()
         self.journal = Journal(self.database) if journal else None
         if self.journal is not None:
             self._recover(self.journal)
-        self.turn = Turn([], [], [], [], [])
+        self.turn = AdmissionOutput([], [], [], [], [])
         self.incarnations: dict[str, int] = {}
         self.inbox: dict[str, list[ToClient]] = {}
         self.deaf: set[str] = set()
@@ -108,8 +117,8 @@ class Bench:
             self.ready()
 
     def ready(self) -> None:
-        self.apply(Joined(Service.SCHEDULER))
-        self.apply(Joined(Service.DETOKENIZER))
+        self.apply(PeerJoined(Service.SCHEDULER))
+        self.apply(PeerJoined(Service.DETOKENIZER))
         self.capacity()
         self.step()
 
@@ -121,7 +130,7 @@ class Bench:
         assert self.journal is not None
         self.now_ns += int(seconds * SECOND)
         self.core = self._begin(**changes)
-        self.core.resume_costs(self.told)
+        self.core.resume_costs(self.costs)
         self.inbox.clear()
         self._recover(self.journal)
 
@@ -130,68 +139,70 @@ class Bench:
         self.core.check()
 
     def _put_on_record(self) -> None:
-        page = self.core.page(self.now_ns)
+        page = self.core.next_page(self.now_ns)
         if self.journal is None or page is None:
             return
         if self.journal.write(page, CLOCK):
-            self.core.written(page)
+            self.core.page_written(page)
         else:
-            self.core.unwritten(self.now_ns)
+            self.core.page_failed(self.now_ns)
         self.core.check()
 
     def capacity(self, *, submitted: int = 0, requests: int = 100, tokens: int = 10_000, largest: int = 64) -> None:
-        self.news(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
+        self.from_peer(Capacity(submitted, (ClassCapacity("", requests, tokens),), largest_tokens=largest, ready=True))
 
-    def apply(self, event: Event) -> bool:
+    def apply(self, event: AdmissionEvent) -> bool:
         taken = self.core.apply(event)
         self.core.check()
         return taken
 
-    def news(self, body: object) -> None:
-        self.apply(News(body, self.now_ns))  # type: ignore[arg-type]  # whatever the test sends
+    def from_peer(self, body: object) -> None:
+        self.apply(PeerMessage(body, self.now_ns))  # type: ignore[arg-type]  # whatever the test sends
 
-    def hear(self, client: str, body: FromClient, digest: bytes | None = None, seed: int = 7) -> bool:
+    def send(self, client: str, body: FromClient, digest: bytes | None = None, seed: int = 7) -> bool:
         incarnation = self.incarnations.setdefault(client, 1)
         return self.apply(
-            Arrival(client, incarnation, body, self.now_ns, repr(body).encode() if digest is None else digest, seed)
+            ClientMessage(
+                client, incarnation, body, self.now_ns, repr(body).encode() if digest is None else digest, seed
+            )
         )
 
     def pass_time(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND)
         self.step()
 
-    def step(self) -> Turn:
+    def step(self) -> AdmissionOutput:
         """One turn, as the shell makes it."""
-        self.apply(Tick(self.now_ns))
-        self.used, told = self.core.used()
+        self.apply(ClockTick(self.now_ns))
+        self.used, costs = self.core.take_usage()
         self._put_on_record()
         if not self.core.stuck:
-            self.told = told
-        self.core.accounted(self.told)
+            self.costs = costs
+        self.core.confirm_costs(self.costs)
         self.turn = self.core.take(self.now_ns)
         self.core.check()
         for client in self.core.delivery.due(self.now_ns):
-            while (parcel := self.core.delivery.next(client)) is not None:
+            while (message := self.core.delivery.next_message(client)) is not None:
                 if client.id in self.deaf:
-                    self.core.delivery.blocked(client, self.now_ns)
+                    self.core.delivery.retry_later(client, self.now_ns)
                     break
-                self.inbox.setdefault(client.id, []).append(parcel.body)
-                self.core.delivery.sent(parcel)
+                self.inbox.setdefault(client.id, []).append(message.body)
+                self.core.delivery.mark_sent(message)
                 self.core.check()
         self.core.check()
         return self.turn
 
     def generate(self, body: Generate, client: str = ALICE) -> None:
-        self.hear(client, body)
+        self.send(client, body)
         self.step()
 
     def tokenized(self, number: int, ids: Sequence[int] = (5, 6, 7), problem: str = "") -> None:
-        self.apply(Tokenized(number, self.now_ns, tuple(ids), problem, "prompt" if problem else ""))
+        self.apply(PromptTokenized(number, self.now_ns, tuple(ids), problem, "prompt" if problem else ""))
 
     def text(
         self, request: int, start: int, ids: Sequence[int], characters: int, text: str, *, choice: int = 0, end: int = 0
     ) -> None:
-        self.news(Texts((TextRun(Stream(request, choice), 0, start, tuple(ids), characters, text, end),)))
+        self.from_peer(Texts((TextRun(Stream(request, choice), 0, start, tuple(ids), characters, text, end),)))
 
     def read(self, client: str = ALICE) -> list[ToClient]:
         """What a client has got since it last read."""

@@ -13,7 +13,7 @@ from fakes.admission_bench import Bench, token_request
 
 from noria.proto.output import TextRun, Texts
 from noria.services.admission.storage.journal import open_journal
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.journal_records import ClockOffset
 
 STREAMS = 6
 
@@ -29,28 +29,28 @@ def main() -> None:
     bench.now_ns = time.monotonic_ns()
     database, journal = open_journal(Path(sys.argv[1]), kept=True)
     assert journal is not None
-    bench.core.recover(journal.read(bench.now_ns, Clock.read()), bench.now_ns)
+    bench.core.recover(journal.read(bench.now_ns, ClockOffset.read()), bench.now_ns)
     bench.ready()
     bench.capacity(tokens=1 << 40, largest=1 << 20)
-    known = {request.key.id for request in bench.core.books.ledger.requests.values()}
+    known = {request.key.id for request in bench.core.state.ledger.requests.values()}
     for number in range(STREAMS):
         if f"r{number}" not in known:
-            bench.core.books.ledger.draw_number()
-            bench.hear("client-writer", token_request(f"r{number}", max_tokens=1 << 19))
+            bench.core.state.ledger.draw_number()
+            bench.send("client-writer", token_request(f"r{number}", max_tokens=1 << 19))
     turn, last = 0, int(sys.argv[2]) if len(sys.argv) > 2 else 0
     while not last or turn < last:
         turn += 1
         runs = []
-        for request, choice in bench.core.books.unfinished():
+        for request, choice in bench.core.state.unfinished():
             number, start = int(request.key.id[1:]), len(choice.ids)
             ids = tuple(token(number, start + each) for each in range(1 + (turn + number) % 3))
             runs.append(TextRun(choice.stream, 0, start, ids, start, "x" * len(ids)))
-        bench.news(Texts(tuple(runs)))
+        bench.from_peer(Texts(tuple(runs)))
         bench.now_ns = time.monotonic_ns()
-        page = bench.core.page(bench.now_ns)
-        assert page is not None and journal.write(page, Clock.read())
-        bench.core.written(page)
-        lengths = [len(choice.ids) for _, choice in bench.core.books.unfinished()]
+        page = bench.core.next_page(bench.now_ns)
+        assert page is not None and journal.write(page, ClockOffset.read())
+        bench.core.page_written(page)
+        lengths = [len(choice.ids) for _, choice in bench.core.state.unfinished()]
         os.write(1, (" ".join(map(str, lengths)) + "\n").encode())
     database.close()
 

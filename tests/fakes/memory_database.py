@@ -4,14 +4,14 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from noria.services.admission.storage.commit_count import Tally
-from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.storage.commit_count import CommitCounts
+from noria.services.admission.storage.database import AdmissionDatabase, DatabaseWrite
 from noria.services.admission.storage.journal import SCHEMA as JOURNAL_SCHEMA
 from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.telemetry.log import logger
 
 
-class MemoryDatabase(Database):
+class MemoryDatabase(AdmissionDatabase):
     """Holds the tables of the journal and of usage. full: nothing is taken. commits: what was taken so far."""
 
     def __init__(self) -> None:
@@ -21,12 +21,12 @@ class MemoryDatabase(Database):
         self.commits = 0
         self._log = logger("admission")
         self._commits = 0
-        self.tally, self._file, self._behind = Tally(), None, False
+        self.commit_counts, self._file, self._behind = CommitCounts(), None, False
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         for statement in (*TABLES, *JOURNAL_SCHEMA):
             self._connection.execute(statement)
 
-    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
+    def commit(self, writes: Sequence[DatabaseWrite], *, accepted: int = 0, forgotten: int = 0) -> bool:
         if self.full:
             return False
         try:
@@ -48,5 +48,5 @@ class MemoryDatabase(Database):
     def close(self) -> None:
         """It stays for the next life."""
 
-    def look(self) -> None:
+    def checkpoint_if_long(self) -> None:
         """There is no log."""

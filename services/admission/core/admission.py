@@ -7,32 +7,32 @@ The first terminal entry of a stream wins, wherever it comes from. Knows nothing
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.admission.core import invariants, journal_writing, recovery, snapshot
-from noria.services.admission.core.client_handler import Desk
-from noria.services.admission.core.clients.delivery import Delivery
+from noria.services.admission.core import invariants, journaling, snapshot
+from noria.services.admission.core.client_handler import ClientHandler
+from noria.services.admission.core.clients.client_delivery import ClientDelivery
 from noria.services.admission.core.intake import intake
-from noria.services.admission.core.ledger.unsaved_changes import Page
-from noria.services.admission.core.ledger.usage_counters import Told
-from noria.services.admission.core.peer_handler import Peers
-from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.journaling import JournalContents
+from noria.services.admission.core.ledger.unsaved_changes import JournalPage
+from noria.services.admission.core.ledger.usage_counters import CountedCosts
+from noria.services.admission.core.peer_handler import PeerHandler
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.state.events import (
-    Arrival,
-    Draining,
-    Event,
-    Joined,
-    Lost,
-    News,
-    PolicyChanged,
-    Tick,
-    Tokenized,
-    Turn,
+    AdmissionEvent,
+    AdmissionOutput,
+    ClientMessage,
+    ClockTick,
+    DrainRequested,
+    PeerJoined,
+    PeerLost,
+    PeerMessage,
+    PromptTokenized,
+    TenancyChanged,
 )
 from noria.services.admission.core.state.outbox import ToDetokenizer, ToScheduler
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.core.timeouts import Patience
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.core.timeouts import RequestTimeouts
 
 _UNRECORDED = "what is accepted could not be written down, perhaps because the disk is full; try again"
 
@@ -40,128 +40,130 @@ _UNRECORDED = "what is accepted could not be written down, perhaps because the d
 class Admission:
     """The pure core. `first_number` must be above every request number used before in the life of a journal."""
 
-    def __init__(self, rules: Rules, first_number: int, policy: Policy | None = None) -> None:
-        self.books = Books.open(rules, first_number, policy or Policy())
-        self._patience = Patience(self.books)
-        self._desk = Desk(self.books, self._patience)
-        self._peers = Peers(self.books)
+    def __init__(self, limits: AdmissionLimits, first_number: int, policy: TenantPolicy | None = None) -> None:
+        self.state = AdmissionState.open(limits, first_number, policy or TenantPolicy())
+        self._timeouts = RequestTimeouts(self.state)
+        self._client_handler = ClientHandler(self.state, self._timeouts)
+        self._peer_handler = PeerHandler(self.state)
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> ClientDelivery:
         """What clients are owed."""
-        return self.books.delivery
+        return self.state.delivery
 
     @property
     def stuck(self) -> bool:
         """Whether the last page could not be written."""
-        return self.books.record.stuck
+        return self.state.unsaved.stuck
 
     @property
     def busy(self) -> bool:
         """Whether a request is unfinished."""
-        return bool(self.books.ledger.live or self.books.ledger.tokenizing)
+        return bool(self.state.ledger.live or self.state.ledger.tokenizing)
 
     @property
     def drained(self) -> bool:
         """Whether it was told to take nothing more, everything has ended, and every reader has its end."""
-        return self.books.drain_ns is not None and not self.busy and not self.delivery.attachments
+        return self.state.drain_ns is not None and not self.busy and not self.delivery.attachments
 
-    def apply(self, event: Event) -> bool:
+    def apply(self, event: AdmissionEvent) -> bool:
         """Take one event; False when there are too many clients to take a message from another one."""
         match event:
-            case Arrival():
-                return self._desk.arrival(event)
-            case Tokenized():
-                intake.tokenized(self.books, event)
-            case News():
-                self._peers.told(event)
-            case Joined():
-                self._peers.joined(event.peer)
-            case Lost():
-                self._peers.lost(event.peer)
-            case PolicyChanged():
-                self.books.policy = event.policy
-                self.books.tenants.adopt(event.policy, event.now_ns)
-            case Draining():
-                self.books.drain_ns = event.until_ns
-            case Tick():
-                self._patience.tick(event.now_ns)
+            case ClientMessage():
+                return self._client_handler.handle(event)
+            case PromptTokenized():
+                intake.tokenized(self.state, event)
+            case PeerMessage():
+                self._peer_handler.handle(event)
+            case PeerJoined():
+                self._peer_handler.joined(event.peer)
+            case PeerLost():
+                self._peer_handler.lost(event.peer)
+            case TenancyChanged():
+                self.state.policy = event.policy
+                self.state.tenants.apply_policy(event.policy, event.now_ns)
+            case DrainRequested():
+                self.state.drain_ns = event.until_ns
+            case ClockTick():
+                self._timeouts.tick(event.now_ns)
             case _:
                 assert_never(event)
         return True
 
-    def take(self, now_ns: int) -> Turn:
+    def take(self, now_ns: int) -> AdmissionOutput:
         """Everything the events since the last call have others do."""
-        books = self.books
-        jobs, abandoned = books.tokenizer.take()
-        turn = Turn(books.scheduler.take(now_ns), books.detokenizer.take(), jobs, abandoned, books.notes[:])
-        books.notes.clear()
-        if not books.record.on:
-            books.accounts.unrecorded.clear()
+        state = self.state
+        jobs, abandoned = state.tokenizer.take()
+        turn = AdmissionOutput(
+            state.scheduler.take(now_ns), state.detokenizer.take(), jobs, abandoned, state.log_entries[:]
+        )
+        state.log_entries.clear()
+        if not state.unsaved.on:
+            state.usage_counters.unrecorded.clear()
         return turn
 
-    def used(self) -> tuple[dict[Account, Usage], Told]:
+    def take_usage(self) -> tuple[dict[UsageKey, TokenUsage], CountedCosts]:
         """What was used since the last call, to be written down, and which of the scheduler's costs are in it and before."""
-        return self.books.accounts.take(), self.books.accounts.told
+        return self.state.usage_counters.take(), self.state.usage_counters.costs
 
-    def resume_costs(self, told: Told) -> None:
+    def resume_costs(self, costs: CountedCosts) -> None:
         """Earlier lives have written costs down up to there. To be called before anything else."""
-        self.books.accounts.told = told
+        self.state.usage_counters.costs = costs
 
-    def accounted(self, told: Told) -> None:
+    def confirm_costs(self, costs: CountedCosts) -> None:
         """Costs are written down up to there."""
-        journal_writing.accounted(self.books, told)
+        journaling.confirm_costs(self.state, costs)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
         """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
-        pairs = {choice.stream: (request, choice) for request, choice in self.books.unfinished()}
+        pairs = {choice.stream: (request, choice) for request, choice in self.state.unfinished()}
         for to_scheduler in reversed(scheduler):
-            self.books.scheduler.restore(to_scheduler, pairs)
+            self.state.scheduler.restore(to_scheduler, pairs)
         for to_detokenizer in reversed(detokenizer):
-            self.books.detokenizer.restore(to_detokenizer, pairs)
+            self.state.detokenizer.restore(to_detokenizer, pairs)
 
-    def recover(self, recovered: Recovered, now_ns: int) -> None:
+    def recover(self, recovered: JournalContents, now_ns: int) -> None:
         """Begin with what an earlier life had on record, and put everything on record from now on.
 
         To be called before anything else. Whoever is not finished goes on; its client has a while to come for it.
         """
-        for request in recovery.recover(self.books, recovered, now_ns):
-            self._patience.watch(request)
+        for request in journaling.recover(self.state, recovered, now_ns):
+            self._timeouts.watch(request)
 
-    def page(self, now_ns: int) -> Page | None:
+    def next_page(self, now_ns: int) -> JournalPage | None:
         """What has to be on record before anything leaves that this turn has decided; None when nothing has.
 
         Then `written` or `unwritten` must be called with it, before any other event.
         """
-        return journal_writing.page(self.books, now_ns)
+        return journaling.next_page(self.state, now_ns)
 
-    def written(self, page: Page) -> None:
+    def page_written(self, page: JournalPage) -> None:
         """The page is on record."""
-        journal_writing.written(self.books, page)
+        journaling.page_written(self.state, page)
 
-    def unwritten(self, now_ns: int) -> None:
+    def page_failed(self, now_ns: int) -> None:
         """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.
 
         What was accepted before goes on; what it emits is told, and put on record as soon as that can be.
         """
-        for request in self.books.record.unwritten(now_ns):
-            self.books.end_all(request, End.SHED, now_ns, _UNRECORDED)
+        for request in self.state.unsaved.page_failed(now_ns):
+            self.state.end_all(request, End.SHED, now_ns, _UNRECORDED)
 
-    def hand_over(self) -> None:
+    def stop_journaling(self) -> None:
         """What happens from here on is told and not put on record: a next life begins with what is there now."""
-        self.books.record.on = False
+        self.state.unsaved.on = False
 
-    def wanted_ns(self) -> int | None:
+    def next_wakeup_ns(self) -> int | None:
         """When time alone will change something."""
-        recording_ns = self.books.record.wanted_ns(live=bool(self.books.ledger.live))
-        wanted = (self._patience.wanted_ns(), recording_ns)
+        recording_ns = self.state.unsaved.next_wakeup_ns(live=bool(self.state.ledger.live))
+        wanted = (self._timeouts.next_wakeup_ns(), recording_ns)
         return min((each for each in wanted if each is not None), default=None)
 
     def snapshot(self) -> dict[str, object]:
         """Counts for people and tests; the first four are zero when nothing is under way."""
-        return snapshot.snapshot(self.books, self._patience)
+        return snapshot.snapshot(self.state, self._timeouts)
 
     def check(self) -> None:
         """Assert every invariant."""
-        invariants.check(self.books)
-        self._patience.check()
+        invariants.check(self.state)
+        self._timeouts.check()

@@ -22,135 +22,135 @@ from noria.proto.frontdoor import (
     Preview,
 )
 from noria.services.admission.core.clients import replies
-from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.intake import checks, intake
-from noria.services.admission.core.ledger.request import Key, Request, Stage
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import Arrival
-from noria.services.admission.core.timeouts import Patience
+from noria.services.admission.core.ledger.request import Request, RequestKey, RequestStage
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import ClientMessage
+from noria.services.admission.core.timeouts import RequestTimeouts
 
 
-class Desk:
+class ClientHandler:
     """Takes clients' messages into the books; `patience` watches over what has deadlines."""
 
-    def __init__(self, books: Books, patience: Patience) -> None:
-        self._books = books
-        self._patience = patience
+    def __init__(self, state: AdmissionState, timeouts: RequestTimeouts) -> None:
+        self._state = state
+        self._timeouts = timeouts
 
-    def arrival(self, arrival: Arrival) -> bool:
+    def handle(self, message: ClientMessage) -> bool:
         """Take one message; False when there are too many clients to take one from another."""
-        client, left = self._books.delivery.hear(arrival.client, arrival.incarnation, arrival.now_ns)
+        client, left = self._state.delivery.register(message.client, message.incarnation, message.now_ns)
         for request in left:
-            if request.stage is not Stage.ENDED:
-                self._books.bereft(request, arrival.now_ns)
+            if request.stage is not RequestStage.ENDED:
+                self._state.client_gone(request, message.now_ns)
         if client is None:
             return False
-        self._take(client, arrival)
+        self._dispatch(client, message)
         return True
 
-    def _take(self, client: Client, arrival: Arrival) -> None:
-        match arrival.body:
+    def _dispatch(self, client: ClientSession, message: ClientMessage) -> None:
+        match message.body:
             case Generate() as body:
-                self._watch(intake.generate(self._books, client, arrival, body))
+                self._watch(intake.generate(self._state, client, message, body))
             case Preview() as body:
-                self._watch(intake.preview(self._books, client, arrival, body))
+                self._watch(intake.preview(self._state, client, message, body))
             case Identify() as body:
                 self._identify(client, body)
             case Inquire() as body:
-                self._inquire(client, body, arrival.now_ns)
+                self._inquire(client, body, message.now_ns)
             case Attach() as body:
                 self._attach(client, body)
             case Cancel() as body:
-                self._cancel(client, body, arrival.now_ns)
+                self._cancel(client, body, message.now_ns)
             case Acknowledge() as body:
                 self._acknowledge(client, body)
             case Describe():
-                self._books.delivery.answer(client, self._description())
+                self._state.delivery.answer(client, self._description())
             case Ping():
-                self._books.delivery.answer(client, Pong())
+                self._state.delivery.answer(client, Pong())
             case _:
-                assert_never(arrival.body)
+                assert_never(message.body)
 
     def _watch(self, reserved: Request | None) -> None:
-        if reserved is not None and reserved.stage is not Stage.ENDED:
-            self._patience.watch(reserved)
+        if reserved is not None and reserved.stage is not RequestStage.ENDED:
+            self._timeouts.watch(reserved)
 
-    def _identify(self, client: Client, body: Identify) -> None:
-        rule = self._books.policy.identify(body.credential)
+    def _identify(self, client: ClientSession, body: Identify) -> None:
+        rule = self._state.policy.identify(body.credential)
         shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
         if rule is None:
             refusal = checks.unauthorized(body.credential)
-            self._books.delivery.answer(client, refusal.rejected(shown))
+            self._state.delivery.answer(client, refusal.rejected(shown))
         else:
-            self._books.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
+            self._state.delivery.answer(client, Identified(shown, rule.name, rule.classes, rule.default_class))
 
-    def _inquire(self, client: Client, body: Inquire, now_ns: int) -> None:
+    def _inquire(self, client: ClientSession, body: Inquire, now_ns: int) -> None:
         shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
-        rule = self._books.policy.identify(body.credential)
-        request = None if rule is None else self._books.ledger.keys.get(Key(rule.name, body.request))
+        rule = self._state.policy.identify(body.credential)
+        request = None if rule is None else self._state.ledger.keys.get(RequestKey(rule.name, body.request))
         if rule is None:
             refusal = checks.unauthorized(body.credential)
         elif request is None or request.preview:
             refusal = checks.unknown()
         else:
-            self._books.delivery.answer(client, replies.standing(shown, request, now_ns))
+            self._state.delivery.answer(client, replies.standing(shown, request, now_ns))
             return
-        self._books.delivery.answer(client, refusal.rejected(shown))
+        self._state.delivery.answer(client, refusal.rejected(shown))
 
-    def _attach(self, client: Client, body: Attach) -> None:
+    def _attach(self, client: ClientSession, body: Attach) -> None:
         shown = body.id[:REQUEST_ID_CHARACTERS_MAX]
-        rule = self._books.policy.identify(body.credential)
+        rule = self._state.policy.identify(body.credential)
         if rule is None:
-            self._books.refuse(client, client.id, shown, checks.unauthorized(body.credential))
+            self._state.refuse(client, client.id, shown, checks.unauthorized(body.credential))
             return
         client.tenants.add(rule.name)
-        request = self._books.ledger.keys.get(Key(rule.name, body.id))
+        request = self._state.ledger.keys.get(RequestKey(rule.name, body.id))
         if request is None or request.preview:
-            self._books.refuse(client, client.id, shown, checks.unknown())
+            self._state.refuse(client, client.id, shown, checks.unknown())
             return
-        intake.attach(self._books, client, request, body.have)
+        intake.attach(self._state, client, request, body.have)
 
-    def _cancel(self, client: Client, body: Cancel, now_ns: int) -> None:
+    def _cancel(self, client: ClientSession, body: Cancel, now_ns: int) -> None:
         request = self._found(client, body.id, body.credential, left=body.left)
         if request is None:
             return
-        if body.left and (request.keep or request.background) and request.stage is not Stage.ENDED:
-            self._books.left(request, now_ns)
+        if body.left and (request.keep or request.background) and request.stage is not RequestStage.ENDED:
+            self._state.reader_left(request, now_ns)
             return
-        if body.index is None or (request.stage is Stage.TOKENIZING and request.n == 1 and body.index == 0):
-            self._books.cancel(request, now_ns, "cancelled by the client")
+        if body.index is None or (request.stage is RequestStage.TOKENIZING and request.n == 1 and body.index == 0):
+            self._state.cancel(request, now_ns, "cancelled by the client")
         elif 0 <= body.index < len(request.choices) and request.choices[body.index].end is None:
             choice = request.choices[body.index]
-            self._books.end(request, choice, End.CANCELLED, now_ns, detail="cancelled by the client")
+            self._state.end(request, choice, End.CANCELLED, now_ns, detail="cancelled by the client")
 
-    def _acknowledge(self, client: Client, body: Acknowledge) -> None:
+    def _acknowledge(self, client: ClientSession, body: Acknowledge) -> None:
         for name in body.ids:
             client.unacknowledged.pop(name, None)
             request = self._found(client, name)
-            if request is not None and request.stage is Stage.ENDED and not (request.keep or request.background):
-                self._books.forget(request)
+            if request is not None and request.stage is RequestStage.ENDED and not (request.keep or request.background):
+                self._state.forget(request)
 
-    def _found(self, client: Client, name: str, credential: str = "", *, left: bool = True) -> Request | None:
+    def _found(self, client: ClientSession, name: str, credential: str = "", *, left: bool = True) -> Request | None:
         """The request of this name that a client may end: of a tenant that it speaks for, and not another's to read."""
         tenants = dict.fromkeys(client.tenants)
-        if credential or not self._books.policy.tenants:
-            rule = self._books.policy.identify(credential)
+        if credential or not self._state.policy.tenants:
+            rule = self._state.policy.identify(credential)
             tenants = {rule.name: None} if rule is not None else {}
         for tenant in tenants:
-            request = self._books.ledger.keys.get(Key(tenant, name))
+            request = self._state.ledger.keys.get(RequestKey(tenant, name))
             if request is not None and (self._owns(client, request) or (request.background and not left)):
                 return request
         return None
 
-    def _owns(self, client: Client, request: Request) -> bool:
+    def _owns(self, client: ClientSession, request: Request) -> bool:
         # An older connection that closes must not end what a newer one has taken over.
-        attachment = self._books.delivery.attachments.get(request.number)
+        attachment = self._state.delivery.attachments.get(request.number)
         return attachment is None or attachment.client is client
 
     def _description(self) -> Description:
-        rules = self._books.rules
+        limits = self._state.limits
         # Who drains is not ready for more.
-        waiting_for = (Service.ADMISSION.value,) if self._books.drain_ns is not None else self._books.waiting_for()
+        waiting_for = (Service.ADMISSION.value,) if self._state.drain_ns is not None else self._state.waiting_for()
         return Description(
-            rules.models, rules.context_tokens, waiting_for, rules.started_unix_s, rules.has_chat_template
+            limits.models, limits.context_tokens, waiting_for, limits.started_unix_s, limits.has_chat_template
         )

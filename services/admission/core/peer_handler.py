@@ -9,62 +9,62 @@ from noria.proto.base import End, Service, Stream
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
 from noria.proto.token_runs import RunFit, RunStatus, StreamPosition
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import News
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import PeerMessage
 
 
-class Peers:
+class PeerHandler:
     """Takes what the two neighbours tell into the books."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: AdmissionState) -> None:
+        self._state = state
 
-    def told(self, news: News) -> None:
+    def handle(self, message: PeerMessage) -> None:
         """Take one message."""
-        match news.body:
+        match message.body:
             case Capacity() as capacity:
-                self._books.credit.publish(capacity)
+                self._state.credit.update(capacity)
             case Reclaims() as reclaims:
-                self._books.reclaims.add(reclaims)
+                self._state.reclaims.add(reclaims)
                 for entry in reclaims.entries:
-                    self._books.accounts.reclaimed(entry)
+                    self._state.usage_counters.record_reclaim(entry)
             case Expenses() as expenses:
-                for spent in self._books.accounts.fresh(news.life, expenses):
-                    self._spent(spent, news.now_ns)
+                for spent in self._state.usage_counters.uncounted_costs(message.life, expenses):
+                    self._spent(spent, message.now_ns)
             case Suspected() as suspected:
-                self._books.suspected({each.stream: each.doubt for each in suspected.entries})
+                self._state.suspected({each.stream: each.doubt for each in suspected.entries})
             case Texts() as texts:
                 for run in texts.runs:
-                    self._text(run, news.now_ns)
+                    self._text(run, message.now_ns)
             case Unknown() as unknown:
                 for stream in unknown.streams:
                     self._unknown(stream)
             case _:
-                assert_never(news.body)
+                assert_never(message.body)
 
     def joined(self, peer: Service) -> None:
         """A peer began a new life, or lost sight of this one: it is told of every unfinished stream."""
         if peer is Service.SCHEDULER:
-            self._books.accounts.scheduler_left()
-            self._books.scheduler.join(self._books.unfinished())
+            self._state.usage_counters.forget_awaited()
+            self._state.scheduler.join(self._state.unfinished())
         elif peer is Service.DETOKENIZER:
-            self._books.detokenizer.join(self._books.unfinished())
+            self._state.detokenizer.join(self._state.unfinished())
 
     def lost(self, peer: Service) -> None:
         """A peer is taken for dead: it is told nothing until it joins."""
         if peer is Service.SCHEDULER:
-            self._books.scheduler.leave()
+            self._state.scheduler.leave()
         elif peer is Service.DETOKENIZER:
-            self._books.detokenizer.leave()
+            self._state.detokenizer.leave()
 
     def _spent(self, spent: Spent, now_ns: int) -> None:
-        request = self._books.ledger.requests.get(spent.stream.request)
-        tenant, owed = self._books.accounts.spent(spent, request)
-        self._books.tenants.owe(tenant, owed, now_ns)
+        request = self._state.ledger.requests.get(spent.stream.request)
+        tenant, owed = self._state.usage_counters.record_cost(spent, request)
+        self._state.tenants.charge_unreserved(tenant, owed, now_ns)
 
     def _text(self, run: TextRun, now_ns: int) -> None:
-        found = self._books.ledger.choice(run.stream)
+        found = self._state.ledger.choice(run.stream)
         if found is None:
             return
         request, choice = found
@@ -74,45 +74,45 @@ class Peers:
             case RunStatus.OUTDATED:
                 return
             case RunStatus.MISSING_IDS:
-                self._books.detokenizer.resend(choice)
+                self._state.detokenizer.resend(choice)
                 return
             case RunStatus.MISSING_TEXT:
                 # Only opening the stream again says how much text is here.
-                self._books.detokenizer.open(request, choice)
+                self._state.detokenizer.open(request, choice)
                 return
             case RunStatus.RESTARTS:
-                self._books.ledger.truncate(choice, run.attempt, run.start, run.characters)
-                self._books.record.truncated(choice)
-                self._books.delivery.truncate(request, choice)
+                self._state.ledger.truncate(choice, run.attempt, run.start, run.characters)
+                self._state.unsaved.truncated(choice)
+                self._state.delivery.truncate(request, choice)
             case RunStatus.CONTINUES:
                 pass
             case _:
                 assert_never(fit.status)
         self._emit(request, choice, run, fit, now_ns)
 
-    def _emit(self, request: Request, choice: Choice, run: TextRun, fit: RunFit, now_ns: int) -> None:
+    def _emit(self, request: Request, choice: ChoiceState, run: TextRun, fit: RunFit, now_ns: int) -> None:
         ids = run.ids[fit.known_ids :]
         text = run.text[fit.known_characters :]
         first = choice.first_token_ns is None
-        self._books.ledger.emit(choice, ids, text, now_ns, run.logprobs[fit.known_ids :])
+        self._state.ledger.emit(choice, ids, text, now_ns, run.logprobs[fit.known_ids :])
         choice.cached_tokens = max(choice.cached_tokens, run.cached_tokens)
         choice.queue_us = max(choice.queue_us, run.queue_us)
         if choice.first_token_ns is not None:
-            self._books.queues.remove(request)
+            self._state.waiting.remove(request)
         if ids:
-            self._books.accounts.emitted(request, choice, len(ids), now_ns, first=first)
+            self._state.usage_counters.record_tokens(request, choice, len(ids), now_ns, first=first)
         if ids or text:
-            self._books.record.touched(choice)
+            self._state.unsaved.stream_changed(choice)
         if run.end:
             end = End(run.end)
-            self._books.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
+            self._state.end(request, choice, end, now_ns, proposed=True, matched=run.matched, detail=run.detail)
         else:
-            self._books.delivery.touch(request, choice)
+            self._state.delivery.stream_changed(request, choice)
 
     def _unknown(self, stream: Stream) -> None:
-        found = self._books.ledger.choice(stream)
+        found = self._state.ledger.choice(stream)
         if found is not None:
-            self._books.detokenizer.open(*found)
-        elif self._books.scheduler.joined and self._books.ledger.over(stream):
+            self._state.detokenizer.open(*found)
+        elif self._state.scheduler.joined and self._state.ledger.over(stream):
             # The scheduler runs what nobody wants: it missed the end.
-            self._books.scheduler.ended[stream] = None
+            self._state.scheduler.ended[stream] = None

@@ -2,66 +2,68 @@
 
 from dataclasses import asdict
 
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.tenants.class_totals import Measure
-from noria.services.admission.core.timeouts import Patience
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.tenants.class_totals import StreamMeasure
+from noria.services.admission.core.timeouts import RequestTimeouts
 
 
-def snapshot(books: Books, patience: Patience) -> dict[str, object]:
+def snapshot(state: AdmissionState, timeouts: RequestTimeouts) -> dict[str, object]:
     """Counts; the first four are zero when nothing is under way."""
-    ledger, capacity = books.ledger, books.credit.capacity
+    ledger, capacity = state.ledger, state.credit.capacity
     return {
         "requests": len(ledger.live) + len(ledger.tokenizing),
         "streams": ledger.streams,
         "tokenizing": len(ledger.tokenizing),
-        "attachments": len(books.delivery.attachments),
+        "attachments": len(state.delivery.attachments),
         "retained": len(ledger.requests) - len(ledger.live) - len(ledger.tokenizing),
-        "orphans": len(books.orphans),
-        "unread": len(books.unread),
-        "timers": patience.timers,
-        "awaited": books.accounts.awaited,
-        "clients": len(books.delivery.clients),
-        "answers_overflowed": books.delivery.overflowed,
-        "waiting_for": books.waiting_for(),
-        "totals": books.totals.as_counts(ledger.streams),
-        "rejected": {code.value: count for code, count in books.totals.rejected.items()},
+        "orphans": len(state.orphans),
+        "unread": len(state.unread),
+        "timers": timeouts.timers,
+        "awaited": state.usage_counters.awaited,
+        "clients": len(state.delivery.clients),
+        "answers_overflowed": state.delivery.overflowed,
+        "waiting_for": state.waiting_for(),
+        "totals": state.totals.as_counts(ledger.streams),
+        "rejected": {code.value: count for code, count in state.totals.rejected.items()},
         "reclaims": {
-            "count": books.reclaims.count,
-            "blocks": books.reclaims.blocks,
-            "steps_max": books.reclaims.steps_max,
-            "steps": books.reclaims.steps,
-            "delay_us_max": books.reclaims.delay_us_max,
-            "delay_us_mean": books.reclaims.delay_us_sum / max(books.reclaims.count, 1),
+            "count": state.reclaims.count,
+            "blocks": state.reclaims.blocks,
+            "steps_max": state.reclaims.steps_max,
+            "steps": state.reclaims.steps,
+            "delay_us_max": state.reclaims.delay_us_max,
+            "delay_us_mean": state.reclaims.delay_us_sum / max(state.reclaims.count, 1),
         },
         "credit": {
-            "sent": books.credit.sent,
+            "sent": state.credit.sent,
             "submitted": capacity.submitted if capacity is not None else 0,
-            "largest_tokens": books.credit.largest_tokens,
+            "largest_tokens": state.credit.largest_tokens,
         },
-        "traffic": traffic(books),
-        "tenants": tenants(books),
+        "traffic": class_totals(state),
+        "tenants": tenants(state),
     }
 
 
-def traffic(books: Books) -> list[dict[str, object]]:
+def class_totals(state: AdmissionState) -> list[dict[str, object]]:
     """Every account's figures since the start; delays in microseconds, from the end to the last block's return."""
     return [
         {
-            "tenant": account.tenant,
-            "class": account.traffic_class,
+            "tenant": usage_key.tenant,
+            "class": usage_key.traffic_class,
             "accepted": each.accepted,
             "ended": {end.label: count for end, count in each.ended.items() if count},
             "refused": {code.value: count for code, count in each.refused.items()},
             "used": asdict(each.used),
-            "reclaims": each.of(Measure.RECLAIM).count,
-            "reclaim_us_mean": each.of(Measure.RECLAIM).total / 1000 / max(each.of(Measure.RECLAIM).count, 1),
+            "reclaims": each.of(StreamMeasure.RECLAIM).count,
+            "reclaim_us_mean": each.of(StreamMeasure.RECLAIM).total
+            / 1000
+            / max(each.of(StreamMeasure.RECLAIM).count, 1),
             "reclaim_us_max": each.reclaim_us_max,
         }
-        for account, each in books.accounts.traffic.items()
+        for usage_key, each in state.usage_counters.class_totals.items()
     ]
 
 
-def tenants(books: Books) -> dict[str, dict[str, object]]:
+def tenants(state: AdmissionState) -> dict[str, dict[str, object]]:
     """What each tenant has under way; tokens left in its bucket as last looked at."""
     return {
         each.rule.name: {
@@ -69,5 +71,5 @@ def tenants(books: Books) -> dict[str, dict[str, object]]:
             "tokens": None if each.bucket is None else round(each.bucket.level(0)),
             "expected_output": each.expected(1 << 30),
         }
-        for each in books.tenants
+        for each in state.tenants
     }

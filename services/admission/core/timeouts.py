@@ -5,19 +5,19 @@ from typing import Final
 
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.ledger.request import Request, Stage
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.ledger.request import Request, RequestStage
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 
 _TIMERS_KEPT: Final = 1024
 
 
-class Patience:
+class RequestTimeouts:
     """Ends and forgets what is overdue. Timers are (deadline, request number), never more than a few per request."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._rules = books.rules
+    def __init__(self, state: AdmissionState) -> None:
+        self._state = state
+        self._limits = state.limits
         self._timers: list[tuple[int, int]] = []
 
     @property
@@ -25,65 +25,65 @@ class Patience:
         """How many deadlines are kept, including those of requests that ended before."""
         return len(self._timers)
 
-    def wanted_ns(self) -> int | None:
+    def next_wakeup_ns(self) -> int | None:
         """When time alone will change something."""
-        books = self._books
-        heard_ns = books.delivery.oldest_heard_ns()
+        state = self._state
+        heard_ns = state.delivery.oldest_heard_ns()
         wanted = (
-            books.drain_ns if books.ledger.live and not books.record.on else None,
+            state.drain_ns if state.ledger.live and not state.unsaved.on else None,
             self._timers[0][0] if self._timers else None,
-            books.ledger.retained[0][0] if books.ledger.retained else None,
-            min(books.orphans.values(), default=None),
-            None if heard_ns is None else heard_ns + self._rules.client_timeout_ns,
-            books.delivery.retry_ns(),
+            state.ledger.retained[0][0] if state.ledger.retained else None,
+            min(state.orphans.values(), default=None),
+            None if heard_ns is None else heard_ns + self._limits.client_timeout_ns,
+            state.delivery.retry_ns(),
         )
         return min((each for each in wanted if each is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
         """Do everything that is due."""
         self._expire(now_ns)
-        for client in self._books.delivery.silent(now_ns):
-            for request in self._books.delivery.remove(client):
+        for client in self._state.delivery.silent_clients(now_ns):
+            for request in self._state.delivery.remove(client):
                 waits = request.keep or client.heard_ns + request.grace_ns > now_ns
-                if request.stage is not Stage.ENDED and waits:
-                    self._books.bereft(request, client.heard_ns)
+                if request.stage is not RequestStage.ENDED and waits:
+                    self._state.client_gone(request, client.heard_ns)
                 else:
-                    self._desert(request, now_ns, "the client fell silent")
-        overdue = [number for number, until_ns in self._books.orphans.items() if until_ns <= now_ns]
+                    self._abandon(request, now_ns, "the client fell silent")
+        overdue = [number for number, until_ns in self._state.orphans.items() if until_ns <= now_ns]
         for number in overdue:
-            self._desert(self._books.ledger.requests[number], now_ns, "the client did not come back")
-        if self._books.drain_ns is not None and now_ns >= self._books.drain_ns and not self._books.record.on:
-            for request in list(self._books.ledger.live.values()):
-                self._books.end_all(request, End.SHED, now_ns, "the server is shutting down; try again")
+            self._abandon(self._state.ledger.requests[number], now_ns, "the client did not come back")
+        if self._state.drain_ns is not None and now_ns >= self._state.drain_ns and not self._state.unsaved.on:
+            for request in list(self._state.ledger.live.values()):
+                self._state.end_all(request, End.SHED, now_ns, "the server is shutting down; try again")
         self._forget_retained(now_ns)
 
-    def _desert(self, request: Request, now_ns: int, detail: str) -> None:
+    def _abandon(self, request: Request, now_ns: int, detail: str) -> None:
         """Nobody wants a request any more, unless it needs no reader."""
-        if request.background and request.stage is not Stage.ENDED:
-            self._books.left(request, now_ns)
-        elif request.stage is Stage.TOKENIZING:
-            self._books.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
+        if request.background and request.stage is not RequestStage.ENDED:
+            self._state.reader_left(request, now_ns)
+        elif request.stage is RequestStage.TOKENIZING:
+            self._state.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
         else:
-            self._books.cancel(request, now_ns, detail)
+            self._state.cancel(request, now_ns, detail)
 
     def watch(self, request: Request) -> None:
         """Keep a request's deadlines."""
         for deadline_ns in (request.deadline_first_ns, request.deadline_ns):
             if deadline_ns is not None:
                 heapq.heappush(self._timers, (deadline_ns, request.number))
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         if len(self._timers) > 4 * (len(ledger.live) + len(ledger.tokenizing)) + _TIMERS_KEPT:
             # Timers of finished requests would otherwise stay until they are due, for days if a client says so.
             self._timers = [each for each in self._timers if each[1] in ledger.live or each[1] in ledger.tokenizing]
             heapq.heapify(self._timers)
 
     def _expire(self, now_ns: int) -> None:
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         while self._timers and self._timers[0][0] <= now_ns:
             _, number = heapq.heappop(self._timers)
             if number in ledger.tokenizing:
                 reason = "the time to live was over before the prompt was tokenized; try again with more"
-                self._books.refuse_reserved(ledger.requests[number], Refusal(Code.DEADLINE, reason))
+                self._state.refuse_reserved(ledger.requests[number], Refusal(Code.DEADLINE, reason))
             elif number in ledger.live:
                 self._expire_live(ledger.live[number], now_ns)
 
@@ -94,28 +94,28 @@ class Patience:
             if choice.end is not None:
                 continue
             if whole:
-                self._books.end(request, choice, End.DEADLINE, now_ns, detail="not finished within ttl_ms")
+                self._state.end(request, choice, End.DEADLINE, now_ns, detail="not finished within ttl_ms")
             elif first and choice.first_token_ns is None:
-                self._books.end(request, choice, End.DEADLINE, now_ns, detail="no token within ttl_first_ms")
+                self._state.end(request, choice, End.DEADLINE, now_ns, detail="no token within ttl_first_ms")
 
     def _forget_retained(self, now_ns: int) -> None:
-        ledger, retained = self._books.ledger, self._books.ledger.retained
+        ledger, retained = self._state.ledger, self._state.ledger.retained
         for _ in range(len(retained)):
-            if retained[0][0] > now_ns and len(retained) <= 2 * self._rules.requests_max:
+            if retained[0][0] > now_ns and len(retained) <= 2 * self._limits.requests_max:
                 return
             _, number = retained.popleft()
             request = ledger.requests.get(number)
             if request is None:
                 continue
-            if number in self._books.delivery.attachments:
+            if number in self._state.delivery.attachments:
                 # A slow reader is still owed the rest; it counts among `requests_max` until it has it or is gone.
-                retained.append((now_ns + self._rules.retention_ns, number))
+                retained.append((now_ns + self._limits.retention_ns, number))
             else:
-                self._books.forget(request)
+                self._state.forget(request)
 
     def check(self) -> None:
         """Assert that every deadline is watched."""
         due = {number for _, number in self._timers}
-        for number in (*self._books.ledger.live, *self._books.ledger.tokenizing):
-            request = self._books.ledger.requests[number]
+        for number in (*self._state.ledger.live, *self._state.ledger.tokenizing):
+            request = self._state.ledger.requests[number]
             assert request.deadline_ns is None or number in due

@@ -17,7 +17,7 @@ _CHECK: Final = struct.Struct("<I")
 _VERSION: Final = 1
 
 
-class Tally(NamedTuple):
+class CommitCounts(NamedTuple):
     """How far a journal has come: transactions committed, requests ever accepted, and requests that it holds now."""
 
     commits: int = 0
@@ -25,11 +25,11 @@ class Tally(NamedTuple):
     held: int = 0
 
 
-class LastSaid(NamedTuple):
+class LastCommitRecord(NamedTuple):
     """What the file says: of which database, how far that had come, and whether its last writer closed it in order."""
 
     identity: bytes
-    tally: Tally
+    commit_counts: CommitCounts
     orderly: bool
 
 
@@ -38,7 +38,7 @@ def commits_path(database: Path) -> Path:
     return Path(f"{database}-commits")
 
 
-def read_commits(path: Path) -> LastSaid | None:
+def read_commits(path: Path) -> LastCommitRecord | None:
     """What the file says; None where there is none. Raises ValueError when it is damaged, OSError when it cannot be read."""
     try:
         content = path.read_bytes()
@@ -50,7 +50,7 @@ def read_commits(path: Path) -> LastSaid | None:
     magic, version, orderly, identity, commits, accepted, held = _LAYOUT.unpack(head)
     if magic != _MAGIC or version != _VERSION or zlib.crc32(head) != check:
         raise ValueError(f"{path} is damaged")
-    return LastSaid(identity, Tally(commits, accepted, held), bool(orderly))
+    return LastCommitRecord(identity, CommitCounts(commits, accepted, held), bool(orderly))
 
 
 class CommitsFile:
@@ -64,9 +64,9 @@ class CommitsFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, _LAYOUT.size + _CHECK.size)
 
-    def write(self, tally: Tally, *, orderly: bool = False) -> bool:
+    def write(self, commit_counts: CommitCounts, *, orderly: bool = False) -> bool:
         """Say how far the database has come; False when the disk does not take it."""
-        head = _LAYOUT.pack(_MAGIC, _VERSION, orderly, self._identity, *tally)
+        head = _LAYOUT.pack(_MAGIC, _VERSION, orderly, self._identity, *commit_counts)
         try:
             os.pwrite(self._descriptor, head + _CHECK.pack(zlib.crc32(head)), 0)
         except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from noria.proto.base import Service
-from noria.services.admission.storage.commit_count import CommitsFile, Tally, commits_path
+from noria.services.admission.storage.commit_count import CommitCounts, CommitsFile, commits_path
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock
 from noria.shared.telemetry.log import logger
@@ -38,14 +38,14 @@ Value = str | int | float | bytes | None
 Row = tuple[Value, ...]
 
 
-class Write(NamedTuple):
+class DatabaseWrite(NamedTuple):
     """One statement with its rows."""
 
     statement: str
     rows: Sequence[Row]
 
 
-class Database:
+class AdmissionDatabase:
     """One file, written by the thread that made it. Raises UserError when the file cannot be had.
 
     sync: whether a commit waits for the disk (full) or not (normal). tally: how far it has come, where it is counted.
@@ -55,7 +55,7 @@ class Database:
     def __init__(self, path: Path, schema: Sequence[str], sync: Sync = "normal") -> None:
         self.path = path
         self.failing = False
-        self.tally = Tally()
+        self.commit_counts = CommitCounts()
         self.lock: Lock | None = None
         self._file: CommitsFile | None = None
         self._behind = False
@@ -75,7 +75,7 @@ class Database:
             raise UserError(_unusable(path, error)) from error
         self._checkpoints = _Checkpoints(path)
 
-    def count(self, identity: bytes, tally: Tally) -> None:
+    def count(self, identity: bytes, commit_counts: CommitCounts) -> None:
         """Count commits from here on, in the row of `COUNTED`, which is there, and in a file beside the database.
 
         The file is first written after the first commit. To be called by the one process that owns the journal. Raises
@@ -86,15 +86,15 @@ class Database:
             self._file = CommitsFile(path, identity)
         except OSError as error:
             raise UserError(_unusable(path, error)) from error
-        self.tally = tally
+        self.commit_counts = commit_counts
 
-    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
+    def commit(self, writes: Sequence[DatabaseWrite], *, accepted: int = 0, forgotten: int = 0) -> bool:
         """Write all of it, or nothing: False when the disk is full or the file busy, and it is worth trying again.
 
         accepted, forgotten: how many requests it adds to the journal, and takes from it.
         """
-        commits, so_far, held = self.tally
-        tally = Tally(commits + 1, so_far + accepted, held + accepted - forgotten)
+        commits, so_far, held = self.commit_counts
+        commit_counts = CommitCounts(commits + 1, so_far + accepted, held + accepted - forgotten)
         try:
             if self._file is None and len(writes) == 1 and len(writes[0].rows) == 1:
                 self._connection.execute(writes[0].statement, writes[0].rows[0])
@@ -103,7 +103,7 @@ class Database:
                 for each in writes:
                     self._connection.executemany(each.statement, each.rows)
                 if self._file is not None:
-                    self._connection.execute(_COUNT, tally[:2])
+                    self._connection.execute(_COUNT, commit_counts[:2])
                 self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             if self._connection.in_transaction:
@@ -116,16 +116,16 @@ class Database:
             self._log.info("database written again", path=str(self.path))
         self.failing = False
         if self._file is not None:
-            self.tally = tally
-            self._say(orderly=False)
+            self.commit_counts = commit_counts
+            self._write_commit_count(orderly=False)
         self._commits += 1
         if self._commits % _COMMITS_PER_LOOK == 0:
-            self.look()
+            self.checkpoint_if_long()
         return True
 
-    def look(self) -> None:
+    def checkpoint_if_long(self) -> None:
         """See whether the log is long enough to be copied back; waits for that only where it has become very long."""
-        if self._checkpoints.look() > _LOG_BYTES_MAX:
+        if self._checkpoints.checkpoint_if_long() > _LOG_BYTES_MAX:
             self._checkpoints.copy(self._connection)
 
     def read(self, statement: str) -> list[Row]:
@@ -140,16 +140,16 @@ class Database:
         self._checkpoints.close()
         self._connection.close()
         if self._file is not None:
-            self._say(orderly=True)
+            self._write_commit_count(orderly=True)
             self._file.close()
             self._file = None
         if self.lock is not None:
             self.lock.release()
 
-    def _say(self, *, orderly: bool) -> None:
+    def _write_commit_count(self, *, orderly: bool) -> None:
         """Tell the file beside the database; a disk that does not take it leaves losses unnoticed, so it is logged once."""
         assert self._file is not None
-        behind = not self._file.write(self.tally, orderly=orderly)
+        behind = not self._file.write(self.commit_counts, orderly=orderly)
         if behind and not self._behind:
             self._log.error("commits not counted", path=str(commits_path(self.path)))
         self._behind = behind
@@ -167,7 +167,7 @@ class _Checkpoints:
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def look(self) -> int:
+    def checkpoint_if_long(self) -> int:
         """Have it done if it is time; returns the length of the log."""
         try:
             length = self._log_path.stat().st_size

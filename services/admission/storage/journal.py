@@ -15,15 +15,15 @@ import msgspec
 
 from noria.proto.base import Service, Stream
 from noria.proto.scheduling import Doubt
+from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.ledger.unsaved_changes import Mark, Page, Part, parts_of
-from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.core.tenants.class_totals import Account, Traffic
+from noria.services.admission.core.ledger.unsaved_changes import JournalPage, JournalPart, RecordedStream, parts_of
+from noria.services.admission.core.tenants.class_totals import ClassTotals, UsageKey
 from noria.services.admission.storage import journal_records
 from noria.services.admission.storage.commit_count import commits_path
-from noria.services.admission.storage.database import COUNTED, Database, Sync, Write
-from noria.services.admission.storage.examination import FORMAT, Findings, check_format, examine, kept_aside
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.database import COUNTED, AdmissionDatabase, DatabaseWrite, Sync
+from noria.services.admission.storage.journal_findings import FORMAT, JournalFindings, check_format, examine, kept_aside
+from noria.services.admission.storage.journal_records import ClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock, LockRecord
@@ -73,36 +73,36 @@ class Journal:
     findings: what was found in its files before. unreadable: rows that `read` had to leave out.
     """
 
-    def __init__(self, database: Database, findings: Findings | None = None) -> None:
-        self.findings = findings or Findings()
+    def __init__(self, database: AdmissionDatabase, findings: JournalFindings | None = None) -> None:
+        self.findings = findings or JournalFindings()
         self.unreadable = 0
         self._database = database
         self._log = logger(Service.ADMISSION.value)
 
-    def write(self, page: Page, clock: Clock, others: Sequence[Write] = ()) -> bool:
+    def write(self, page: JournalPage, clock: ClockOffset, others: Sequence[DatabaseWrite] = ()) -> bool:
         """Put a page on record, and other writes with it, all or nothing; False when that has to be tried again."""
         return self._database.commit(
             [*_writes(page, clock), *others], accepted=len(page.accepted), forgotten=len(page.forgotten)
         )
 
-    def read(self, now_ns: int, clock: Clock) -> Recovered:
+    def read(self, now_ns: int, clock: ClockOffset) -> JournalContents:
         """Everything on record that can be read, which is folded by this. Raises UserError when the file is not to be had."""
-        requests, traffic = self._read_requests(clock), self._read_traffic()
-        seen_ns = self._read_streams(requests, traffic, clock)
+        requests, class_totals = self._read_requests(clock), self._read_traffic()
+        seen_ns = self._read_streams(requests, class_totals, clock)
         for (at,) in self._rows("SELECT at FROM seen", tuple[int]):
-            seen_ns = max(seen_ns, clock.own(at))
+            seen_ns = max(seen_ns, clock.monotonic(at))
         levels = {
-            tenant: (level, clock.own(at))
+            tenant: (level, clock.monotonic(at))
             for tenant, level, at in self._rows("SELECT * FROM buckets", tuple[str, float, int])
         }
         doubts = {
             Stream(number, choice): Doubt(*rest)
             for number, choice, *rest in self._rows("SELECT * FROM doubts", tuple[int, int, int, int, int])
         }
-        self._fold(requests, traffic, now_ns, clock)
+        self._fold(requests, class_totals, now_ns, clock)
         asleep_ns = max(now_ns - seen_ns, 0) if seen_ns else 0
-        self._database.commit([Write(_BEGAN, [(clock.wall(now_ns),)])])
-        return Recovered(list(requests.values()), traffic, levels, asleep_ns, doubts)
+        self._database.commit([DatabaseWrite(_BEGAN, [(clock.wall(now_ns),)])])
+        return JournalContents(list(requests.values()), class_totals, levels, asleep_ns, doubts)
 
     def began_unix_ns(self) -> int:
         """When it was first read: since then it counts."""
@@ -114,8 +114,8 @@ class Journal:
         return {
             "path": str(self._database.path),
             "format": FORMAT,
-            "commits": self._database.tally.commits,
-            "requests": self._database.tally.held,
+            "commits": self._database.commit_counts.commits,
+            "requests": self._database.commit_counts.held,
             "requests_missing": found.requests_missing,
             "commits_missing": found.commits_missing,
             "rows_unreadable": self.unreadable,
@@ -134,7 +134,7 @@ class Journal:
             _CLEAR_PIECES,
             _CLEAR_DOUBTS,
         )
-        self._database.commit([Write(each, [()]) for each in everything])
+        self._database.commit([DatabaseWrite(each, [()]) for each in everything])
 
     def _rows(self, statement: str, kind: type[_Row]) -> Iterator[_Row]:
         for row in self._database.read(statement):
@@ -147,7 +147,7 @@ class Journal:
         self.unreadable += 1
         self._log.error("row of the journal is not readable", row=what, error=str(error))
 
-    def _read_requests(self, clock: Clock) -> dict[int, Request]:
+    def _read_requests(self, clock: ClockOffset) -> dict[int, Request]:
         requests = {}
         for number, body in self._rows("SELECT number, body FROM requests ORDER BY number", tuple[int, bytes]):
             try:
@@ -156,17 +156,19 @@ class Journal:
                 self._left_out(f"request {number}", error)
         return requests
 
-    def _read_traffic(self) -> dict[Account, Traffic]:
-        traffic = {}
+    def _read_traffic(self) -> dict[UsageKey, ClassTotals]:
+        class_totals = {}
         statement = "SELECT tenant, class, body FROM traffic ORDER BY place"
         for tenant, name, body in self._rows(statement, tuple[str, str, bytes]):
             try:
-                traffic[Account(tenant, name)] = journal_records.decode_traffic(Account(tenant, name), body)
+                class_totals[UsageKey(tenant, name)] = journal_records.decode_class_totals(UsageKey(tenant, name), body)
             except ValueError as error:
                 self._left_out(f"counts of {tenant}, {name}", error)
-        return traffic
+        return class_totals
 
-    def _read_streams(self, requests: Mapping[int, Request], traffic: dict[Account, Traffic], clock: Clock) -> int:
+    def _read_streams(
+        self, requests: Mapping[int, Request], class_totals: dict[UsageKey, ClassTotals], clock: ClockOffset
+    ) -> int:
         """Give choices what they had emitted, and accounts what had happened; returns when the last page was written.
 
         A stream stands where the first row of it is that cannot be read: it is computed on from there.
@@ -193,12 +195,12 @@ class Journal:
                 stopped.update(choice.stream for request in requests.values() for choice in request.choices)
                 continue
             seen_ns = max(seen_ns, written_ns)
-            for account, happened in counted:
-                traffic.setdefault(account, Traffic()).add(happened)
+            for usage_key, happened in counted:
+                class_totals.setdefault(usage_key, ClassTotals()).add(happened)
             self._apply(requests, parts, stopped)
         return seen_ns
 
-    def _apply(self, requests: Mapping[int, Request], parts: Sequence[Part], stopped: set[Stream]) -> None:
+    def _apply(self, requests: Mapping[int, Request], parts: Sequence[JournalPart], stopped: set[Stream]) -> None:
         for part in parts:
             stream = Stream(part.number, part.choice)
             request = requests.get(part.number)  # None for one that is forgotten
@@ -211,17 +213,22 @@ class Journal:
                 stopped.add(stream)
 
     def _fold(
-        self, requests: Mapping[int, Request], traffic: Mapping[Account, Traffic], now_ns: int, clock: Clock
+        self,
+        requests: Mapping[int, Request],
+        class_totals: Mapping[UsageKey, ClassTotals],
+        now_ns: int,
+        clock: ClockOffset,
     ) -> None:
         """Make one piece of everything that is known of each stream, and one row of all that happened to an account."""
-        marks = (Mark(choice) for request in requests.values() for choice in request.choices)
+        marks = (RecordedStream(choice) for request in requests.values() for choice in request.choices)
         pieces = _pieces(tuple(parts_of(marks, fold=True)), now_ns, clock)
-        writes = [Write(_CLEAR, [()]), Write(_CLEAR_PIECES, [()]), Write(_PIECE, pieces)]
+        writes = [DatabaseWrite(_CLEAR, [()]), DatabaseWrite(_CLEAR_PIECES, [()]), DatabaseWrite(_PIECE, pieces)]
         if self.unreadable:
             known = ", ".join(str(number) for number in requests)
-            writes += [Write(f"DELETE FROM requests WHERE number NOT IN ({known})", [()]), Write(_CLEAR_TRAFFIC, [()])]  # noqa: S608
-        writes.append(_rows_of(traffic.items()))
-        self._database.tally = self._database.tally._replace(held=len(requests))
+            unread = f"DELETE FROM requests WHERE number NOT IN ({known})"  # noqa: S608 - numbers alone
+            writes += [DatabaseWrite(unread, [()]), DatabaseWrite(_CLEAR_TRAFFIC, [()])]
+        writes.append(_rows_of(class_totals.items()))
+        self._database.commit_counts = self._database.commit_counts._replace(held=len(requests))
         if not self._database.commit(writes):
             raise UserError(
                 f"{self._database.path} cannot be written; make room on the disk, end whatever has the file locked, or "
@@ -229,7 +236,7 @@ class Journal:
             )
 
 
-def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Database, Journal | None]:
+def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[AdmissionDatabase, Journal | None]:
     """The database at `path`, and the journal in it, which only one process may write.
 
     Where none is kept, that is None, and nothing is left of an earlier one. What is damaged is kept aside first. Raises
@@ -249,47 +256,52 @@ def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Data
     schema = (*TABLES, *SCHEMA)
     if not kept:
         check_format(path)
-        database = Database(path, schema, sync)
+        database = AdmissionDatabase(path, schema, sync)
         if holder is None:
             Journal(database).clear()
             commits_path(path).unlink(missing_ok=True)
             lock.release()
         return database, None
     findings = examine(path, schema)
-    database = Database(path, schema, sync)
+    database = AdmissionDatabase(path, schema, sync)
     if database.read("SELECT format, identity FROM journal") != [(FORMAT, findings.identity)]:
-        database.commit([Write(_JOURNAL, [(FORMAT, findings.identity, *findings.tally[:2])])])
-    database.count(findings.identity, findings.tally)
+        database.commit([DatabaseWrite(_JOURNAL, [(FORMAT, findings.identity, *findings.commit_counts[:2])])])
+    database.count(findings.identity, findings.commit_counts)
     database.lock = lock
     return database, Journal(database, findings)
 
 
-def _writes(page: Page, clock: Clock) -> Iterator[Write]:
+def _writes(page: JournalPage, clock: ClockOffset) -> Iterator[DatabaseWrite]:
     if page.accepted:
-        yield Write(_ACCEPT, [(each.number, journal_records.encode_request(each, clock)) for each in page.accepted])
+        yield DatabaseWrite(
+            _ACCEPT, [(each.number, journal_records.encode_request(each, clock)) for each in page.accepted]
+        )
     if page.fold:
-        yield Write(_CLEAR, [()])
-        yield Write(_PIECE, _pieces(page.parts, page.at_ns, clock))
+        yield DatabaseWrite(_CLEAR, [()])
+        yield DatabaseWrite(_PIECE, _pieces(page.parts, page.at_ns, clock))
     elif page.parts or page.counted:
-        yield Write(_PAGE, [(journal_records.encode_parts(page.parts, page.at_ns, clock, page.counted),)])
+        yield DatabaseWrite(_PAGE, [(journal_records.encode_parts(page.parts, page.at_ns, clock, page.counted),)])
     if page.forgotten:
         for statement in _FORGET:
-            yield Write(statement, [(number,) for number in page.forgotten])
+            yield DatabaseWrite(statement, [(number,) for number in page.forgotten])
     if page.fold or not (page.parts or page.counted):
-        yield Write(_SEEN, [(clock.wall(page.at_ns),)])
-    if page.traffic:
-        yield _rows_of(page.traffic)
+        yield DatabaseWrite(_SEEN, [(clock.wall(page.at_ns),)])
+    if page.class_totals:
+        yield _rows_of(page.class_totals)
     if page.doubts is not None:
         rows = [(*stream, each.group, each.failures_alone, each.output_tokens) for stream, each in page.doubts.items()]
-        yield Write(_CLEAR_DOUBTS, [()])
-        yield Write(_DOUBT, rows)
+        yield DatabaseWrite(_CLEAR_DOUBTS, [()])
+        yield DatabaseWrite(_DOUBT, rows)
     if page.levels:
-        yield Write(_BUCKET, [(tenant, level, clock.wall(page.at_ns)) for tenant, level in page.levels])
+        yield DatabaseWrite(_BUCKET, [(tenant, level, clock.wall(page.at_ns)) for tenant, level in page.levels])
 
 
-def _rows_of(traffic: Iterable[tuple[Account, Traffic]]) -> Write:
-    return Write(_TRAFFIC, [(*account, journal_records.encode_traffic(account, each)) for account, each in traffic])
+def _rows_of(class_totals: Iterable[tuple[UsageKey, ClassTotals]]) -> DatabaseWrite:
+    return DatabaseWrite(
+        _TRAFFIC,
+        [(*usage_key, journal_records.encode_class_totals(usage_key, each)) for usage_key, each in class_totals],
+    )
 
 
-def _pieces(parts: Sequence[Part], at_ns: int, clock: Clock) -> list[tuple[int, int, bytes]]:
+def _pieces(parts: Sequence[JournalPart], at_ns: int, clock: ClockOffset) -> list[tuple[int, int, bytes]]:
     return [(part.number, part.choice, journal_records.encode_parts((part,), at_ns, clock)) for part in parts]

@@ -3,7 +3,7 @@
 Fields are only appended, with defaults, so that a newer version reads what an older one wrote. A body of format 2 is the byte
 0xC1, which begins nothing in MessagePack, a CRC-32 of what follows and of the row it belongs to, and MessagePack; one of
 format 1 is MessagePack alone. Both are read, format 2 is written. Times are on the wall's clock, because those of a process
-that is gone say nothing to the next; `Clock` turns one into the other.
+that is gone say nothing to the next; `ClockOffset` turns one into the other.
 """
 
 import time
@@ -19,19 +19,26 @@ import msgspec
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.ledger.request import Choice, Key, Request
-from noria.services.admission.core.ledger.unsaved_changes import Part
-from noria.services.admission.core.tenants.class_totals import Account, Distribution, Measure, Series, Traffic, Usage
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey
+from noria.services.admission.core.ledger.unsaved_changes import JournalPart
+from noria.services.admission.core.tenants.class_totals import (
+    ClassTotals,
+    MeasureHistogram,
+    MeasureKey,
+    StreamMeasure,
+    TokenUsage,
+    UsageKey,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockOffset:
     """The wall's clock minus that of this process, in nanoseconds."""
 
     offset_ns: int
 
     @classmethod
-    def read(cls) -> "Clock":
+    def read(cls) -> "ClockOffset":
         """As it is now."""
         return cls(time.time_ns() - time.monotonic_ns())
 
@@ -39,12 +46,12 @@ class Clock:
         """A time of this process's as others read it; 0 stays 0."""
         return own_ns + self.offset_ns if own_ns else 0
 
-    def own(self, wall_ns: int) -> int:
+    def monotonic(self, wall_ns: int) -> int:
         """And back."""
         return wall_ns - self.offset_ns if wall_ns else 0
 
 
-class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _StoredRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An accepted request without what its choices emitted. Times in nanoseconds on the wall's clock, 0 for none."""
 
     tenant: str
@@ -72,7 +79,7 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reserved_tokens: int
 
 
-class _Measured(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _StoredHistogram(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A distribution: of which measure and end, its sum, and its counts."""
 
     measure: int
@@ -81,7 +88,7 @@ class _Measured(msgspec.Struct, array_like=True, frozen=True, gc=False):
     counts: tuple[int, ...]
 
 
-class _Happened(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _StoredTotals(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What has happened to an account's streams: ends by `End` from the first on, refusals by code."""
 
     accepted: int
@@ -91,10 +98,10 @@ class _Happened(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tokens: int
     generated: int
     reclaim_us_max: int
-    measured: tuple[_Measured, ...]
+    measured: tuple[_StoredHistogram, ...]
 
 
-class _Parts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _StoredPage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A page's parts, written at a time of the wall's clock by a process whose clock was `offset` behind it.
 
     counted: what happened to accounts, by tenant and class.
@@ -102,16 +109,16 @@ class _Parts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     written: int
     offset: int
-    parts: tuple[Part, ...]
-    counted: tuple[tuple[str, str, _Happened], ...] = ()
+    parts: tuple[JournalPart, ...]
+    counted: tuple[tuple[str, str, _StoredTotals], ...] = ()
 
 
 # Not `astuple`, which copies deeply: it took a third of the time of a page.
-_USED: Final = attrgetter(*(each.name for each in fields(Usage)))
+_USED: Final = attrgetter(*(each.name for each in fields(TokenUsage)))
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_KEPT: Final = msgspec.msgpack.Decoder(_Kept)
-_PARTS: Final = msgspec.msgpack.Decoder(_Parts)
-_HAPPENED: Final = msgspec.msgpack.Decoder(_Happened)
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(_StoredRequest)
+_PAGE_DECODER: Final = msgspec.msgpack.Decoder(_StoredPage)
+_TOTALS_DECODER: Final = msgspec.msgpack.Decoder(_StoredTotals)
 
 
 _SEALED: Final = b"\xc1"
@@ -137,10 +144,10 @@ def _check(body: bytes, row: tuple[object, ...]) -> int:
     return zlib.crc32(body, zlib.crc32(repr(row).encode()))
 
 
-def encode_request(request: Request, clock: Clock) -> bytes:
+def encode_request(request: Request, clock: ClockOffset) -> bytes:
     """A request as it was accepted."""
     body = _ENCODER.encode(
-        _Kept(
+        _StoredRequest(
             tenant=request.key.tenant,
             id=request.key.id,
             client=request.client,
@@ -169,49 +176,52 @@ def encode_request(request: Request, clock: Clock) -> bytes:
     return seal(body, request.number)
 
 
-def decode_request(number: int, body: bytes, clock: Clock) -> Request:
+def decode_request(number: int, body: bytes, clock: ClockOffset) -> Request:
     """The request, with choices that have emitted nothing. Raises msgspec.DecodeError or ValueError."""
-    kept = _KEPT.decode(unseal(body, number))
+    stored = _REQUEST_DECODER.decode(unseal(body, number))
     prompt = array("i")
-    prompt.frombytes(kept.prompt)
+    prompt.frombytes(stored.prompt)
     return Request(
         number=number,
-        key=Key(kept.tenant, kept.id),
-        client=kept.client,
-        digest=kept.digest,
-        model=kept.model,
-        sampling=kept.sampling,
-        n=kept.n,
-        seed=kept.seed,
-        traceparent=kept.traceparent,
-        traffic_class=kept.traffic_class,
-        received_ns=clock.own(kept.received),
-        deadline_first_ns=clock.own(kept.deadline_first) if kept.deadline_first else None,
-        deadline_ns=clock.own(kept.deadline) if kept.deadline else None,
-        characters=kept.characters,
-        accepted_ns=clock.own(kept.accepted),
+        key=RequestKey(stored.tenant, stored.id),
+        client=stored.client,
+        digest=stored.digest,
+        model=stored.model,
+        sampling=stored.sampling,
+        n=stored.n,
+        seed=stored.seed,
+        traceparent=stored.traceparent,
+        traffic_class=stored.traffic_class,
+        received_ns=clock.monotonic(stored.received),
+        deadline_first_ns=clock.monotonic(stored.deadline_first) if stored.deadline_first else None,
+        deadline_ns=clock.monotonic(stored.deadline) if stored.deadline else None,
+        characters=stored.characters,
+        accepted_ns=clock.monotonic(stored.accepted),
         prompt=prompt,
-        prompt_tokens=kept.prompt_tokens,
-        end_ids=kept.end_ids,
-        choices=[Choice(Stream(number, index), sampling) for index, sampling in enumerate(kept.choices)],
-        keep=kept.keep,
-        background=kept.background,
-        grace_ns=kept.grace,
-        reserved_tokens=kept.reserved_tokens,
+        prompt_tokens=stored.prompt_tokens,
+        end_ids=stored.end_ids,
+        choices=[ChoiceState(Stream(number, index), sampling) for index, sampling in enumerate(stored.choices)],
+        keep=stored.keep,
+        background=stored.background,
+        grace_ns=stored.grace,
+        reserved_tokens=stored.reserved_tokens,
     )
 
 
 def encode_parts(
-    parts: Sequence[Part], written_ns: int, clock: Clock, counted: Iterable[tuple[Account, Traffic]] = ()
+    parts: Sequence[JournalPart],
+    written_ns: int,
+    clock: ClockOffset,
+    counted: Iterable[tuple[UsageKey, ClassTotals]] = (),
 ) -> bytes:
     """What streams emitted, and what that adds to accounts."""
-    happened = tuple((*account, _happened(traffic)) for account, traffic in counted)
-    return seal(_ENCODER.encode(_Parts(clock.wall(written_ns), clock.offset_ns, tuple(parts), happened)))
+    totals = tuple((*usage_key, _encode_totals(class_totals)) for usage_key, class_totals in counted)
+    return seal(_ENCODER.encode(_StoredPage(clock.wall(written_ns), clock.offset_ns, tuple(parts), totals)))
 
 
-def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part], list[tuple[Account, Traffic]]]:
+def decode_parts(body: bytes, clock: ClockOffset) -> tuple[int, list[JournalPart], list[tuple[UsageKey, ClassTotals]]]:
     """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError or ValueError."""
-    read = _PARTS.decode(unseal(body))
+    read = _PAGE_DECODER.decode(unseal(body))
     shift_ns = read.offset - clock.offset_ns
     parts = [
         part._replace(
@@ -221,35 +231,42 @@ def decode_parts(body: bytes, clock: Clock) -> tuple[int, list[Part], list[tuple
         )
         for part in read.parts
     ]
-    return clock.own(read.written), parts, [(Account(*whose), _traffic(each)) for *whose, each in read.counted]
-
-
-def encode_traffic(account: Account, traffic: Traffic) -> bytes:
-    """What has happened to one account's streams."""
-    return seal(_ENCODER.encode(_happened(traffic)), *account)
-
-
-def decode_traffic(account: Account, body: bytes) -> Traffic:
-    """And back. Raises msgspec.DecodeError or ValueError."""
-    return _traffic(_HAPPENED.decode(unseal(body, *account)))
-
-
-def _happened(traffic: Traffic) -> _Happened:
-    return _Happened(
-        traffic.accepted,
-        tuple(traffic.ended[end] for end in End),
-        {code.value: count for code, count in traffic.refused.items()},
-        _USED(traffic.used),
-        traffic.prompt_tokens,
-        traffic.generated,
-        traffic.reclaim_us_max,
-        tuple(_Measured(*series, each.total, tuple(each.counts)) for series, each in traffic.measured.items()),
+    return (
+        clock.monotonic(read.written),
+        parts,
+        [(UsageKey(*whose), _decode_totals(each)) for *whose, each in read.counted],
     )
 
 
-def _traffic(read: _Happened) -> Traffic:
-    return Traffic(
-        used=Usage(*read.used),
+def encode_class_totals(usage_key: UsageKey, class_totals: ClassTotals) -> bytes:
+    """What has happened to one account's streams."""
+    return seal(_ENCODER.encode(_encode_totals(class_totals)), *usage_key)
+
+
+def decode_class_totals(usage_key: UsageKey, body: bytes) -> ClassTotals:
+    """And back. Raises msgspec.DecodeError or ValueError."""
+    return _decode_totals(_TOTALS_DECODER.decode(unseal(body, *usage_key)))
+
+
+def _encode_totals(class_totals: ClassTotals) -> _StoredTotals:
+    return _StoredTotals(
+        class_totals.accepted,
+        tuple(class_totals.ended[end] for end in End),
+        {code.value: count for code, count in class_totals.refused.items()},
+        _USED(class_totals.used),
+        class_totals.prompt_tokens,
+        class_totals.generated,
+        class_totals.reclaim_us_max,
+        tuple(
+            _StoredHistogram(*measure_key, each.total, tuple(each.counts))
+            for measure_key, each in class_totals.measured.items()
+        ),
+    )
+
+
+def _decode_totals(read: _StoredTotals) -> ClassTotals:
+    return ClassTotals(
+        used=TokenUsage(*read.used),
         accepted=read.accepted,
         ended=dict.fromkeys(End, 0) | dict(zip(End, read.ended, strict=False)),
         refused={code: read.refused[code.value] for code in Code if code.value in read.refused},
@@ -257,13 +274,13 @@ def _traffic(read: _Happened) -> Traffic:
         generated=read.generated,
         reclaim_us_max=read.reclaim_us_max,
         measured={
-            Series(Measure(each.measure), each.end): Distribution(list(each.counts), each.total)
+            MeasureKey(StreamMeasure(each.measure), each.end): MeasureHistogram(list(each.counts), each.total)
             for each in read.measured
         },
     )
 
 
-def apply_part(choice: Choice, part: Part) -> None:
+def apply_part(choice: ChoiceState, part: JournalPart) -> None:
     """Read a part into a choice. Raises ValueError when something before it is missing."""
     if part.start > len(choice.ids) or part.characters > choice.text.length:
         raise ValueError(f"tokens are missing before position {part.start} of {choice.stream}")

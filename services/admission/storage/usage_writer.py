@@ -11,51 +11,51 @@ from typing import Final
 
 import msgspec
 
-from noria.services.admission.core.ledger.usage_counters import Told
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.core.ledger.usage_counters import CountedCosts
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.storage.database import AdmissionDatabase, DatabaseWrite
 from noria.shared.usage import ADD, HOUR_S, SCHEMA
 
 TABLES: Final = (
     SCHEMA,
     "CREATE TABLE IF NOT EXISTS told (one INTEGER PRIMARY KEY, life INTEGER NOT NULL, number INTEGER NOT NULL)",
 )
-_TELL: Final = "INSERT OR REPLACE INTO told VALUES (1, ?, ?)"
+_SET_COSTS: Final = "INSERT OR REPLACE INTO told VALUES (1, ?, ?)"
 _INTERVAL_NS: Final = 1_000_000_000
 
 
-class UsageBook:
+class UsageWriter:
     """What waits to be written: with the journal's pages, or by itself at most once a second.
 
     recorded: which costs are written. Raises UserError when the database cannot be read.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: AdmissionDatabase) -> None:
         self._database = database
         rows = [msgspec.convert(row, tuple[int, int]) for row in database.read("SELECT life, number FROM told")]
-        self.recorded = self._told = Told(*rows[0]) if rows else Told()
-        self._waiting: dict[tuple[Account, int], Usage] = {}
+        self.recorded = self._costs = CountedCosts(*rows[0]) if rows else CountedCosts()
+        self._waiting: dict[tuple[UsageKey, int], TokenUsage] = {}
         self._next_ns = 0
 
-    def add(self, usage: Mapping[Account, Usage], told: Told) -> None:
+    def add(self, usage: Mapping[UsageKey, TokenUsage], costs: CountedCosts) -> None:
         """Take what was used in a turn; told: the costs in it and before it."""
-        self._told = told
+        self._costs = costs
         if not usage:
             return
         hour = int(time.time()) // HOUR_S * HOUR_S
-        for account, used in usage.items():
-            self._waiting.setdefault((account, hour), Usage()).add(used)
+        for usage_key, used in usage.items():
+            self._waiting.setdefault((usage_key, hour), TokenUsage()).add(used)
 
-    def writes(self) -> list[Write]:
+    def writes(self) -> list[DatabaseWrite]:
         """What waits, as part of a transaction; when that is committed, `written` must be called."""
-        rows = [(*account, hour, *astuple(used)) for (account, hour), used in self._waiting.items()]
-        writes = [Write(ADD, rows)] if rows else []
-        return writes if self._told == self.recorded else [*writes, Write(_TELL, [self._told])]
+        rows = [(*usage_key, hour, *astuple(used)) for (usage_key, hour), used in self._waiting.items()]
+        writes = [DatabaseWrite(ADD, rows)] if rows else []
+        return writes if self._costs == self.recorded else [*writes, DatabaseWrite(_SET_COSTS, [self._costs])]
 
     def written(self) -> None:
         """What waited is on disk."""
         self._waiting.clear()
-        self.recorded = self._told
+        self.recorded = self._costs
 
     def advance(self, now_ns: int) -> int | None:
         """Write when it is time; returns when that is next, or None when nothing waits."""
@@ -71,7 +71,7 @@ class UsageBook:
 
     @property
     def _waits(self) -> bool:
-        return bool(self._waiting) or self._told != self.recorded
+        return bool(self._waiting) or self._costs != self.recorded
 
     def close(self) -> None:
         """Write what waits and close the database."""

@@ -12,8 +12,8 @@ from fakes.simulated.scenario.tenancy import Tenancy
 
 from noria.proto.base import End, Service, Stream
 from noria.proto.scheduling import Spent
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import AcceptedLogEntry, EndedLogEntry, RequestLogEntry
 
 _FAILURES_MAX = 3
 _SHUT = "the server is shutting down"
@@ -42,26 +42,26 @@ class RunRecord:
 
     tenancy: Tenancy
     counts: Counter[str] = field(default_factory=Counter)
-    accepted: dict[int, AcceptedNote] = field(default_factory=dict)
-    ended: dict[Stream, EndedNote] = field(default_factory=dict)
+    accepted: dict[int, AcceptedLogEntry] = field(default_factory=dict)
+    ended: dict[Stream, EndedLogEntry] = field(default_factory=dict)
     failed: Counter[Stream] = field(default_factory=Counter)
     taken: Counter[int] = field(default_factory=Counter)
     rejoined: bool = False
     shut: set[str] = field(default_factory=set)
     costs: dict[int, SchedulerCosts] = field(default_factory=dict)
 
-    def note(self, note: Note, now_ns: int, issued: IssuedRequest | None) -> None:
+    def note(self, note: RequestLogEntry, now_ns: int, issued: IssuedRequest | None) -> None:
         """Record one line of admission's request log; raise Violation for a second acceptance, a second end or an early deadline."""
         match note:
-            case AcceptedNote():
+            case AcceptedLogEntry():
                 if note.number in self.accepted:
                     raise Violation(f"request {note.number} was accepted twice")
                 self.accepted[note.number] = note
-            case EndedNote(end=End.SHED, detail=detail) if detail.startswith(_SHUT):
+            case EndedLogEntry(end=End.SHED, detail=detail) if detail.startswith(_SHUT):
                 self.shut.add(
                     note.id
                 )  # its client was refused, but it is not in the journal as ended: the next process goes on with it
-            case EndedNote():
+            case EndedLogEntry():
                 stream = Stream(note.number, note.choice)
                 if stream in self.ended:
                     raise Violation(f"{stream} ended as {self.ended[stream].end.label}, then as {note.end.label}")
@@ -71,7 +71,7 @@ class RunRecord:
             case _:
                 pass
 
-    def _check_deadline(self, note: EndedNote, now_ns: int, issued: IssuedRequest) -> None:
+    def _check_deadline(self, note: EndedLogEntry, now_ns: int, issued: IssuedRequest) -> None:
         first_ms, whole_ms = self.tenancy.ttls_ms(issued.request)
         ttls = [whole_ms] if note.output_tokens else [first_ms, whole_ms]
         ttl_ms = min((each for each in ttls if each is not None), default=None)
@@ -85,7 +85,9 @@ class RunRecord:
         return max((self.failed[Stream(number, index)] for number in numbers), default=0)
 
 
-def check_outcome(clients: list[SimulatedClient], record: RunRecord, books: Books, database: MemoryDatabase) -> None:
+def check_outcome(
+    clients: list[SimulatedClient], record: RunRecord, state: AdmissionState, database: MemoryDatabase
+) -> None:
     """Raise Violation unless every accepted stream ended once and every client got the right answer."""
     for note in record.accepted.values():
         for choice in range(note.choices):
@@ -103,8 +105,8 @@ def check_outcome(clients: list[SimulatedClient], record: RunRecord, books: Book
             for index in range(issued.request.n):
                 record.counts[f"end: {issued.outputs[index].end}"] += 1
                 _check_choice(issued, index, record)
-    _check_buckets(books, record)
-    _check_totals(books, record)
+    _check_buckets(state, record)
+    _check_totals(state, record)
     _check_usage(record, database)
     _check_costs(record, database)
 
@@ -153,14 +155,14 @@ def _check_early_end(issued: IssuedRequest, index: int, end: str, record: RunRec
         raise Violation(f"{issued.request.id} choice {index} ended as {end!r} for no reason")
 
 
-def _check_totals(books: Books, record: RunRecord) -> None:
+def _check_totals(state: AdmissionState, record: RunRecord) -> None:
     """Check that admission's totals over all its processes equal the ends that were observed."""
     ended = Counter(note.end for note in record.ended.values())
-    totals = {end: count for end, count in books.totals.ended.items() if count}
-    if totals != ended or books.totals.accepted != len(record.ended):
-        raise Violation(f"{books.totals.accepted} accepted and {totals} ended are counted, {ended} are observed")
+    totals = {end: count for end, count in state.totals.ended.items() if count}
+    if totals != ended or state.totals.accepted != len(record.ended):
+        raise Violation(f"{state.totals.accepted} accepted and {totals} ended are counted, {ended} are observed")
     requests = len({note.number for note in record.ended.values()})
-    charged = sum(each.used.requests for each in books.accounts.traffic.values())
+    charged = sum(each.used.requests for each in state.usage_counters.class_totals.values())
     if charged != requests:
         raise Violation(f"{charged} requests are counted as charged, {requests} ended")
 
@@ -191,16 +193,20 @@ def _check_costs(record: RunRecord, database: MemoryDatabase) -> None:
         raise Violation(f"{computed} computed tokens and {block_us} block µs are written, not {least} to {most}")
 
 
-def _check_buckets(books: Books, record: RunRecord) -> None:
+def _check_buckets(state: AdmissionState, record: RunRecord) -> None:
     """Check that no stream is under way, and that each tenant's bucket was charged exactly what it used."""
     if record.counts["death of admission"]:
         return  # a bucket is restored from its level in the journal
-    for tenant in books.tenants:
+    for tenant in state.tenants:
         if tenant.streams:
             raise Violation(f"tenant {tenant.rule.name} has {tenant.streams} streams under way")
         if tenant.bucket is None or record.counts[f"death of {Service.ADMISSION.value}"]:
             continue  # the counts here are of one life
-        used = [each.used for account, each in books.accounts.traffic.items() if account.tenant == tenant.rule.name]
+        used = [
+            each.used
+            for account, each in state.usage_counters.class_totals.items()
+            if account.tenant == tenant.rule.name
+        ]
         tokens = sum(each.prompt_tokens + each.output_tokens for each in used)
         record.counts["charged tokens"] += tokens
         if record.taken[id(tenant.bucket)] != tokens:

@@ -40,7 +40,7 @@ from noria.proto.base import Service, Stream
 from noria.proto.execution import Failure
 from noria.proto.scheduling import Suspected
 from noria.proto.wire import Codec
-from noria.services.admission.core.state.events import AcceptedNote, EndedNote, Note
+from noria.services.admission.core.state.events import AcceptedLogEntry, EndedLogEntry, RequestLogEntry
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
 from noria.services.scheduler.service import SchedulerService
 from noria.shared.actor.shell import Shell
@@ -268,9 +268,9 @@ class StackSimulation:
                 if request.deadline_ns is not None and request.deadline_ns < self.clock.now_ns:
                     raise Violation(f"{request.key.id} is alive after its deadline")
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: RequestLogEntry) -> None:
         issued = None
-        if isinstance(note, AcceptedNote | EndedNote):
+        if isinstance(note, AcceptedLogEntry | EndedLogEntry):
             issued = next((each for each in self.population.issued_requests if each.request.id == note.id), None)
             self.trace.log("ledger", str(note))
         self.record.note(note, self.clock.now_ns, issued)

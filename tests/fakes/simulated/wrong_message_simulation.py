@@ -19,7 +19,7 @@ from fakes.simulated.machine.process import SimulatedProcess
 from fakes.simulated.simulation import StackSimulation, drop
 
 from noria.proto.base import Service
-from noria.services.admission.core.state.events import Note
+from noria.services.admission.core.state.events import RequestLogEntry
 
 _UNCLEAN: Final = (MemoryError, RecursionError)
 
@@ -83,7 +83,7 @@ class WrongMessageSimulation(StackSimulation):
     def _turned(self, process: SimulatedProcess) -> None:
         self.counts["turns"] += 1
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: RequestLogEntry) -> None:
         """Ignore what admission reports: it need not be right here."""
 
     def _poisoned(self, process: SimulatedProcess) -> None:

@@ -18,7 +18,7 @@ def test_a_request_in_the_background_outlives_the_silence_of_its_client() -> Non
     bench = begun()
     bench.pass_time(100)
     bench.text(100, 0, (50,), 0, "a")
-    bench.hear(BOB, Attach("r1"))
+    bench.send(BOB, Attach("r1"))
     bench.text(100, 1, (51,), 1, "b", end=End.STOP)
     bench.step()
     got = bench.read(BOB)
@@ -30,18 +30,18 @@ def test_a_request_in_the_background_outlives_the_silence_of_its_client() -> Non
 def test_any_other_request_does_not() -> None:
     bench = begun(background=False)
     bench.pass_time(100)
-    assert bench.core.snapshot()["totals"] == bench.core.books.totals.as_counts(0)
-    assert bench.core.books.totals.ended[End.CANCELLED] == 1
+    assert bench.core.snapshot()["totals"] == bench.core.state.totals.as_counts(0)
+    assert bench.core.state.totals.ended[End.CANCELLED] == 1
 
 
 def test_leaving_it_lets_it_go_on_and_cancelling_it_ends_it() -> None:
     bench = begun()
-    bench.hear(ALICE, Cancel("r1", left=True))
+    bench.send(ALICE, Cancel("r1", left=True))
     bench.pass_time(100)
     assert bench.core.snapshot()["unread"] == 1
-    bench.hear(BOB, Cancel("r1"))
+    bench.send(BOB, Cancel("r1"))
     bench.step()
-    assert bench.core.books.totals.ended[End.CANCELLED] == 1
+    assert bench.core.state.totals.ended[End.CANCELLED] == 1
     assert bench.idle() and bench.core.snapshot()["unread"] == 0
 
 
@@ -51,7 +51,7 @@ def test_a_prompt_that_is_being_tokenized_goes_on_without_its_client() -> None:
     bench.pass_time(100)
     bench.tokenized(100)
     bench.step()
-    assert bench.core.books.ledger.live.keys() == {100}
+    assert bench.core.state.ledger.live.keys() == {100}
 
 
 @pytest.mark.parametrize("retention_s", [20, 60])
@@ -59,20 +59,20 @@ def test_its_answer_is_kept_for_the_retention_time_whoever_has_acknowledged_it(r
     bench = begun(retention_ns=retention_s * 10**9)
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
-    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Acknowledge(("r1",)))
     bench.pass_time(retention_s - 1)
-    bench.hear(BOB, Attach("r1"))
+    bench.send(BOB, Attach("r1"))
     bench.step()
     assert "".join(each.text for each in deltas(bench.read(BOB))) == "a"
     bench.pass_time(2)
-    assert bench.core.books.ledger.requests == {}
+    assert bench.core.state.ledger.requests == {}
 
 
 def test_those_that_nobody_reads_count_among_the_unfinished() -> None:
     bench = Bench(requests_max=2)
     for name in ("r1", "r2"):
         bench.generate(token_request(name, background=True))
-        bench.hear(ALICE, Cancel(name, left=True))
+        bench.send(ALICE, Cancel(name, left=True))
     bench.read()
     bench.generate(token_request("r3"))
     assert "unfinished" in bench.rejection().reason

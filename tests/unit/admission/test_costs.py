@@ -5,10 +5,10 @@ from fakes.admission_bench import ALICE, Bench, policy, tenant, token_request
 from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel
 from noria.proto.scheduling import Accounted, Expenses, Spent
-from noria.services.admission.core.state.events import Joined, News
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.state.events import PeerJoined, PeerMessage
+from noria.services.admission.core.tenants.class_totals import UsageKey
 
-ACME = Account("acme", "standard")
+ACME = UsageKey("acme", "standard")
 LIFE, NEXT_LIFE = 77, 78
 
 
@@ -17,7 +17,7 @@ def bench() -> Bench:
 
 
 def tell(it: Bench, *costs: Spent, first: int = 1, life: int = LIFE) -> None:
-    it.apply(News(Expenses(costs, first), it.now_ns, life))
+    it.apply(PeerMessage(Expenses(costs, first), it.now_ns, life))
     it.step()
 
 
@@ -34,7 +34,7 @@ def finished(it: Bench, name: str) -> int:
     number = it.accepted().request
     it.text(number, 0, (5, 6), 0, "xx", end=End.STOP)
     it.step()
-    it.hear(ALICE, Acknowledge((name,)))
+    it.send(ALICE, Acknowledge((name,)))
     it.step()
     it.read()
     return number
@@ -82,7 +82,7 @@ def test_another_scheduler_counts_from_one_again() -> None:
     it = bench()
     first, second = finished(it, "a"), finished(it, "b")
     tell(it, cost(first, 8))
-    it.apply(Joined(Service.SCHEDULER))
+    it.apply(PeerJoined(Service.SCHEDULER))
     tell(it, cost(second, 5), life=NEXT_LIFE)
     assert it.used[ACME].computed_tokens == 5
     assert answers(it) == [Accounted(NEXT_LIFE, 1)]
@@ -92,7 +92,7 @@ def test_of_a_prompt_that_came_to_nothing_what_was_computed_is_charged_by_the_ne
     it = bench()
     it.generate(token_request("a", tokens=30, max_tokens=20, credential="acme"))
     number = it.accepted().request
-    it.hear(ALICE, Cancel("a"))
+    it.send(ALICE, Cancel("a"))
     it.step()
     it.die()
     it.ready()
@@ -106,11 +106,11 @@ def test_the_end_of_a_stream_that_was_to_begin_again_is_told_to_whoever_runs_its
     number = it.accepted().request
     it.text(number, 0, (5,), 0, "x")
     it.step()
-    ((request, choice),) = it.core.books.unfinished()
-    it.core.books.ledger.truncate(choice, 1, 0, 0)
-    it.core.books.record.truncated(choice)
-    it.core.books.delivery.truncate(request, choice)
-    it.core.books.scheduler.submit(request, choice)
-    it.hear(ALICE, Cancel("a"))
+    ((request, choice),) = it.core.state.unfinished()
+    it.core.state.ledger.truncate(choice, 1, 0, 0)
+    it.core.state.unsaved.truncated(choice)
+    it.core.state.delivery.truncate(request, choice)
+    it.core.state.scheduler.submit(request, choice)
+    it.send(ALICE, Cancel("a"))
     it.step()
     assert [each.streams for each in it.turn.scheduler if isinstance(each, Ended)] == [(choice.stream,)]

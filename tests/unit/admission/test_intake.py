@@ -20,8 +20,8 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Withdraw
-from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed
-from noria.services.admission.core.state.events import Draining, Lost
+from noria.services.admission.core.intake.effective_sampling import choice_seed, effective_seed
+from noria.services.admission.core.state.events import DrainRequested, PeerLost
 
 
 def test_token_ids_are_accepted_submitted_and_opened_in_the_turn_of_their_receipt() -> None:
@@ -191,12 +191,12 @@ def test_an_id_is_taken_while_its_prompt_is_tokenized() -> None:
 )
 def test_nothing_is_accepted_while_a_service_is_missing(lost: Service, waiting_for: tuple[str, ...]) -> None:
     bench = Bench()
-    bench.apply(Lost(lost))
+    bench.apply(PeerLost(lost))
     bench.generate(token_request())
     rejection = bench.rejection()
     assert rejection.code is Code.NOT_READY
     assert rejection.retry_after_ms is not None
-    bench.hear(ALICE, Describe())
+    bench.send(ALICE, Describe())
     bench.step()
     (answer,) = bench.read()
     assert isinstance(answer, Description)
@@ -205,7 +205,7 @@ def test_nothing_is_accepted_while_a_service_is_missing(lost: Service, waiting_f
 
 def test_before_the_first_capacity_the_executor_is_waited_for() -> None:
     bench = Bench(ready=False)
-    bench.hear(ALICE, Describe())
+    bench.send(ALICE, Describe())
     bench.step()
     assert bench.read() == [Description(("small", "smaller"), 64, ("scheduler", "detokenizer"), 1, True)]
 
@@ -213,7 +213,7 @@ def test_before_the_first_capacity_the_executor_is_waited_for() -> None:
 def test_a_request_tokenized_after_the_scheduler_died_is_refused_as_not_ready() -> None:
     bench = Bench()
     bench.generate(Generate("r1", prompt="x"))
-    bench.apply(Lost(Service.SCHEDULER))
+    bench.apply(PeerLost(Service.SCHEDULER))
     bench.tokenized(FIRST_NUMBER)
     bench.step()
     assert bench.rejection().code is Code.NOT_READY
@@ -278,7 +278,7 @@ def test_text_waiting_for_the_tokenizer_is_bounded() -> None:
 def test_a_draining_server_accepts_nothing_and_sheds_what_is_late() -> None:
     bench = Bench()
     bench.generate(token_request("a"))
-    bench.apply(Draining(bench.now_ns + 5_000_000_000))
+    bench.apply(DrainRequested(bench.now_ns + 5_000_000_000))
     bench.read()
     bench.generate(token_request("b"))
     assert bench.rejection().code is Code.NOT_READY
@@ -289,7 +289,7 @@ def test_a_draining_server_accepts_nothing_and_sheds_what_is_late() -> None:
 def test_a_cancelled_prompt_is_taken_back_from_the_tokenizer() -> None:
     bench = Bench()
     bench.generate(Generate("r1", prompt="x", n=2))
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, Cancel("r1"))
     bench.step()
     assert bench.turn.abandoned == [FIRST_NUMBER]
     assert bench.turn.scheduler == []
@@ -302,8 +302,8 @@ def test_a_cancelled_prompt_is_taken_back_from_the_tokenizer() -> None:
 
 def test_a_request_cancelled_in_the_turn_of_its_receipt_never_reaches_the_scheduler() -> None:
     bench = Bench()
-    bench.hear(ALICE, token_request())
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, token_request())
+    bench.send(ALICE, Cancel("r1"))
     bench.step()
     assert bench.turn.scheduler == []
     bench.capacity(requests=1)
@@ -314,7 +314,7 @@ def test_a_request_cancelled_in_the_turn_of_its_receipt_never_reaches_the_schedu
 def test_signs_of_life_are_answered_once_per_turn() -> None:
     bench = Bench()
     for _ in range(5):
-        bench.hear(ALICE, Ping())
+        bench.send(ALICE, Ping())
     bench.step()
     assert bench.read() == [Pong()]
 
@@ -322,21 +322,21 @@ def test_signs_of_life_are_answered_once_per_turn() -> None:
 def test_too_many_clients_are_told() -> None:
     bench = Bench()
     for number in range(4096):
-        bench.core.delivery.hear(f"client-{number}", 1, bench.now_ns)
-    assert not bench.hear("client-late", Ping())
+        bench.core.delivery.register(f"client-{number}", 1, bench.now_ns)
+    assert not bench.send("client-late", Ping())
 
 
 @pytest.mark.parametrize("body", [Cancel("nobody"), Cancel("nobody", 3), Acknowledge(("nobody", "x" * 1000))])
 def test_what_names_unknown_requests_is_ignored(body: Cancel | Acknowledge) -> None:
     bench = Bench()
-    bench.hear(ALICE, body)
+    bench.send(ALICE, body)
     bench.step()
     assert bench.read() == []
 
 
 def test_attaching_to_nothing_is_answered() -> None:
     bench = Bench()
-    bench.hear(ALICE, Attach("nobody", (Have(0),)))
+    bench.send(ALICE, Attach("nobody", (Have(0),)))
     bench.step()
     assert bench.rejection().code is Code.NOT_FOUND
 
@@ -344,7 +344,7 @@ def test_attaching_to_nothing_is_answered() -> None:
 def test_a_withdrawn_stream_is_withdrawn_before_it_is_ended() -> None:
     bench = Bench()
     bench.generate(token_request())
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, Cancel("r1"))
     bench.step()
     kinds = [type(message).__name__ for message in bench.turn.scheduler]
     assert kinds == ["Withdraw", "Ended"]
@@ -353,7 +353,7 @@ def test_a_withdrawn_stream_is_withdrawn_before_it_is_ended() -> None:
 
 def test_a_seed_is_fixed_for_a_request_that_gives_none() -> None:
     bench = Bench()
-    bench.hear(ALICE, Generate("a", token_ids=(1,), sampling=Sampling()), seed=12345)
+    bench.send(ALICE, Generate("a", token_ids=(1,), sampling=Sampling()), seed=12345)
     bench.step()
     assert bench.accepted().seed == 12345
     assert bench.submissions()[0].sampling.seed == 12345

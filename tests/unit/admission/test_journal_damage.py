@@ -20,12 +20,12 @@ import pytest
 from fakes.journal_writer import STREAMS, token
 from structlog.testing import capture_logs
 
-from noria.services.admission.core.recovery import Recovered
+from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.storage.commit_count import commits_path
 from noria.services.admission.storage.database import Sync
 from noria.services.admission.storage.journal import Journal, open_journal
-from noria.services.admission.storage.journal_records import Clock
-from noria.services.admission.storage.usage_writer import UsageBook
+from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.shared.errors import UserError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -110,7 +110,7 @@ class Start:
     """What a start found and said."""
 
     journal: Journal
-    recovered: Recovered
+    recovered: JournalContents
     errors: list[dict[str, object]]
 
     @property
@@ -128,8 +128,8 @@ def started(path: Path) -> Iterator[Start]:
     with capture_logs() as lines:
         database, journal = open_journal(path, kept=True)
         assert journal is not None
-        UsageBook(database)
-        recovered = journal.read(time.monotonic_ns(), Clock.read())
+        UsageWriter(database)
+        recovered = journal.read(time.monotonic_ns(), ClockOffset.read())
     try:
         yield Start(journal, recovered, [line for line in lines if line["log_level"] == "error"])
     finally:
@@ -274,7 +274,7 @@ def test_a_format_that_is_not_read_is_refused_by_name_and_left_alone(
 def test_each_commit_is_counted_in_both_places(tmp_path: Path) -> None:
     path = tmp_path / "noria.sqlite"
     database, _ = open_journal(path, kept=True)
-    before = database.tally.commits
+    before = database.commit_counts.commits
     for _ in range(5):
         assert database.commit([])
     assert database.read("SELECT commits FROM journal") == [(before + 5,)]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fakes.journal_writer import STREAMS, token
 
-from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.storage.database import Database, Write
+from noria.services.admission.core.journaling import JournalContents
+from noria.services.admission.storage.database import AdmissionDatabase, DatabaseWrite
 from noria.services.admission.storage.journal import SCHEMA, Journal, open_journal
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.journal_records import ClockOffset
 from noria.services.admission.storage.usage_writer import TABLES as USAGE
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock, LockRecord
@@ -28,10 +28,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "noria.sqlite"
 
 
-def read(path: Path) -> Recovered:
-    database = Database(path, TABLES)
+def read(path: Path) -> JournalContents:
+    database = AdmissionDatabase(path, TABLES)
     try:
-        return Journal(database).read(time.monotonic_ns(), Clock.read())
+        return Journal(database).read(time.monotonic_ns(), ClockOffset.read())
     finally:
         database.close()
 
@@ -60,11 +60,11 @@ def test_whatever_a_killed_writer_said_is_on_record_is_there_whole_and_in_order(
             assert list(choice.ids) == [token(number, place) for place in range(len(choice.ids))]
             assert choice.text.length == len(choice.ids)
             assert recovered.asleep_ns < 60_000_000_000
-        assert sum(each.accepted for each in recovered.traffic.values()) == STREAMS
+        assert sum(each.accepted for each in recovered.class_totals.values()) == STREAMS
 
 
 def test_the_file_and_what_lies_beside_it_are_the_owners_alone(path: Path) -> None:
-    database = Database(path, TABLES)
+    database = AdmissionDatabase(path, TABLES)
     Journal(database).clear()
     assert {each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {0o600}
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -80,11 +80,11 @@ def test_a_damaged_file_is_named_with_what_to_do(path: Path) -> None:
 
 
 def test_a_file_that_another_process_writes_is_named_with_what_to_do(path: Path) -> None:
-    database = Database(path, TABLES)
-    other = Database(path, TABLES)
+    database = AdmissionDatabase(path, TABLES)
+    other = AdmissionDatabase(path, TABLES)
     other._connection.execute("BEGIN IMMEDIATE")
     with pytest.raises(UserError, match="--state-dir"):
-        Journal(database).read(time.monotonic_ns(), Clock.read())
+        Journal(database).read(time.monotonic_ns(), ClockOffset.read())
     other._connection.execute("ROLLBACK")
     other.close()
     database.close()
@@ -103,7 +103,7 @@ def test_a_journal_has_one_owner(path: Path) -> None:
 
 
 def test_without_a_journal_nothing_of_an_earlier_one_is_left(path: Path) -> None:
-    database = Database(path, TABLES)
+    database = AdmissionDatabase(path, TABLES)
     database._connection.execute("INSERT INTO requests VALUES (1, x'93')")
     database.close()
     database, journal = open_journal(path, kept=False)
@@ -112,11 +112,11 @@ def test_without_a_journal_nothing_of_an_earlier_one_is_left(path: Path) -> None
 
 
 def test_the_databases_log_is_copied_back_and_used_again(path: Path) -> None:
-    database, log = Database(path, TABLES), Path(f"{path}-wal")
-    page = Write("INSERT INTO pages (body) VALUES (?)", [(os.urandom(32_768),)])
+    database, log = AdmissionDatabase(path, TABLES), Path(f"{path}-wal")
+    page = DatabaseWrite("INSERT INTO pages (body) VALUES (?)", [(os.urandom(32_768),)])
     for _ in range(60):
         for _ in range(64):
             assert database.commit([page])
-        assert database.commit([Write("DELETE FROM pages", [()])])
+        assert database.commit([DatabaseWrite("DELETE FROM pages", [()])])
     assert log.stat().st_size < 80 * 1024 * 1024, "much more than is ever on record"
     database.close()

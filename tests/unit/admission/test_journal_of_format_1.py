@@ -10,18 +10,18 @@ from fakes.admission_bench import FIRST_NUMBER, Bench, policy, rules, tenant
 from noria.proto.base import End, Stream
 from noria.proto.output import Open
 from noria.services.admission.core.admission import Admission
+from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.recovery import Recovered
-from noria.services.admission.storage.database import Database
+from noria.services.admission.storage.database import AdmissionDatabase
 from noria.services.admission.storage.journal import SCHEMA, Journal
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.journal_records import ClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 
 WRITTEN: Final = Path(__file__).parents[2] / "fixtures" / "journal_format_1"
 # The time of its last page by the wall's clock: a reader comes 2 s later, when its own clock stands at 1,000 s.
 LAST_UNIX_NS: Final = 1_796_094_837_049_661_375
 NOW_NS: Final = 1_000_000_000_000
-CLOCK: Final = Clock(LAST_UNIX_NS + 2_000_000_000 - NOW_NS)
+CLOCK: Final = ClockOffset(LAST_UNIX_NS + 2_000_000_000 - NOW_NS)
 FIRST: Final = 1_796_094_832_338_881
 # By request, without the part of their names that is drawn anew for each: the ids that each choice had emitted.
 EMITTED: Final[dict[str, list[list[int]]]] = {
@@ -38,23 +38,23 @@ EMITTED: Final[dict[str, list[list[int]]]] = {
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
+def database(tmp_path: Path) -> AdmissionDatabase:
     """The files as they were found, in a folder where they may be written."""
     for each in WRITTEN.glob("noria.sqlite*"):
         shutil.copy(each, tmp_path)
-    return Database(tmp_path / "noria.sqlite", (*TABLES, *SCHEMA))
+    return AdmissionDatabase(tmp_path / "noria.sqlite", (*TABLES, *SCHEMA))
 
 
 @pytest.fixture
-def recovered(database: Database) -> Recovered:
+def recovered(database: AdmissionDatabase) -> JournalContents:
     return Journal(database).read(NOW_NS, CLOCK)
 
 
-def named(recovered: Recovered) -> dict[str, Request]:
+def named(recovered: JournalContents) -> dict[str, Request]:
     return {request.key.id.partition("~")[0]: request for request in recovered.requests}
 
 
-def test_every_request_is_there_with_what_it_had_emitted(recovered: Recovered) -> None:
+def test_every_request_is_there_with_what_it_had_emitted(recovered: JournalContents) -> None:
     requests = named(recovered)
     assert {name: [list(choice.ids) for choice in request.choices] for name, request in requests.items()} == EMITTED
     assert [request.number - FIRST for request in recovered.requests] == list(range(9))
@@ -68,7 +68,7 @@ def test_every_request_is_there_with_what_it_had_emitted(recovered: Recovered) -
             assert bool(choice.first_token_ns) is bool(choice.ids)
 
 
-def test_what_was_asked_for_is_as_it_was(recovered: Recovered) -> None:
+def test_what_was_asked_for_is_as_it_was(recovered: JournalContents) -> None:
     requests = named(recovered)
     sampled = requests["cmpl-cef061c9a44e2a549589940fd84f8ff2"]
     assert (sampled.key.tenant, sampled.background, sampled.keep, sampled.prompt_tokens) == ("beta", True, True, 33)
@@ -87,17 +87,17 @@ def test_what_was_asked_for_is_as_it_was(recovered: Recovered) -> None:
     assert several.n == 2
     assert len({choice.sampling.seed for choice in several.choices}) == 2, "each choice draws for itself"
     assert recovered.asleep_ns == 2_000_000_000
-    assert [tuple(each) for each in recovered.traffic] == [("beta", "standard"), ("acme", "standard")]
+    assert [tuple(each) for each in recovered.class_totals] == [("beta", "standard"), ("acme", "standard")]
     assert recovered.levels["acme"][0] == pytest.approx(994_154.46, abs=0.01)
 
 
-def test_what_was_used_is_still_counted(database: Database) -> None:
+def test_what_was_used_is_still_counted(database: AdmissionDatabase) -> None:
     assert database.read("SELECT tenant, class, requests, prompt_tokens, output_tokens FROM usage") == [
         ("beta", "standard", 1, 5, 4)
     ]
 
 
-def test_every_unfinished_stream_goes_on_where_it_was(recovered: Recovered) -> None:
+def test_every_unfinished_stream_goes_on_where_it_was(recovered: JournalContents) -> None:
     served = rules(models=("tiny",), vocabulary=258, context_tokens=2048, eos_ids=(1,))
     core = Admission(served, FIRST_NUMBER, policy(tenant("acme"), tenant("beta")))
     core.recover(recovered, NOW_NS)

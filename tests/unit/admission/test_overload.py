@@ -126,7 +126,7 @@ def test_a_preview_sheds_nobody() -> None:
     it = full(1)
     ask(it, "b", "batch")
     it.read()
-    it.hear(ALICE, Preview(token_request("q", credential="acme", traffic_class="interactive")))
+    it.send(ALICE, Preview(token_request("q", credential="acme", traffic_class="interactive")))
     it.step()
     (answer,) = it.read()
     assert isinstance(answer, Forecast) and answer.admitted
@@ -136,7 +136,7 @@ def test_a_preview_sheds_nobody() -> None:
 def test_credit_of_a_class_of_its_own_is_counted_apart() -> None:
     it = full(100)
     offers = (ClassCapacity("", 100, 10_000), ClassCapacity("batch", 1, 10_000), ClassCapacity("standard", 2, 10_000))
-    it.news(Capacity(0, offers, largest_tokens=64, ready=True))
+    it.from_peer(Capacity(0, offers, largest_tokens=64, ready=True))
     ask(it, "b1", "batch")
     it.accepted()
     ask(it, "b2", "batch")
@@ -149,8 +149,8 @@ def busy(it: Bench, start_ms: float) -> None:
     """The scheduler says that the next request waits so long, and how fast steps are: a millisecond a token."""
     fit = StepTime(1000.0, 100.0, 0.0, 0.0)
     offers = (ClassCapacity("", 100, 10_000, start_ms=start_ms),)
-    it.news(
-        Capacity(it.core.books.credit.sent, offers, fit, 64, True, step_ms=1.0, prefill_tokens=10, prefill_step_ms=2.0)
+    it.from_peer(
+        Capacity(it.core.state.credit.sent, offers, fit, 64, True, step_ms=1.0, prefill_tokens=10, prefill_step_ms=2.0)
     )
 
 
@@ -189,7 +189,7 @@ def test_a_refusal_for_a_deadline_charges_nothing_and_sheds_nobody() -> None:
     ask(it, "b", "batch")
     it.read()
     offers = (ClassCapacity("", 0, 10_000, start_ms=900.0),)
-    it.news(Capacity(1, offers, StepTime(1000.0), 64, True))
+    it.from_peer(Capacity(1, offers, StepTime(1000.0), 64, True))
     ask(it, "i", "interactive", ttl_first_ms=10)
     assert it.rejection().code is Code.DEADLINE
     assert it.core.snapshot()["streams"] == 1
@@ -198,6 +198,6 @@ def test_a_refusal_for_a_deadline_charges_nothing_and_sheds_nobody() -> None:
 def test_text_of_each_tenant_and_class_gets_a_fair_share_of_the_tokenizer() -> None:
     it = full(100)
     for traffic_class in ("batch", "interactive"):
-        it.hear(ALICE, Generate(traffic_class, prompt="x", credential="acme", traffic_class=traffic_class))
+        it.send(ALICE, Generate(traffic_class, prompt="x", credential="acme", traffic_class=traffic_class))
     it.step()
     assert [job.owner for job in it.turn.jobs] == [f"acme batch {ALICE}", f"acme interactive {ALICE}"]

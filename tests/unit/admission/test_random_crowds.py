@@ -9,11 +9,11 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.frontdoor import Acknowledge, Cancel, Generate, Ping, Preview
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Accounted, Capacity, ClassCapacity, Expenses, Spent, Submit, Withdraw
-from noria.services.admission.core.state.events import PolicyChanged
-from noria.services.admission.core.tenants.class_totals import Account, Usage
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
+from noria.services.admission.core.state.events import TenancyChanged
+from noria.services.admission.core.tenants.class_totals import TokenUsage, UsageKey
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
 
-POLICIES: tuple[Policy, ...] = (
+POLICIES: tuple[TenantPolicy, ...] = (
     policy(tenant("acme", concurrency_max=4, tokens_per_minute=6000, burst_tokens=200), tenant("beta")),
     policy(
         tenant("acme", tokens_per_minute=600, burst_tokens=90, n_max=2),
@@ -31,7 +31,7 @@ class Crowd:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.bench = Bench(policy=POLICIES[0], requests_max=20)
-        self.used: dict[Account, Usage] = {}
+        self.used: dict[UsageKey, TokenUsage] = {}
         self.scheduled: dict[Stream, int] = {}
         self.submitted = 0
         self.most = 0
@@ -43,10 +43,10 @@ class Crowd:
         self.draw.choice((self.generate, self.generate, self.generate, self.preview, self.cancel, self.emit, self.emit,
                           self.tokenize, self.change))()  # fmt: skip
         for client in (ALICE, BOB):
-            self.bench.hear(client, Ping())
+            self.bench.send(client, Ping())
         self.bench.pass_time(self.draw.choice([0.0, 0.01, 1.0]))
         for account, usage in self.bench.used.items():
-            self.used.setdefault(account, Usage()).add(usage)
+            self.used.setdefault(account, TokenUsage()).add(usage)
         self.schedule()
         if self.draw.random() < 0.6:
             self.offer()
@@ -67,33 +67,33 @@ class Crowd:
         return token_request(f"r{self.names}", draw.randint(1, 9), draw.randint(1, 3), max_tokens=most, **fields)
 
     def generate(self) -> None:
-        self.bench.hear(self.draw.choice([ALICE, BOB]), self.request())
+        self.bench.send(self.draw.choice([ALICE, BOB]), self.request())
 
     def preview(self) -> None:
-        self.bench.hear(self.draw.choice([ALICE, BOB]), Preview(self.request()))
+        self.bench.send(self.draw.choice([ALICE, BOB]), Preview(self.request()))
 
     def cancel(self) -> None:
         name = f"r{self.draw.randint(max(0, self.names - 10), self.names)}"
         body = Cancel(name, left=self.draw.random() < 0.5)
-        self.bench.hear(self.draw.choice([ALICE, BOB]), self.draw.choice([body, Acknowledge((name,))]))
+        self.bench.send(self.draw.choice([ALICE, BOB]), self.draw.choice([body, Acknowledge((name,))]))
 
     def tokenize(self) -> None:
-        for number in list(self.bench.core.books.tokenizer.working):
+        for number in list(self.bench.core.state.tokenizer.working):
             self.bench.tokenized(number)
 
     def change(self) -> None:
         if self.draw.random() < 0.2:
-            self.bench.apply(PolicyChanged(self.draw.choice(POLICIES), self.bench.now_ns))
+            self.bench.apply(TenancyChanged(self.draw.choice(POLICIES), self.bench.now_ns))
 
     def emit(self) -> None:
-        live = [choice for _, choice in self.bench.core.books.unfinished()]
+        live = [choice for _, choice in self.bench.core.state.unfinished()]
         if not live:
             return
         choice = self.draw.choice(live)
         ids = tuple(range(self.draw.randint(1, 4)))
         end = self.draw.choice([0, End.STOP])
         start, text = len(choice.ids), "x" * len(ids)
-        self.bench.news(Texts((TextRun(choice.stream, 0, start, ids, choice.text.length, text, end),)))
+        self.bench.from_peer(Texts((TextRun(choice.stream, 0, start, ids, choice.text.length, text, end),)))
 
     def schedule(self) -> None:
         for message in self.bench.turn.scheduler:
@@ -107,7 +107,7 @@ class Crowd:
                     pass
                 case Ended():
                     gone = [each for each in message.streams if self.scheduled.pop(each, None) is not None]
-                    self.bench.news(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone), self.gone + 1))
+                    self.bench.from_peer(Expenses(tuple(Spent(each, 3, 1, 10) for each in gone), self.gone + 1))
                     self.gone += len(gone)
                 case Accounted():
                     pass
@@ -115,7 +115,9 @@ class Crowd:
     def offer(self) -> None:
         free = max(0, ROOM - len(self.scheduled))
         tokens = max(0, 100 - sum(self.scheduled.values()))
-        self.bench.news(Capacity(self.submitted, (ClassCapacity("", free, tokens),), largest_tokens=64, ready=True))
+        self.bench.from_peer(
+            Capacity(self.submitted, (ClassCapacity("", free, tokens),), largest_tokens=64, ready=True)
+        )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -125,25 +127,27 @@ def test_accounts_add_up_and_the_scheduler_is_never_given_more_than_it_offered(s
     crowd.offer()
     for _ in range(400):
         crowd.step()
-    books = bench.core.books
-    for request in list(books.ledger.live.values()):
-        books.end_all(request, End.CANCELLED, bench.now_ns, "over")
-    for number in list(books.tokenizer.working):
+    state = bench.core.state
+    for request in list(state.ledger.live.values()):
+        state.end_all(request, End.CANCELLED, bench.now_ns, "over")
+    for number in list(state.tokenizer.working):
         bench.tokenized(number, problem="over")
     for _ in range(2):
         bench.pass_time(0.0)
         for account, usage in bench.used.items():
-            crowd.used.setdefault(account, Usage()).add(usage)
+            crowd.used.setdefault(account, TokenUsage()).add(usage)
         crowd.schedule()
-    totals = books.totals
+    totals = state.totals
     assert totals.ended[End.SHED] or totals.ended[End.STOP]
     # Requests of an isolated class are not counted against the room, and there is none here but admin's, which nobody may use.
     assert crowd.most <= ROOM + 6, "one message may bring what replaces the streams that the next withdraws"
     assert sum(each.output_tokens for each in crowd.used.values()) == totals.output_tokens
-    assert {name: traffic.used for name, traffic in books.accounts.traffic.items() if traffic.used.requests} == {
-        name: usage for name, usage in crowd.used.items() if usage.requests
-    }
+    assert {
+        name: class_totals.used
+        for name, class_totals in state.usage_counters.class_totals.items()
+        if class_totals.used.requests
+    } == {name: usage for name, usage in crowd.used.items() if usage.requests}
     assert sum(each.requests for each in crowd.used.values()) > 10
-    assert books.accounts.awaited == 0
-    assert not any(each.streams for each in books.tenants)
-    assert books.ledger.draw_number() > FIRST_NUMBER
+    assert state.usage_counters.awaited == 0
+    assert not any(each.streams for each in state.tenants)
+    assert state.ledger.draw_number() > FIRST_NUMBER

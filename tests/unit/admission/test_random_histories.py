@@ -9,8 +9,8 @@ from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, SECOND, Bench, token
 from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Ping, Updates
 from noria.proto.output import TextRun, Texts, Unknown
-from noria.services.admission.core.ledger.request import Choice
-from noria.services.admission.core.state.events import Lost
+from noria.services.admission.core.ledger.request import ChoiceState
+from noria.services.admission.core.state.events import PeerLost
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -46,7 +46,7 @@ def true_run(stream: Stream, start: int, count: int) -> tuple[tuple[int, ...], s
     return ids, "".join(LETTERS[each] for each in ids)
 
 
-def told_run(choice: Choice, start: int, ids: tuple[int, ...], text: str, end: int) -> TextRun:
+def told_run(choice: ChoiceState, start: int, ids: tuple[int, ...], text: str, end: int) -> TextRun:
     """Its report, with log-probabilities where the choice asks for them."""
     asks = choice.sampling.logprobs is not None
     logprobs = tuple(Logprobs(-float(token), b"", start + place) for place, token in enumerate(ids))
@@ -66,9 +66,9 @@ class History:
             *[self.emit] * 4,
             self.prompt,
             self.tokenize,
-            lambda: self.bench.hear(self.client(), Cancel(self.known(), self.draw.choice([None, 0, 2]))),
-            lambda: self.bench.hear(self.client(), Acknowledge((self.known(),))),
-            lambda: self.bench.news(Unknown((Stream(FIRST_NUMBER + self.draw.randint(0, 30), 0),))),
+            lambda: self.bench.send(self.client(), Cancel(self.known(), self.draw.choice([None, 0, 2]))),
+            lambda: self.bench.send(self.client(), Acknowledge((self.known(),))),
+            lambda: self.bench.from_peer(Unknown((Stream(FIRST_NUMBER + self.draw.randint(0, 30), 0),))),
             lambda: self.bench.deaf.symmetric_difference_update({self.client()}),
             self.lose_a_peer,
             lambda: self.bench.pass_time(self.draw.choice([0.0, 0.01, 0.5, 2.0])),
@@ -88,28 +88,28 @@ class History:
         tokens, n = self.draw.randint(1, 5), self.draw.randint(1, 3)
         name = self.fresh()
         logprobs = 3 if self.used % 3 == 0 else None
-        self.bench.hear(self.client(), token_request(name, tokens=tokens, n=n, logprobs=logprobs))
+        self.bench.send(self.client(), token_request(name, tokens=tokens, n=n, logprobs=logprobs))
 
     def prompt(self) -> None:
         text, ttl = "x" * self.draw.randint(1, 50), self.draw.choice([None, 900])
-        self.bench.hear(self.client(), Generate(self.fresh(), prompt=text, ttl_ms=ttl))
+        self.bench.send(self.client(), Generate(self.fresh(), prompt=text, ttl_ms=ttl))
 
     def tokenize(self) -> None:
-        for number in list(self.bench.core.books.tokenizer.working)[:2]:
+        for number in list(self.bench.core.state.tokenizer.working)[:2]:
             self.bench.tokenized(number, problem=self.draw.choice(["", "", "bad"]))
 
     def emit(self) -> None:
-        live = [choice for _, choice in self.bench.core.books.unfinished()]
+        live = [choice for _, choice in self.bench.core.state.unfinished()]
         if live:
             choice = self.draw.choice(live)
             back, skip = self.draw.randint(0, 3), self.draw.randint(0, 9) // 8
             start = max(len(choice.ids) - back, 0) + skip
             ids, text = true_run(choice.stream, start, self.draw.randint(0, 6))
             end = self.draw.choice([0, 0, 0, End.STOP])
-            self.bench.news(Texts((told_run(choice, start, ids, text, end),)))
+            self.bench.from_peer(Texts((told_run(choice, start, ids, text, end),)))
 
     def lose_a_peer(self) -> None:
-        self.bench.apply(Lost(self.draw.choice([Service.SCHEDULER, Service.DETOKENIZER])))
+        self.bench.apply(PeerLost(self.draw.choice([Service.SCHEDULER, Service.DETOKENIZER])))
         self.bench.ready()
 
     def turn(self) -> None:
@@ -130,14 +130,14 @@ class History:
         """Let every client read, end every stream, and compare with the ledger."""
         bench = self.bench
         bench.deaf.clear()
-        for number in list(bench.core.books.tokenizer.working):
+        for number in list(bench.core.state.tokenizer.working):
             bench.tokenized(number)
-        for _, choice in list(bench.core.books.unfinished()):
+        for _, choice in list(bench.core.state.unfinished()):
             ids, text = true_run(choice.stream, len(choice.ids), 4)
-            bench.news(Texts((told_run(choice, len(choice.ids), ids, text, End.LENGTH),)))
+            bench.from_peer(Texts((told_run(choice, len(choice.ids), ids, text, End.LENGTH),)))
         truth = {
             (request.key.id, choice.stream.choice): choice
-            for request in bench.core.books.ledger.requests.values()
+            for request in bench.core.state.ledger.requests.values()
             for choice in request.choices
         }
         bench.pass_time(1)
@@ -157,14 +157,14 @@ def test_invariants_hold_and_readers_get_everything_exactly_once(seed: int) -> N
     bench = history.bench
     for _ in range(250):
         history.draw.choice(history.actions)()
-        bench.hear(ALICE, Ping())
-        bench.hear(BOB, Ping())
+        bench.send(ALICE, Ping())
+        bench.send(BOB, Ping())
         history.turn()
     history.finish()
     assert any(reader.ended for reader in history.readers.values())
     assert bench.idle()
     bench.pass_time(10)
-    assert bench.core.books.ledger.requests == {}
+    assert bench.core.state.ledger.requests == {}
 
 
 def test_an_attachment_handed_to_and_fro_gives_each_client_no_hole() -> None:
@@ -173,7 +173,7 @@ def test_an_attachment_handed_to_and_fro_gives_each_client_no_hole() -> None:
     bench.generate(token_request())
     for turn in range(20):
         owner = ALICE if turn % 2 else BOB
-        bench.hear(owner, Attach("r1"))
+        bench.send(owner, Attach("r1"))
         ids, text = true_run(Stream(100, 0), turn * 3, 3)
         bench.text(100, turn * 3, ids, turn * 3, text)
         bench.step()
@@ -186,7 +186,7 @@ def test_an_attachment_handed_to_and_fro_gives_each_client_no_hole() -> None:
 
 def test_acceptance_always_precedes_the_first_delta() -> None:
     bench = Bench()
-    bench.hear(ALICE, token_request())
+    bench.send(ALICE, token_request())
     bench.text(100, 0, (1,), 0, "a", end=End.STOP)
     bench.step()
     got = bench.read()

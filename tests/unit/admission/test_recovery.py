@@ -12,11 +12,11 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, G
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
-from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
-from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, Part
-from noria.services.admission.core.state.events import Joined
-from noria.services.admission.core.tenants.class_totals import Measure
-from noria.services.admission.metrics import TrafficMetrics
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, JournalPart
+from noria.services.admission.core.state.events import PeerJoined
+from noria.services.admission.core.tenants.class_totals import StreamMeasure
+from noria.services.admission.metrics import ClassMetrics
 from noria.services.admission.storage import journal_records
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.instruments import MetricKind
@@ -42,7 +42,7 @@ def test_a_request_goes_on_where_the_last_life_ended_with_its_tokens_text_and_ag
     assert (submission.stream, submission.output_ids, submission.seniority_ms) == (STREAM, (50, 51), 2000)
     (opening,) = [each for body in bench.turn.detokenizer if isinstance(body, Open) for each in body.openings]
     assert (opening.output_ids, opening.characters) == ((50, 51), 2)
-    bench.hear(ALICE, Attach("r1", (Have(0, 0, 1, 1),)))
+    bench.send(ALICE, Attach("r1", (Have(0, 0, 1, 1),)))
     bench.text(100, 2, (52,), 2, "c", end=End.LENGTH)
     bench.step()
     got = bench.read()
@@ -54,11 +54,11 @@ def test_a_request_goes_on_where_the_last_life_ended_with_its_tokens_text_and_ag
 def test_nothing_leaves_before_it_is_on_record() -> None:
     bench = begun()
     bench.text(100, 0, (50,), 0, "a")
-    told = bench.core.page(bench.now_ns)
+    told = bench.core.next_page(bench.now_ns)
     assert told is not None and told.parts[0].ids == (50,)
     bench.step()
     assert deltas(bench.read())
-    assert bench.core.page(bench.now_ns) is None
+    assert bench.core.next_page(bench.now_ns) is None
 
 
 def test_a_request_sent_again_after_the_death_is_the_same_request() -> None:
@@ -72,7 +72,7 @@ def test_a_request_sent_again_after_the_death_is_the_same_request() -> None:
     assert isinstance(got[0], Accepted) and got[0].request == 100
     assert deltas(got)[0].ids == (50,)
     assert not bench.submissions()
-    assert bench.core.books.totals.accepted == 1
+    assert bench.core.state.totals.accepted == 1
 
 
 def test_an_answer_that_ended_is_neither_computed_nor_metered_again() -> None:
@@ -83,21 +83,21 @@ def test_an_answer_that_ended_is_neither_computed_nor_metered_again() -> None:
     bench.die(seconds=1)
     bench.ready()
     assert not bench.submissions()
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     assert finishes(bench.read())[0].end is End.STOP
     assert not bench.used
-    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Acknowledge(("r1",)))
     bench.step()
     bench.die()
-    assert bench.core.books.ledger.requests == {}
+    assert bench.core.state.ledger.requests == {}
 
 
 def test_what_was_only_tokenized_is_not_there_any_more() -> None:
     bench = Bench(journal=True)
     bench.generate(Generate("r1", prompt="hello"))
     bench.die()
-    assert bench.core.books.ledger.requests == {}
+    assert bench.core.state.ledger.requests == {}
     assert bench.database.count("requests") == 0
 
 
@@ -107,7 +107,7 @@ def test_deadlines_go_on_while_nobody_is_there() -> None:
     bench.die(seconds=3)
     bench.ready()
     assert bench.submissions()[0].ttl_ms == 2_000
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.pass_time(2.1)
     assert finishes(bench.read())[0].end is End.DEADLINE
 
@@ -120,7 +120,7 @@ def test_a_client_that_does_not_come_back_is_waited_for_and_a_background_request
     bench.pass_time(14)
     assert bench.core.snapshot()["streams"] == 2
     bench.pass_time(2)
-    assert bench.core.books.ledger.live.keys() == {101}
+    assert bench.core.state.ledger.live.keys() == {101}
 
 
 @pytest.mark.parametrize(("away_s", "going_on"), [(50, 1), (90, 0)])
@@ -129,7 +129,7 @@ def test_after_longer_than_the_retention_time_nothing_goes_on(away_s: int, going
     bench.die(seconds=away_s)
     bench.ready()
     assert len(bench.submissions()) == going_on
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     ends = [each.end for each in finishes(bench.read())]
     assert ends == ([] if going_on else [End.CANCELLED])
@@ -142,20 +142,20 @@ def test_time_away_does_not_count_for_an_answer_that_waits_for_its_reader() -> N
     bench.pass_time(10)
     bench.die(seconds=45)
     bench.pass_time(45)
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     assert deltas(bench.read())[0].text == "a"
 
 
 def test_another_model_ends_what_the_last_one_began() -> None:
     bench = begun()
-    bench.core.books.ledger.live[100].model = "gone"
+    bench.core.state.ledger.live[100].model = "gone"
     bench.database.commit([])
-    request = bench.core.books.ledger.live[100]
+    request = bench.core.state.ledger.live[100]
     body = journal_records.encode_request(request, CLOCK)
     bench.database._connection.execute("UPDATE requests SET body = ?", (body,))
     bench.die()
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     (finished,) = finishes(bench.read())
     assert finished.end is End.ERROR and "another model" in finished.detail
@@ -169,11 +169,11 @@ def test_a_tenants_quota_is_charged_once_and_its_concurrency_counts() -> None:
     bench.read()
     bench.die(seconds=1)
     bench.ready()
-    (acme,) = bench.core.books.tenants
+    (acme,) = bench.core.state.tenants
     assert acme.bucket is not None and round(acme.bucket.level(bench.now_ns)) == 90
     bench.generate(token_request("r2", credential="acme", max_tokens=1))
     assert bench.rejection().code is Code.QUOTA
-    bench.hear(ALICE, Attach("r1", credential="acme"))
+    bench.send(ALICE, Attach("r1", credential="acme"))
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
     assert round(acme.bucket.level(bench.now_ns)) == 100
@@ -191,10 +191,14 @@ def test_counts_of_streams_survive_so_that_the_law_holds_in_every_life() -> None
     for _ in range(3):
         bench.die()
         assert told(bench) == before
-    (traffic,) = bench.core.books.accounts.traffic.values()
-    assert (traffic.accepted, traffic.ended[End.STOP], traffic.refused) == (4, 1, {Code.CONTEXT_LENGTH: 1})
-    intervals = traffic.of(Measure.INTERVAL)
-    assert (traffic.generated, intervals.count, intervals.total) == (3, 2, 20_000_000)
+    (class_totals,) = bench.core.state.usage_counters.class_totals.values()
+    assert (class_totals.accepted, class_totals.ended[End.STOP], class_totals.refused) == (
+        4,
+        1,
+        {Code.CONTEXT_LENGTH: 1},
+    )
+    intervals = class_totals.of(StreamMeasure.INTERVAL)
+    assert (class_totals.generated, intervals.count, intervals.total) == (3, 2, 20_000_000)
 
 
 def test_what_a_life_that_was_killed_has_measured_goes_on_in_the_next() -> None:
@@ -206,12 +210,12 @@ def test_what_a_life_that_was_killed_has_measured_goes_on_in_the_next() -> None:
     bench.ready()
     bench.text(100, 1, (51, 52), 1, "bc", end=End.LENGTH)
     bench.step()
-    (traffic,) = bench.core.books.accounts.traffic.values()
-    assert traffic.of(Measure.FIRST_TOKEN).total == SECOND // 2
-    assert traffic.of(Measure.INTERVAL).total == traffic.of(Measure.DECODE).total == 2 * SECOND
-    assert traffic.of(Measure.INTERVAL).count == 2
-    assert traffic.of(Measure.WHOLE, End.LENGTH).total == 5 * SECOND // 2
-    values = {each.metric.name: each for each in TrafficMetrics(bench.core.books, 10).values() if each.counts}
+    (class_totals,) = bench.core.state.usage_counters.class_totals.values()
+    assert class_totals.of(StreamMeasure.FIRST_TOKEN).total == SECOND // 2
+    assert class_totals.of(StreamMeasure.INTERVAL).total == class_totals.of(StreamMeasure.DECODE).total == 2 * SECOND
+    assert class_totals.of(StreamMeasure.INTERVAL).count == 2
+    assert class_totals.of(StreamMeasure.WHOLE, End.LENGTH).total == 5 * SECOND // 2
+    values = {each.metric.name: each for each in ClassMetrics(bench.core.state, 10).values() if each.counts}
     whole = values[instruments.STREAM_TIME.name]
     assert (whole.number, sum(whole.counts)) == (2.5, 1)
     assert whole.counts[instruments.STREAM_TIME.bounds.index(2.5)] == 1
@@ -222,9 +226,9 @@ def test_measures_of_a_life_with_other_buckets_keep_their_number() -> None:
     bench.pass_time(0.5)
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
-    bench.die(bounds={Measure.FIRST_TOKEN: (1, 2)})
-    (traffic,) = bench.core.books.accounts.traffic.values()
-    first, whole = traffic.of(Measure.FIRST_TOKEN), traffic.of(Measure.WHOLE, End.STOP)
+    bench.die(bounds={StreamMeasure.FIRST_TOKEN: (1, 2)})
+    (class_totals,) = bench.core.state.usage_counters.class_totals.values()
+    first, whole = class_totals.of(StreamMeasure.FIRST_TOKEN), class_totals.of(StreamMeasure.WHOLE, End.STOP)
     assert (first.counts, whole.counts) == ([0, 0, 1], [1])
 
 
@@ -237,7 +241,7 @@ def test_a_journal_knows_since_when_it_counts() -> None:
     bench.journal.clear()
     bench.die()
     assert bench.journal.began_unix_ns() > began
-    assert not bench.core.books.accounts.traffic
+    assert not bench.core.state.usage_counters.class_totals
 
 
 def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
@@ -248,7 +252,7 @@ def test_accounts_keep_the_order_in_which_they_were_first_heard_of() -> None:
             bench.die()
             bench.ready()
     for _ in range(2):
-        assert [each.tenant for each in bench.core.books.accounts.traffic if each.tenant] == ["zoe", "acme"]
+        assert [each.tenant for each in bench.core.state.usage_counters.class_totals if each.tenant] == ["zoe", "acme"]
         bench.die()
 
 
@@ -258,7 +262,7 @@ def test_a_fold_keeps_what_earlier_pages_counted_of_others() -> None:
     bench.generate(token_request("r1", credential="acme"))
     bench.generate(token_request("r2", credential="beta", max_tokens=1900))
     assert len(bench.read()) == 2
-    assert len(bench.core.books.ledger.live) == 2
+    assert len(bench.core.state.ledger.live) == 2
     bench.text(100, 0, (50, 51), 0, "ab", end=End.STOP)
     bench.step()
     for position in range(2 * PAGES_PER_FOLD + 5):
@@ -289,32 +293,32 @@ def test_times_count_from_the_receipt_and_from_token_to_token() -> None:
         bench.pass_time(seconds)
         bench.text(100, position, (50,), position, "a", end=End.STOP if position == 2 else 0)
     bench.step()
-    (traffic,) = (each for account, each in bench.core.books.accounts.traffic.items() if account.tenant)
-    found = {series.measure: each.total / SECOND for series, each in traffic.measured.items()}
-    assert found[Measure.FIRST_TOKEN] == pytest.approx(0.8)
-    assert found[Measure.PREFILL] == pytest.approx(0.5)
-    assert found[Measure.INTERVAL] == found[Measure.DECODE] == pytest.approx(0.3)
-    assert found[Measure.WHOLE] == pytest.approx(1.1)
-    assert traffic.of(Measure.INTERVAL).count == 2
+    (class_totals,) = (each for account, each in bench.core.state.usage_counters.class_totals.items() if account.tenant)
+    found = {series.measure: each.total / SECOND for series, each in class_totals.measured.items()}
+    assert found[StreamMeasure.FIRST_TOKEN] == pytest.approx(0.8)
+    assert found[StreamMeasure.PREFILL] == pytest.approx(0.5)
+    assert found[StreamMeasure.INTERVAL] == found[StreamMeasure.DECODE] == pytest.approx(0.3)
+    assert found[StreamMeasure.WHOLE] == pytest.approx(1.1)
+    assert class_totals.of(StreamMeasure.INTERVAL).count == 2
 
 
 def test_the_delay_of_a_reclaim_and_prompts_are_counted_over_lives() -> None:
     bench = begun()
-    bench.hear(ALICE, Cancel("r1"))
-    bench.news(Reclaims((Reclaimed(STREAM, 3, 1, 900),)))
+    bench.send(ALICE, Cancel("r1"))
+    bench.from_peer(Reclaims((Reclaimed(STREAM, 3, 1, 900),)))
     bench.step()
     for _ in range(2):
-        (traffic,) = bench.core.books.accounts.traffic.values()
-        assert (traffic.reclaim_us_max, traffic.of(Measure.RECLAIM).total) == (900, 900_000)
-        assert traffic.prompt_tokens == 3
+        (class_totals,) = bench.core.state.usage_counters.class_totals.values()
+        assert (class_totals.reclaim_us_max, class_totals.of(StreamMeasure.RECLAIM).total) == (900, 900_000)
+        assert class_totals.prompt_tokens == 3
         bench.die()
 
 
 def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
-    part = Part(
+    part = JournalPart(
         1, 0, 0, 0, (5,), 0, "a", first_token_ns=7 * SECOND, end=1, ended_ns=9 * SECOND, last_token_ns=8 * SECOND
     )
-    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
     written_ns, (read,), counted = journal_records.decode_parts(
         journal_records.encode_parts((part,), 9 * SECOND, CLOCK), later
     )
@@ -325,14 +329,14 @@ def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
 def told(bench: Bench) -> list[MetricValue]:
     """What is told of counts and measures."""
     present = (MetricKind.COUNTER, MetricKind.HISTOGRAM)
-    return [each for each in TrafficMetrics(bench.core.books, 10).values() if each.metric.kind in present]
+    return [each for each in ClassMetrics(bench.core.state, 10).values() if each.metric.kind in present]
 
 
 def test_a_full_disk_lets_streams_go_on_and_turns_new_requests_away_until_there_is_room() -> None:
     bench = begun()
     bench.database.full = True
     bench.text(100, 0, (50,), 0, "a")
-    bench.hear(BOB, token_request("r2"))
+    bench.send(BOB, token_request("r2"))
     bench.step()
     assert deltas(bench.read())[0].text == "a"
     assert [each.end for each in finishes(bench.read(BOB))] == [End.SHED]
@@ -345,19 +349,19 @@ def test_a_full_disk_lets_streams_go_on_and_turns_new_requests_away_until_there_
     bench.generate(token_request("r4"), BOB)
     assert isinstance(bench.read(BOB)[0], Accepted)
     bench.die()
-    assert list(bench.core.books.ledger.live[100].choices[0].ids) == [50, 51]
-    assert bench.core.books.ledger.live.keys() == {100, 102}
+    assert list(bench.core.state.ledger.live[100].choices[0].ids) == [50, 51]
+    assert bench.core.state.ledger.live.keys() == {100, 102}
 
 
 def test_an_attempt_that_goes_back_is_read_back_as_it_stands_now() -> None:
     bench = begun()
     bench.text(100, 0, (50, 51, 52), 0, "abc")
     bench.step()
-    bench.news(Texts((TextRun(STREAM, 1, 1, (60,), 1, "x"),)))
+    bench.from_peer(Texts((TextRun(STREAM, 1, 1, (60,), 1, "x"),)))
     bench.step()
     for _ in range(2):
         bench.die()
-        (choice,) = bench.core.books.ledger.live[100].choices
+        (choice,) = bench.core.state.ledger.live[100].choices
         assert (choice.attempt, list(choice.ids), choice.text.since(0)) == (1, [50, 60], "ax")
 
 
@@ -371,7 +375,7 @@ def test_the_log_is_folded_and_everything_of_a_request_is_deleted_when_it_is_for
     bench.generate(token_request("r2"))
     bench.text(100, PAGES_PER_FOLD + 5, (), PAGES_PER_FOLD + 5, "", end=End.LENGTH)
     bench.step()
-    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Acknowledge(("r1",)))
     bench.step()
     assert bench.database.count("pieces") == 0 and bench.database.count("requests") == 1
     bench.pass_time(6)
@@ -382,7 +386,7 @@ def test_nothing_is_left_on_disk_when_nobody_is_there() -> None:
     bench = begun()
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
-    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Acknowledge(("r1",)))
     bench.step()
     bench.step()
     assert [bench.database.count(table) for table in ("requests", "pieces", "pages")] == [0, 0, 0]
@@ -390,23 +394,23 @@ def test_nothing_is_left_on_disk_when_nobody_is_there() -> None:
 
 def test_a_drain_with_a_journal_leaves_unfinished_requests_to_the_next_life() -> None:
     bench = begun()
-    bench.core.hand_over()
-    bench.core.books.drain_ns = bench.now_ns
+    bench.core.stop_journaling()
+    bench.core.state.drain_ns = bench.now_ns
     bench.step()
     assert finishes(bench.read())[0].end is End.SHED
     bench.die()
-    assert bench.core.books.ledger.live.keys() == {100}
+    assert bench.core.state.ledger.live.keys() == {100}
 
 
 def test_every_field_of_a_request_is_on_record() -> None:
-    choices = [Choice(Stream(7, 0), Sampling(seed=1, max_tokens=3)), Choice(Stream(7, 1), Sampling(seed=2))]
+    choices = [ChoiceState(Stream(7, 0), Sampling(seed=1, max_tokens=3)), ChoiceState(Stream(7, 1), Sampling(seed=2))]
     request = Request(
-        7, Key("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
-        deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=Stage.LIVE, accepted_ns=4 * SECOND,
+        7, RequestKey("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
+        deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=RequestStage.LIVE, accepted_ns=4 * SECOND,
         prompt=array("i", [1, 2]), prompt_tokens=2, end_ids=(2,), choices=choices, unfinished=2, keep=True,
         background=True, grace_ns=6, reserved_tokens=11,
     )  # fmt: skip
-    later = journal_records.Clock(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
     read = journal_records.decode_request(7, journal_records.encode_request(request, CLOCK), later)
     derived = {"stage", "unfinished", "preview", "choices"}
     for field in dataclasses.fields(Request):
@@ -423,10 +427,10 @@ def test_log_probabilities_are_on_record() -> None:
     bench = Bench(journal=True)
     bench.generate(token_request(logprobs=1))
     told = (Logprobs(-0.5, b"a", 0),)
-    bench.news(Texts((TextRun(STREAM, 0, 0, (50,), 0, "a", logprobs=told),)))
+    bench.from_peer(Texts((TextRun(STREAM, 0, 0, (50,), 0, "a", logprobs=told),)))
     bench.step()
     bench.die()
-    assert bench.core.books.ledger.live[100].choices[0].logprobs == list(told)
+    assert bench.core.state.ledger.live[100].choices[0].logprobs == list(told)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -435,8 +439,8 @@ def test_any_history_reads_back_as_it_was(seed: int) -> None:
     bench = Bench(journal=True, requests_max=50, context_tokens=10_000)
     for turn in range(300):
         if draw.random() < 0.1:
-            bench.hear(ALICE, token_request(f"r{turn}", n=draw.randint(1, 3), max_tokens=500))
-        live = [choice for _, choice in bench.core.books.unfinished()]
+            bench.send(ALICE, token_request(f"r{turn}", n=draw.randint(1, 3), max_tokens=500))
+        live = [choice for _, choice in bench.core.state.unfinished()]
         for choice in draw.sample(live, min(len(live), draw.randint(0, 3))):
             start, count = len(choice.ids), draw.randint(0, 4)
             end = End.STOP if draw.random() < 0.05 else 0
@@ -444,27 +448,27 @@ def test_any_history_reads_back_as_it_was(seed: int) -> None:
             if draw.random() < 0.05:
                 start, attempt = draw.randint(0, start), attempt + 1
             ids = tuple(draw.randrange(900) for _ in range(count))
-            bench.news(Texts((TextRun(choice.stream, attempt, start, ids, start, "x" * count, end),)))
+            bench.from_peer(Texts((TextRun(choice.stream, attempt, start, ids, start, "x" * count, end),)))
         if draw.random() < 0.1:
-            bench.hear(ALICE, Acknowledge((f"r{draw.randint(0, turn)}",)))
+            bench.send(ALICE, Acknowledge((f"r{draw.randint(0, turn)}",)))
         bench.database.full = draw.random() < 0.05
         bench.step()
         if draw.random() < 0.05:
             bench.database.full = False
             bench.pass_time(0.3)
-            before = state(bench)
+            before = streams_and_totals(bench)
             bench.die()
-            assert state(bench) == before
+            assert streams_and_totals(bench) == before
             bench.incarnations.clear()
             bench.ready()
-            for request in list(bench.core.books.ledger.live.values()):
-                bench.hear(ALICE, Attach(request.key.id))
+            for request in list(bench.core.state.ledger.live.values()):
+                bench.send(ALICE, Attach(request.key.id))
             bench.step()
 
 
-def state(bench: Bench) -> object:
+def streams_and_totals(bench: Bench) -> object:
     """Everything that must be the same in the next life."""
-    ledger = bench.core.books.ledger
+    ledger = bench.core.state.ledger
     streams = {
         choice.stream: (
             choice.attempt,
@@ -477,19 +481,19 @@ def state(bench: Bench) -> object:
         for request in ledger.requests.values()
         for choice in request.choices
     }
-    return streams, list(bench.core.books.accounts.traffic.items())
+    return streams, list(bench.core.state.usage_counters.class_totals.items())
 
 
 def test_a_stream_that_ended_while_nobody_was_there_is_not_scheduled_again() -> None:
     bench = begun()
     bench.die()
-    bench.apply(Joined(Service.SCHEDULER))
-    bench.apply(Joined(Service.DETOKENIZER))
+    bench.apply(PeerJoined(Service.SCHEDULER))
+    bench.apply(PeerJoined(Service.DETOKENIZER))
     bench.capacity()
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
     assert bench.turn.scheduler == [Submit((), complete=True)]
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     got = bench.read()
     assert not [each for each in got if isinstance(each, Rejected)]

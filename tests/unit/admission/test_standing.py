@@ -13,7 +13,7 @@ def begun(bench: Bench | None = None, **changes: object) -> tuple[Bench, int]:
 
 
 def standing(it: Bench, client: str = BOB, credential: str = "") -> Standing | Rejected:
-    it.hear(client, Inquire("q", "r1", credential))
+    it.send(client, Inquire("q", "r1", credential))
     it.step()
     answer = it.read(client)[-1]
     assert isinstance(answer, Standing | Rejected) and answer.id == "q"
@@ -38,15 +38,15 @@ def test_nobody_learns_of_another_tenants_request_or_ends_it() -> None:
     for credential, code in (("beta", Code.NOT_FOUND), ("nobody", Code.UNAUTHORIZED)):
         told = standing(it, credential=credential)
         assert isinstance(told, Rejected) and told.code is code
-        it.hear(BOB, Cancel("r1", credential=credential))
+        it.send(BOB, Cancel("r1", credential=credential))
         it.step()
     assert it.core.snapshot()["streams"] == 1
 
 
 def test_whoever_has_the_credential_ends_a_background_request_though_another_reads_it() -> None:
     it, _ = begun(background=True)
-    it.hear(BOB, Inquire("q", "r1"))
-    it.hear(BOB, Cancel("r1"))
+    it.send(BOB, Inquire("q", "r1"))
+    it.send(BOB, Cancel("r1"))
     it.step()
     assert [each.end for each in finishes(it.read())] == [End.CANCELLED]
     told = standing(it)
@@ -55,7 +55,7 @@ def test_whoever_has_the_credential_ends_a_background_request_though_another_rea
 
 def test_a_foreground_request_is_not_ended_by_another_reader() -> None:
     it, _ = begun()
-    it.hear(BOB, Cancel("r1"))
+    it.send(BOB, Cancel("r1"))
     it.step()
     assert it.core.snapshot()["streams"] == 1
 
@@ -65,7 +65,7 @@ def test_a_request_that_may_be_asked_for_again_does_not_end_because_its_client_f
     it.pass_time(100)
     assert it.core.snapshot()["streams"] == 1
     it.generate(token_request("r1", keep=True, grace_ms=1_000), BOB)
-    it.hear(BOB, Cancel("r1", left=True))
+    it.send(BOB, Cancel("r1", left=True))
     it.pass_time(2)
     assert it.core.snapshot()["streams"] == 0, "its reader was there and left"
 
@@ -73,7 +73,7 @@ def test_a_request_that_may_be_asked_for_again_does_not_end_because_its_client_f
 def test_one_that_is_left_for_a_client_that_is_gone_is_not_ended_by_what_that_one_says_late() -> None:
     it, _ = begun(keep=True, grace_ms=1_000)
     it.pass_time(100)
-    it.hear(BOB, Cancel("r1", left=True))
+    it.send(BOB, Cancel("r1", left=True))
     it.pass_time(10)
     assert it.core.snapshot()["streams"] == 1
 
@@ -84,7 +84,7 @@ def test_a_request_lives_on_for_its_own_grace_after_its_clients_silence() -> Non
     it.pass_time(16)
     assert it.core.snapshot()["streams"] == 1
     it.pass_time(23)
-    it.hear(BOB, Attach("r1"))
+    it.send(BOB, Attach("r1"))
     it.pass_time(10)
     assert it.core.snapshot()["streams"] == 1
     it.pass_time(31)

@@ -9,8 +9,8 @@ from noria.proto.base import End, Ended, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, Have, Ping, Updates
 from noria.proto.output import Gap, Open, Resend, TextRun, Texts, Unknown
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit, Withdraw
-from noria.services.admission.core.ledger.request import Key, Text
-from noria.services.admission.core.state.events import Joined, Lost
+from noria.services.admission.core.ledger.request import OutputText, RequestKey
+from noria.services.admission.core.state.events import PeerJoined, PeerLost
 
 STREAM = Stream(100, 0)
 
@@ -28,7 +28,7 @@ def test_a_stream_is_delivered_in_order_and_finished_with_usage_and_timings() ->
     bench.text(100, 0, (50,), 0, "a")
     bench.step()
     bench.now_ns += SECOND
-    bench.news(Texts((TextRun(STREAM, 0, 1, (51, 9), 1, "b", End.STOP, "9", "", 2, 1500),)))
+    bench.from_peer(Texts((TextRun(STREAM, 0, 1, (51, 9), 1, "b", End.STOP, "9", "", 2, 1500),)))
     bench.step()
     got = bench.read()
     assert [(each.start, each.ids, each.characters, each.text) for each in deltas(got)] == [
@@ -46,10 +46,10 @@ def test_a_stream_is_delivered_in_order_and_finished_with_usage_and_timings() ->
 
 def test_a_tenant_is_a_salt_of_its_own() -> None:
     bench = Bench()
-    bench.hear(ALICE, token_request())
-    post = bench.core.books.scheduler
+    bench.send(ALICE, token_request())
+    post = bench.core.state.scheduler
     ((request, choice),) = post.submissions.values()
-    request.key = Key("acme", request.key.id)
+    request.key = RequestKey("acme", request.key.id)
     (submit,) = post.take(bench.now_ns)
     assert isinstance(submit, Submit)
     assert [(each.tenant, each.salt) for each in submit.submissions] == [("acme", b"acme")]
@@ -91,8 +91,8 @@ def test_a_higher_attempt_takes_the_stream_back_and_tells_the_client() -> None:
     bench.text(100, 0, (50, 51, 52), 0, "abc")
     bench.step()
     bench.read()
-    bench.news(Texts((TextRun(STREAM, 1, 1, (61,), 1, "B"),)))
-    bench.news(Texts((TextRun(STREAM, 0, 3, (53,), 3, "d"),)))
+    bench.from_peer(Texts((TextRun(STREAM, 1, 1, (61,), 1, "B"),)))
+    bench.from_peer(Texts((TextRun(STREAM, 0, 3, (53,), 3, "d"),)))
     bench.step()
     (delta,) = deltas(bench.read())
     assert (delta.attempt, delta.start, delta.ids, delta.characters, delta.text) == (1, 1, (61,), 1, "B")
@@ -101,7 +101,7 @@ def test_a_higher_attempt_takes_the_stream_back_and_tells_the_client() -> None:
 def test_the_first_end_wins() -> None:
     bench = begun()
     bench.text(100, 0, (50,), 0, "a", end=End.LENGTH)
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, Cancel("r1"))
     bench.text(100, 1, (51,), 1, "b", end=End.STOP)
     bench.step()
     got = bench.read()
@@ -114,7 +114,7 @@ def test_the_first_end_wins() -> None:
 def test_a_cancelled_stream_ends_at_once_whatever_comes_later(tokens: int) -> None:
     bench = begun()
     bench.text(100, 0, (50,) * tokens, 0, "a" * tokens)
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, Cancel("r1"))
     bench.text(100, tokens, (51,), tokens, "b", end=End.STOP)
     bench.step()
     (finished,) = finishes(bench.read())
@@ -127,8 +127,8 @@ def test_one_choice_may_be_cancelled_while_its_sibling_runs_on() -> None:
     bench = Bench()
     bench.generate(token_request(n=2))
     bench.read()
-    bench.hear(ALICE, Cancel("r1", 1))
-    bench.hear(ALICE, Cancel("r1", 7))
+    bench.send(ALICE, Cancel("r1", 1))
+    bench.send(ALICE, Cancel("r1", 7))
     bench.step()
     assert [(each.index, each.end) for each in finishes(bench.read())] == [(1, End.CANCELLED)]
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
@@ -142,12 +142,12 @@ def test_the_newest_attachment_owns_the_streams() -> None:
     bench.text(100, 0, (50, 51), 0, "ab")
     bench.step()
     bench.read()
-    bench.hear(BOB, Attach("r1", (Have(0, 0, 1, 1),)))
+    bench.send(BOB, Attach("r1", (Have(0, 0, 1, 1),)))
     bench.step()
     got = bench.read(BOB)
     assert isinstance(got[0], Accepted)
     assert [(each.start, each.text) for each in deltas(got)] == [(1, "b")]
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, Cancel("r1"))
     bench.text(100, 2, (52,), 2, "c")
     bench.step()
     assert bench.read(ALICE) == []
@@ -160,7 +160,7 @@ def test_the_newest_attachment_owns_the_streams() -> None:
 def test_nonsense_about_what_a_client_has_does_no_harm(have: tuple[Have, ...]) -> None:
     bench = begun()
     bench.text(100, 0, (50, 51), 0, "ab")
-    bench.hear(BOB, Attach("r1", have))
+    bench.send(BOB, Attach("r1", have))
     bench.text(100, 2, (52,), 2, "c", end=End.STOP)
     bench.step()
     assert [each.output_tokens for each in finishes(bench.read(BOB))] == [3]
@@ -171,13 +171,13 @@ def test_an_ended_request_can_be_fetched_until_it_is_acknowledged() -> None:
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     bench.step()
     bench.read()
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     got = bench.read()
     assert [each.text for each in deltas(got)] == ["a"]
     assert len(finishes(got)) == 1
-    bench.hear(ALICE, Acknowledge(("r1",)))
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     assert bench.rejection().code is Code.NOT_FOUND
     assert bench.core.snapshot()["retained"] == 0
@@ -185,7 +185,7 @@ def test_an_ended_request_can_be_fetched_until_it_is_acknowledged() -> None:
 
 def test_acknowledging_what_has_not_ended_changes_nothing() -> None:
     bench = begun()
-    bench.hear(ALICE, Acknowledge(("r1",)))
+    bench.send(ALICE, Acknowledge(("r1",)))
     assert bench.core.snapshot()["requests"] == 1
 
 
@@ -233,7 +233,7 @@ def test_a_reader_that_is_alive_but_slow_keeps_its_ended_streams_past_retention(
     bench.deaf.add(ALICE)
     bench.text(100, 0, (50,), 0, "a", end=End.STOP)
     for _ in range(20):
-        bench.hear(ALICE, Ping())
+        bench.send(ALICE, Ping())
         bench.pass_time(10)
     bench.deaf.clear()
     bench.pass_time(1)
@@ -257,7 +257,7 @@ def test_a_silent_clients_requests_are_cancelled() -> None:
     assert bench.turn.scheduler == []
     bench.pass_time(2)
     assert bench.turn.scheduler == [Withdraw((STREAM,)), Ended((STREAM,))]
-    assert bench.turn.notes[0].detail == "the client fell silent"  # type: ignore[union-attr]  # an EndedNote
+    assert bench.turn.log_entries[0].detail == "the client fell silent"  # type: ignore[union-attr]  # an EndedLogEntry
     assert bench.idle()
     assert bench.core.snapshot()["clients"] == 0
 
@@ -266,18 +266,18 @@ def test_a_ping_keeps_a_client_alive() -> None:
     bench = begun()
     for _ in range(5):
         bench.pass_time(10)
-        bench.hear(ALICE, Ping())
+        bench.send(ALICE, Ping())
     assert bench.core.snapshot()["requests"] == 1
 
 
 def test_a_clients_next_life_may_come_back_for_what_the_last_one_began() -> None:
     bench = begun()
     bench.incarnations[ALICE] = 2
-    bench.hear(ALICE, Ping())
+    bench.send(ALICE, Ping())
     bench.text(100, 0, (50,), 0, "a")
     bench.step()
     assert deltas(bench.read()) == []
-    bench.hear(ALICE, Attach("r1"))
+    bench.send(ALICE, Attach("r1"))
     bench.step()
     assert [each.text for each in deltas(bench.read())] == ["a"]
 
@@ -285,9 +285,9 @@ def test_a_clients_next_life_may_come_back_for_what_the_last_one_began() -> None
 def test_what_a_clients_last_life_left_is_cancelled_when_nobody_comes() -> None:
     bench = begun()
     bench.incarnations[ALICE] = 2
-    bench.hear(ALICE, Ping())
+    bench.send(ALICE, Ping())
     bench.pass_time(10)
-    bench.hear(ALICE, Ping())
+    bench.send(ALICE, Ping())
     bench.pass_time(6)
     assert bench.idle()
 
@@ -338,9 +338,9 @@ def test_timers_of_finished_requests_do_not_pile_up() -> None:
     bench = Bench()
     for number in range(1090):
         name = f"r{number}"
-        bench.hear(ALICE, token_request(name, ttl_ms=2**31))
-        bench.hear(ALICE, Cancel(name))
-        bench.hear(ALICE, Acknowledge((name,)))
+        bench.send(ALICE, token_request(name, ttl_ms=2**31))
+        bench.send(ALICE, Cancel(name))
+        bench.send(ALICE, Acknowledge((name,)))
         bench.step()
     assert bench.core.snapshot()["timers"] < 1030  # type: ignore[operator]  # a count
 
@@ -348,7 +348,7 @@ def test_timers_of_finished_requests_do_not_pile_up() -> None:
 def test_a_new_detokenizer_is_told_of_every_unfinished_stream() -> None:
     bench = begun()
     bench.text(100, 0, (50, 51), 0, "ab")
-    bench.apply(Lost(Service.DETOKENIZER))
+    bench.apply(PeerLost(Service.DETOKENIZER))
     bench.ready()
     (opening,) = next(message for message in bench.turn.detokenizer if isinstance(message, Open)).openings
     assert (opening.output_ids, opening.characters, opening.prompt_tail) == ((50, 51), 2, (10, 11, 12))
@@ -367,8 +367,8 @@ def test_whoever_joins_is_told_once_which_streams_are_all_there_are() -> None:
 def test_that_all_has_been_named_is_said_again_when_it_was_not_taken_and_only_after_all() -> None:
     bench = begun(batch_tokens_max=3)
     bench.generate(token_request("r2"))
-    bench.apply(Lost(Service.SCHEDULER))
-    bench.apply(Joined(Service.SCHEDULER))
+    bench.apply(PeerLost(Service.SCHEDULER))
+    bench.apply(PeerJoined(Service.SCHEDULER))
     turn = bench.core.take(bench.now_ns)
     bench.core.restore(turn.scheduler, [])
     again = bench.core.take(bench.now_ns).scheduler
@@ -383,15 +383,15 @@ def submits(messages: Sequence[object]) -> list[Submit]:
 
 def test_text_of_an_attempt_that_was_given_up_is_dropped() -> None:
     bench = begun()
-    bench.news(Texts((TextRun(STREAM, 1, 0, (60,), 0, "new"),)))
-    bench.news(Texts((TextRun(STREAM, 0, 1, (51,), 3, "old"),)))
+    bench.from_peer(Texts((TextRun(STREAM, 1, 0, (60,), 0, "new"),)))
+    bench.from_peer(Texts((TextRun(STREAM, 0, 1, (51,), 3, "old"),)))
     bench.step()
     assert [(each.attempt, each.ids, each.text) for each in deltas(bench.read())] == [(1, (60,), "new")]
 
 
 def test_unknown_streams_are_opened_again_and_dead_ones_ended_again() -> None:
     bench = begun()
-    bench.news(Unknown((STREAM, Stream(7, 0), Stream(100, 9))))
+    bench.from_peer(Unknown((STREAM, Stream(7, 0), Stream(100, 9))))
     bench.step()
     assert bench.opened() == [STREAM]
     assert bench.turn.scheduler == [Ended((Stream(7, 0), Stream(100, 9)))]
@@ -408,8 +408,8 @@ def test_text_of_unknown_streams_is_ignored() -> None:
 
 def test_what_a_full_outbox_did_not_take_is_given_again_in_order() -> None:
     bench = begun()
-    bench.hear(ALICE, token_request("a"))
-    bench.hear(ALICE, Cancel("r1"))
+    bench.send(ALICE, token_request("a"))
+    bench.send(ALICE, Cancel("r1"))
     turn = bench.core.take(bench.now_ns)
     bench.core.restore(turn.scheduler, turn.detokenizer)
     bench.core.check()
@@ -423,7 +423,7 @@ def test_what_a_full_outbox_did_not_take_is_given_again_in_order() -> None:
 
 def test_reclaims_are_counted() -> None:
     bench = Bench()
-    bench.news(Reclaims((Reclaimed(STREAM, 3, 2, 100), Reclaimed(STREAM, 1, 0, 50), Reclaimed(STREAM, 1, 99, 50))))
+    bench.from_peer(Reclaims((Reclaimed(STREAM, 3, 2, 100), Reclaimed(STREAM, 1, 0, 50), Reclaimed(STREAM, 1, 99, 50))))
     reclaims = bench.core.snapshot()["reclaims"]
     assert isinstance(reclaims, dict)
     assert (reclaims["count"], reclaims["blocks"], reclaims["steps_max"]) == (3, 5, 99)
@@ -435,7 +435,7 @@ def test_the_terms_of_the_conservation_law_add_up() -> None:
     for name, ttl in (("a", {}), ("b", {}), ("c", {"ttl_ms": 1000}), ("d", {}), ("e", {})):
         bench.generate(token_request(name, **ttl))
     bench.text(100, 0, (50,), 0, "x", end=End.STOP)
-    bench.hear(ALICE, Cancel("b"))
+    bench.send(ALICE, Cancel("b"))
     bench.pass_time(2)
     bench.text(103, 0, (), 0, "", end=End.ERROR)
     totals = bench.core.snapshot()["totals"]
@@ -446,7 +446,7 @@ def test_the_terms_of_the_conservation_law_add_up() -> None:
 
 
 def test_a_text_reads_the_same_however_it_was_built() -> None:
-    text = Text()
+    text = OutputText()
     whole = ""
     for position in range(1000):
         piece = "ab"[: position % 3]

@@ -1,26 +1,26 @@
-"""A record whose page was not taken."""
+"""A unsaved whose page was not taken."""
 
 from noria.proto.base import Stream
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.ledger.request import Choice, Key, Request
-from noria.services.admission.core.ledger.unsaved_changes import Record
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey
+from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
 
 _SECOND = 1_000_000_000
 
 
 def test_a_record_that_is_stuck_is_tried_again_though_nothing_is_left_to_write() -> None:
-    record = Record()
-    record.on = True
-    request = Request(1, Key("a", "r1"), "client", b"", "model", Sampling(), 1, 7, "", "standard", 0)
-    request.choices = [Choice(Stream(1, 0), Sampling())]
-    record.accepted(request)
-    assert record.page(_SECOND, live=True) is not None
-    assert record.unwritten(_SECOND) == (request,)
-    record.forgotten(request)
-    wanted_ns = record.wanted_ns(live=False)
-    assert wanted_ns is not None and wanted_ns > _SECOND
-    page = record.page(wanted_ns, live=False)
+    unsaved = UnsavedChanges()
+    unsaved.on = True
+    request = Request(1, RequestKey("a", "r1"), "client", b"", "model", Sampling(), 1, 7, "", "standard", 0)
+    request.choices = [ChoiceState(Stream(1, 0), Sampling())]
+    unsaved.accepted(request)
+    assert unsaved.next_page(_SECOND, live=True) is not None
+    assert unsaved.page_failed(_SECOND) == (request,)
+    unsaved.forgotten(request)
+    next_wakeup_ns = unsaved.next_wakeup_ns(live=False)
+    assert next_wakeup_ns is not None and next_wakeup_ns > _SECOND
+    page = unsaved.next_page(next_wakeup_ns, live=False)
     assert page is not None and not page.accepted
-    record.written(page)
-    assert not record.stuck
-    assert record.page(2 * wanted_ns, live=False) is None
+    unsaved.page_written(page)
+    assert not unsaved.stuck
+    assert unsaved.next_page(2 * next_wakeup_ns, live=False) is None

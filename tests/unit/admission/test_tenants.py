@@ -19,11 +19,11 @@ from noria.proto.frontdoor import (
 )
 from noria.proto.output import TextRun, Texts
 from noria.proto.scheduling import Expenses, Reclaimed, Reclaims, Spent
-from noria.services.admission.core.state.events import Joined, PolicyChanged
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.state.events import PeerJoined, TenancyChanged
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.tenant_policy import ClassRule
 
-ACME, BETA = Account("acme", "standard"), Account("beta", "standard")
+ACME, BETA = UsageKey("acme", "standard"), UsageKey("beta", "standard")
 
 
 def bench(**limits: object) -> Bench:
@@ -35,7 +35,7 @@ def run(bench: Bench, name: str = "r1", tokens: int = 3, output: int = 4, **chan
     changes = {"credential": "acme", "max_tokens": 8, **changes}
     bench.generate(token_request(name, tokens, **changes))
     number = bench.accepted().request
-    for choice in range(bench.core.books.ledger.requests[number].n):
+    for choice in range(bench.core.state.ledger.requests[number].n):
         bench.text(number, 0, range(5, 5 + output), 0, "x" * output, choice=choice, end=End.STOP)
     bench.step()
     bench.read()
@@ -87,13 +87,13 @@ def test_the_same_id_of_two_tenants_is_two_requests_and_neither_ends_the_others(
     it.read(ALICE), it.read(BOB)
     assert it.core.snapshot()["requests"] == 2
     it.core.delivery.remove(it.core.delivery.clients[ALICE])
-    it.core.books.orphans[100] = it.now_ns + SECOND
+    it.core.state.orphans[100] = it.now_ns + SECOND
     # Bob speaks for beta alone: acme's request, which nobody reads, is not his to cancel.
-    it.hear(BOB, Cancel("same"))
+    it.send(BOB, Cancel("same"))
     assert it.core.snapshot()["requests"] == 1
-    assert 100 in it.core.books.ledger.live
-    it.hear(BOB, Attach("other", credential="beta"))
-    it.hear(BOB, Cancel("same", credential="acme"))
+    assert 100 in it.core.state.ledger.live
+    it.send(BOB, Attach("other", credential="beta"))
+    it.send(BOB, Cancel("same", credential="acme"))
     assert it.core.snapshot()["requests"] == 0
 
 
@@ -102,10 +102,10 @@ def test_a_request_is_attached_to_with_its_tenants_key_alone() -> None:
     it.generate(token_request("mine", credential="acme"))
     it.read()
     for credential, code in (("beta", Code.NOT_FOUND), ("", Code.UNAUTHORIZED)):
-        it.hear(BOB, Attach("mine", credential=credential))
+        it.send(BOB, Attach("mine", credential=credential))
         it.step()
         assert it.rejection(BOB).code is code
-    it.hear(BOB, Attach("mine", credential="acme"))
+    it.send(BOB, Attach("mine", credential="acme"))
     it.step()
     assert it.accepted(BOB).id == "mine"
 
@@ -182,7 +182,7 @@ def test_without_max_tokens_the_ninth_decile_of_the_tenants_answers_is_reserved(
         run(it, f"warm-{number}", tokens=1, output=number + 1, max_tokens=20)
     it.generate(token_request("a", tokens=5, n=2, credential="acme"))
     number = it.accepted().request
-    assert it.core.books.ledger.live[number].reserved_tokens == 5 + 2 * 9
+    assert it.core.state.ledger.live[number].reserved_tokens == 5 + 2 * 9
     # The answer itself may be longer than what was reserved for it.
     assert it.submissions()[0].sampling.max_tokens == 59
 
@@ -203,7 +203,7 @@ def test_what_was_never_begun_costs_nothing(reason: str) -> None:
     it = bench(tokens_per_minute=60, burst_tokens=50)
     if reason == "cancel":
         it.generate(token_request("a", tokens=10, max_tokens=40, credential="acme"))
-        it.hear(ALICE, Cancel("a"))
+        it.send(ALICE, Cancel("a"))
     else:
         it.generate(token_request("a", tokens=100, max_tokens=1, credential="acme"))
     it.step()
@@ -251,25 +251,25 @@ def test_usage_is_written_down_once_at_the_end_and_the_cost_when_the_scheduler_h
     number = run(it, tokens=3, output=4)
     used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.output_tokens, used.computed_tokens) == (1, 3, 4, 0)
-    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
+    it.from_peer(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
     it.step()
     used = it.used[ACME]
     assert (used.requests, used.prompt_tokens, used.computed_tokens, used.wasted_tokens, used.block_us) == (
         0, 0, 8, 2, 700,
     )  # fmt: skip
-    it.news(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
+    it.from_peer(Expenses((Spent(Stream(number, 0), 8, 2, 700),), 1))
     it.step()
     assert it.used == {}
-    assert it.core.books.accounts.awaited == 0
+    assert it.core.state.usage_counters.awaited == 0
 
 
 def test_of_a_prompt_that_came_to_nothing_what_was_computed_is_charged() -> None:
     it = bench(tokens_per_minute=60, burst_tokens=50)
     it.generate(token_request("a", tokens=30, max_tokens=20, credential="acme"))
     number = it.accepted().request
-    it.hear(ALICE, Cancel("a"))
+    it.send(ALICE, Cancel("a"))
     it.step()
-    it.news(Expenses((Spent(Stream(number, 0), 16, 0, 5),), 1))
+    it.from_peer(Expenses((Spent(Stream(number, 0), 16, 0, 5),), 1))
     it.step()
     used = it.used[ACME]
     assert (used.prompt_tokens, used.computed_tokens) == (16, 16)
@@ -282,10 +282,10 @@ def test_from_cancel_to_reclaim_is_known_by_tenant_and_class() -> None:
     it.generate(token_request("a", credential="acme"))
     number = it.accepted().request
     it.text(number, 0, (5,), 0, "x")
-    it.hear(ALICE, Cancel("a"))
+    it.send(ALICE, Cancel("a"))
     it.step()
-    it.news(Reclaims((Reclaimed(Stream(number, 0), 3, 1, 900),)))
-    it.news(Expenses((Spent(Stream(number, 0), 5, 1, 10),), 1))
+    it.from_peer(Reclaims((Reclaimed(Stream(number, 0), 3, 1, 900),)))
+    it.from_peer(Expenses((Spent(Stream(number, 0), 5, 1, 10),), 1))
     (shown,) = it.core.snapshot()["traffic"]  # type: ignore[misc]  # plain values
     assert (shown["reclaims"], shown["reclaim_us_max"], shown["used"]["wasted_tokens"]) == (1, 900, 1)
     assert shown["ended"] == {"cancelled": 1}
@@ -294,20 +294,20 @@ def test_from_cancel_to_reclaim_is_known_by_tenant_and_class() -> None:
 def test_a_lost_scheduler_takes_what_it_knew_of_costs_with_it() -> None:
     it = bench()
     run(it)
-    it.apply(Joined(Service.SCHEDULER))
-    assert it.core.books.accounts.awaited == 0
+    it.apply(PeerJoined(Service.SCHEDULER))
+    assert it.core.state.usage_counters.awaited == 0
 
 
 def test_an_idempotent_request_is_answered_again_after_its_end_and_used_once() -> None:
     it = bench()
     body = token_request("once", credential="acme", keep=True, max_tokens=8)
     number = run(it, "once", keep=True)
-    it.hear(ALICE, Acknowledge(("once",)))
+    it.send(ALICE, Acknowledge(("once",)))
     it.read()
     it.generate(body, BOB)
     again = it.accepted(BOB)
     assert again.request == number
-    it.hear(BOB, Acknowledge(("once",)))
+    it.send(BOB, Acknowledge(("once",)))
     assert not it.submissions() and not it.used
     it.generate(token_request("once", tokens=4, credential="acme", keep=True), BOB)
     assert it.rejection(BOB).code is Code.CONFLICT
@@ -320,13 +320,13 @@ def test_an_idempotent_request_that_nobody_reads_goes_on_for_a_while() -> None:
     body = token_request("once", credential="acme", keep=True)
     it.generate(body)
     number = it.accepted().request
-    it.hear(ALICE, Cancel("once", left=True))
+    it.send(ALICE, Cancel("once", left=True))
     it.step()
     it.text(number, 0, (5, 6), 0, "xy")
     it.generate(body, BOB)
     assert it.accepted(BOB).request == number
-    it.hear(BOB, Cancel("once", left=True))
-    it.hear(BOB, Cancel("once", left=True))
+    it.send(BOB, Cancel("once", left=True))
+    it.send(BOB, Cancel("once", left=True))
     it.pass_time(14)
     assert it.core.snapshot()["streams"] == 1
     it.pass_time(2)
@@ -338,7 +338,7 @@ def test_an_idempotent_request_that_ended_without_its_answer_is_run_again() -> N
     body = token_request("once", credential="acme", keep=True)
     it.generate(body)
     first = it.accepted().request
-    it.hear(ALICE, Cancel("once"))
+    it.send(ALICE, Cancel("once"))
     it.step()
     it.read()
     it.generate(body)
@@ -366,16 +366,16 @@ def test_what_goes_on_under_a_new_scheduler_says_what_it_was_charged_for() -> No
     it.generate(token_request(tokens=10, credential="acme"))
     assert it.submissions()[0].service == 0
     number = it.accepted().request
-    it.news(Texts((TextRun(Stream(number, 0), 0, 0, (5, 6), 0, "xy", cached_tokens=4),)))
-    it.apply(Joined(Service.SCHEDULER))
+    it.from_peer(Texts((TextRun(Stream(number, 0), 0, 0, (5, 6), 0, "xy", cached_tokens=4),)))
+    it.apply(PeerJoined(Service.SCHEDULER))
     it.step()
     assert it.submissions()[0].service == pytest.approx(6 * 1.0 + 4 * 0.1 + 2 * 2.0)
 
 
 def test_a_key_says_whose_it_is() -> None:
     it = bench()
-    it.hear(ALICE, Identify("q", "acme"))
-    it.hear(ALICE, Identify("r", "nobody"))
+    it.send(ALICE, Identify("q", "acme"))
+    it.send(ALICE, Identify("r", "nobody"))
     it.step()
     known, unknown = it.read()
     assert known == Identified("q", "acme", ("interactive", "standard", "batch"), "standard")
@@ -386,12 +386,12 @@ def test_a_change_of_tenants_leaves_what_is_under_way_and_binds_what_comes() -> 
     it = bench(tokens_per_minute=600, burst_tokens=50)
     it.generate(token_request("a", tokens=10, max_tokens=30, credential="acme"))
     number = it.accepted().request
-    it.apply(PolicyChanged(policy(tenant("acme", concurrency_max=1)), it.now_ns))
+    it.apply(TenancyChanged(policy(tenant("acme", concurrency_max=1)), it.now_ns))
     it.generate(token_request("b", credential="acme"))
     assert it.rejection().code is Code.QUOTA
     it.generate(token_request("c", credential="beta"))
     assert it.rejection().code is Code.UNAUTHORIZED
-    it.apply(PolicyChanged(policy(tenant("beta")), it.now_ns))
+    it.apply(TenancyChanged(policy(tenant("beta")), it.now_ns))
     it.text(number, 0, (5,), 0, "x", end=End.STOP)
     it.step()
     assert [each.end for each in finishes(it.read())] == [End.STOP]
@@ -401,7 +401,7 @@ def test_a_change_of_tenants_leaves_what_is_under_way_and_binds_what_comes() -> 
 
 
 def preview(it: Bench, body: Generate) -> Forecast:
-    it.hear(ALICE, Preview(body))
+    it.send(ALICE, Preview(body))
     it.step()
     (answer,) = it.read()
     assert isinstance(answer, Forecast)
@@ -443,10 +443,10 @@ def test_a_preview_says_why_a_request_would_be_refused(body: Generate, code: Cod
 def test_a_preview_of_text_waits_for_its_tokens_and_takes_no_place_meanwhile() -> None:
     it = bench(concurrency_max=1)
     body = Generate("q", prompt="text", credential="acme")
-    it.hear(ALICE, Preview(body))
+    it.send(ALICE, Preview(body))
     it.step()
     (job,) = it.turn.jobs
-    it.hear(ALICE, Preview(body))
+    it.send(ALICE, Preview(body))
     it.generate(token_request("r", credential="acme"))
     it.accepted()
     it.tokenized(job.number)
@@ -455,7 +455,7 @@ def test_a_preview_of_text_waits_for_its_tokens_and_takes_no_place_meanwhile() -
     assert isinstance(answer, Forecast)
     # By now a real request has taken the place; a preview promises nothing and counts nothing.
     assert answer.prompt_tokens == 3
-    it.hear(BOB, Preview(body))
+    it.send(BOB, Preview(body))
     it.step()
     (refused,) = it.read(BOB)
     assert isinstance(refused, Forecast) and refused.code is Code.QUOTA

@@ -8,18 +8,18 @@ import pytest
 from fakes.vocabularies import byte_level
 
 from noria.proto.frontdoor import Code, Message
-from noria.services.admission.core.state.events import Job
-from noria.services.admission.tokenizer_pool import LONG_CHARACTERS, FairQueue, Result, TokenizerPool
+from noria.services.admission.core.state.events import TokenizeJob
+from noria.services.admission.tokenizer_pool import LONG_CHARACTERS, FairTokenizeQueue, TokenizeResult, TokenizerPool
 from noria.shared.model.chat_template import ChatTemplate
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-def job(number: int, client: str = "a", characters: int = 1, prompt: str | None = "hi") -> Job:
-    return Job(number, client, characters, prompt, None, "")
+def job(number: int, client: str = "a", characters: int = 1, prompt: str | None = "hi") -> TokenizeJob:
+    return TokenizeJob(number, client, characters, prompt, None, "")
 
 
-def order(queue: FairQueue) -> list[int]:
+def order(queue: FairTokenizeQueue) -> list[int]:
     numbers = []
     while (each := queue.pop()) is not None:
         numbers.append(each.number)
@@ -27,7 +27,7 @@ def order(queue: FairQueue) -> list[int]:
 
 
 def test_a_client_with_many_jobs_does_not_keep_another_waiting() -> None:
-    queue = FairQueue()
+    queue = FairTokenizeQueue()
     for number in range(5):
         queue.push(job(number, "many"))
     queue.push(job(10, "one"))
@@ -35,7 +35,7 @@ def test_a_client_with_many_jobs_does_not_keep_another_waiting() -> None:
 
 
 def test_clients_are_served_equally_by_characters_not_by_jobs() -> None:
-    queue = FairQueue()
+    queue = FairTokenizeQueue()
     for number in range(3):
         queue.push(job(number, "large", characters=100))
     for number in range(10, 20):
@@ -44,7 +44,7 @@ def test_clients_are_served_equally_by_characters_not_by_jobs() -> None:
 
 
 def test_a_client_back_from_idle_starts_at_the_present() -> None:
-    queue = FairQueue()
+    queue = FairTokenizeQueue()
     queue.push(job(1, "old", characters=10))
     queue.push(job(2, "new", characters=1000))
     assert order(queue) == [1, 2]
@@ -55,7 +55,7 @@ def test_a_client_back_from_idle_starts_at_the_present() -> None:
 
 
 def test_a_removed_job_is_not_done() -> None:
-    queue = FairQueue()
+    queue = FairTokenizeQueue()
     jobs = [job(1), job(2), job(3, "b")]
     for each in jobs:
         queue.push(each)
@@ -71,7 +71,7 @@ class Pool:
 
     def __init__(self, template: str | None = TEMPLATE) -> None:
         self.woken = threading.Event()
-        self.results: list[Result] = []
+        self.results: list[TokenizeResult] = []
         tokenizer = byte_level()
         self.tokenizer = tokenizer
         self.pool = TokenizerPool(tokenizer, ChatTemplate(template, tokenizer), self.woken.set)
@@ -94,7 +94,7 @@ class Pool:
 def test_prompts_and_messages_become_ids() -> None:
     with Pool() as pool:
         pool.pool.submit(job(1, prompt="hello"))
-        pool.pool.submit(Job(2, "a", 5, None, (Message("user", "hello"),), ""))
+        pool.pool.submit(TokenizeJob(2, "a", 5, None, (Message("user", "hello"),), ""))
         pool.wait(lambda: len(pool.results) == 2)
         found = {result.job.number: result for result in pool.results}
         assert list(found[1].ids) == pool.tokenizer.encode("hello")
@@ -104,7 +104,7 @@ def test_prompts_and_messages_become_ids() -> None:
 
 def test_a_template_that_refuses_says_why() -> None:
     with Pool("{{ raise_exception('roles must alternate') }}") as pool:
-        pool.pool.submit(Job(1, "a", 5, None, (Message("user", "x"),), ""))
+        pool.pool.submit(TokenizeJob(1, "a", 5, None, (Message("user", "x"),), ""))
         pool.wait(lambda: len(pool.results) == 1)
         (result,) = pool.results
         assert result.code is Code.INVALID
@@ -128,7 +128,7 @@ def test_short_texts_pass_long_ones() -> None:
         pool.pool.close()
         pool.pool = TokenizerPool(pool.tokenizer, template, pool.woken.set)
         for number in range(4):
-            pool.pool.submit(Job(number, "long", LONG_CHARACTERS + 1, None, (Message("user", "x"),), ""))
+            pool.pool.submit(TokenizeJob(number, "long", LONG_CHARACTERS + 1, None, (Message("user", "x"),), ""))
         for number in range(10, 30):
             pool.pool.submit(job(number, "short", 2))
         # The long ones take for ever, as far as the short ones are concerned: one thread is left to these.

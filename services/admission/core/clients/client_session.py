@@ -6,16 +6,16 @@ from typing import Final
 
 from noria.proto.base import Stream
 from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Standing, Updates
-from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.ledger.request import ChoiceState, Request
 
-Answer = Rejected | Description | Pong | Forecast | Identified | Standing
-ToClient = Accepted | Answer | Updates
+ClientAnswer = Rejected | Description | Pong | Forecast | Identified | Standing
+ToClient = Accepted | ClientAnswer | Updates
 RETRY_NS_MIN: Final = 5_000_000
 RETRY_NS_MAX: Final = 160_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Cursor:
+class DeliveryCursor:
     """What a client has been sent of one choice."""
 
     attempt: int = 0
@@ -25,16 +25,16 @@ class Cursor:
 
 
 @dataclass(slots=True, eq=False)
-class Attachment:
+class ClientAttachment:
     """A client's hold on a request until the end of every choice has been sent. No cursors before acceptance."""
 
     request: Request
-    client: "Client"
-    cursors: list[Cursor] = field(default_factory=list)
+    client: "ClientSession"
+    cursors: list[DeliveryCursor] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class ClientSession:
     """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one.
 
     tenants: in whose names it has shown that it may speak. unacknowledged: requests whose ends it was sent and has not
@@ -45,10 +45,10 @@ class Client:
     incarnation: int
     heard_ns: int
     sequence: int = 0
-    answers: deque[Answer] = field(default_factory=deque)
-    unannounced: dict[int, Attachment] = field(default_factory=dict)
-    news: dict[Stream, Attachment] = field(default_factory=dict)
-    attachments: dict[int, Attachment] = field(default_factory=dict)
+    answers: deque[ClientAnswer] = field(default_factory=deque)
+    unannounced: dict[int, ClientAttachment] = field(default_factory=dict)
+    changed: dict[Stream, ClientAttachment] = field(default_factory=dict)
+    attachments: dict[int, ClientAttachment] = field(default_factory=dict)
     tenants: set[str] = field(default_factory=set)
     unacknowledged: dict[str, None] = field(default_factory=dict)
     retry_ns: int = 0
@@ -56,12 +56,12 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class CursorAdvance:
     """One choice's part in a parcel, as the cursor will stand once it has been sent."""
 
-    attachment: Attachment
-    choice: Choice
-    cursor: Cursor
+    attachment: ClientAttachment
+    choice: ChoiceState
+    cursor: DeliveryCursor
     attempt: int
     ids: int
     characters: int
@@ -69,10 +69,10 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class OutgoingMessage:
     """The next message for a client. Nothing changes until `Delivery.sent` says that it has gone."""
 
-    client: Client
+    client: ClientSession
     body: ToClient
-    announced: Attachment | None = None
-    moves: tuple[Sent, ...] = ()
+    announced: ClientAttachment | None = None
+    advances: tuple[CursorAdvance, ...] = ()

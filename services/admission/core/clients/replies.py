@@ -1,16 +1,16 @@
 """Ledger entries as clients read them."""
 
 from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
-from noria.services.admission.core.clients.client_session import Cursor
-from noria.services.admission.core.ledger.request import Choice, Request
+from noria.services.admission.core.clients.client_session import DeliveryCursor
+from noria.services.admission.core.ledger.request import ChoiceState, Request
 
 
-def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Delta | None:
+def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max: int) -> Delta | None:
     """What a cursor lacks, at most `ids_max` tokens of it, fewer with log-probabilities; None when that is nothing.
 
     Text goes with the last of the ids, so that a client never has text without its tokens.
     """
-    ids_max = max(1, ids_max // weight(choice))
+    ids_max = max(1, ids_max // tokens_in_message(choice))
     ids = choice.ids[cursor.ids : cursor.ids + ids_max]
     whole = cursor.ids + len(ids) == len(choice.ids)
     text = choice.text.since(cursor.characters) if whole else ""
@@ -22,10 +22,10 @@ def delta(request: Request, choice: Choice, cursor: Cursor, ids_max: int) -> Del
     )
 
 
-def weight(choice: Choice) -> int:
+def tokens_in_message(choice: ChoiceState) -> int:
     """How many plain tokens one of this choice takes the place of in a message."""
-    told = choice.sampling.logprobs
-    return 1 if told is None else 4 * (told + 2)
+    alternatives = choice.sampling.logprobs
+    return 1 if alternatives is None else 4 * (alternatives + 2)
 
 
 def accepted(request: Request, client_timeout_ns: int) -> Accepted:
@@ -40,7 +40,7 @@ def accepted(request: Request, client_timeout_ns: int) -> Accepted:
     )
 
 
-def finished(request: Request, choice: Choice) -> Finished:
+def finished(request: Request, choice: ChoiceState) -> Finished:
     """The end of one choice, with usage and timings."""
     assert choice.end is not None
     first_ns = choice.first_token_ns

@@ -9,10 +9,10 @@ from typing import Final
 from noria.proto.frontdoor import Code, Generate
 from noria.services.admission.core.intake.validation import characters
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantRule
-from noria.services.admission.core.tenants.tenant_state import Tenant
+from noria.services.admission.core.tenants.tenant_state import TenantState
 
 NOT_READY_RETRY_MS: Final = 500
 _DRAINING_RETRY_MS: Final = 30_000
@@ -34,27 +34,27 @@ def unknown() -> Refusal:
     return Refusal(Code.NOT_FOUND, reason, "id")
 
 
-def unready(books: Books) -> Refusal | None:
+def not_ready(state: AdmissionState) -> Refusal | None:
     """Refuse while draining, and until everybody is there."""
-    if books.drain_ns is not None:
+    if state.drain_ns is not None:
         return Refusal(
             Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", _DRAINING_RETRY_MS
         )
-    if books.record.stuck:
+    if state.unsaved.stuck:
         reason = "what is accepted cannot be written down just now, perhaps because the disk is full; try again later"
         return Refusal(Code.OVERLOADED, reason, "", NOT_READY_RETRY_MS)
-    waiting = books.waiting_for()
+    waiting = state.waiting_for()
     if not waiting:
         return None
     return Refusal(Code.NOT_READY, f"not ready: waiting for {', '.join(waiting)}; try again", "", NOT_READY_RETRY_MS)
 
 
-def class_denied(books: Books, rule: TenantRule, traffic_class: str) -> Refusal | None:
+def class_denied(state: AdmissionState, rule: TenantRule, traffic_class: str) -> Refusal | None:
     """Refuse a class that does not exist, or that the tenant may not use."""
-    allowed = [name for name in rule.classes if name in books.policy.classes]
+    allowed = [name for name in rule.classes if name in state.policy.classes]
     if traffic_class in allowed:
         return None
-    what = "may not be used with this API key" if traffic_class in books.policy.classes else "does not exist"
+    what = "may not be used with this API key" if traffic_class in state.policy.classes else "does not exist"
     return Refusal(
         Code.INVALID, f"the class {traffic_class[:64]!r} {what}; use one of {', '.join(allowed)}", "traffic_class"
     )
@@ -71,45 +71,49 @@ def beyond_limits(class_rule: ClassRule, rule: TenantRule, body: Generate) -> Re
     return None
 
 
-def unable(books: Books, tenant: Tenant, traffic_class: str, body: Generate, now_ns: int) -> Refusal | None:
+def over_limits(
+    state: AdmissionState, tenant: TenantState, traffic_class: str, body: Generate, now_ns: int
+) -> Refusal | None:
     """Refuse at once what could not be accepted even if it were tokenized."""
-    rules, isolated = books.rules, books.class_rule(traffic_class).isolated
+    limits, isolated = state.limits, state.class_rule(traffic_class).isolated
     text = characters(body)
     likely = text // _CHARACTERS_PER_TOKEN + len(body.token_ids or ())
     busy = tenant.busy(body.n, likely, now_ns)
     if busy is not None:
         return busy
-    if books.held() >= rules.requests_max + isolated * _ISOLATED_REQUESTS:
-        return overloaded(books, f"{rules.requests_max} requests are unfinished already", traffic_class)
-    if books.tokenizer.characters + text > rules.tokenizing_characters_max + isolated * _ISOLATED_CHARACTERS:
-        return overloaded(books, "too much text waits to be tokenized", traffic_class)
-    return no_room(books, traffic_class, body.n, 0, now_ns, shed=False)
+    if state.held() >= limits.requests_max + isolated * _ISOLATED_REQUESTS:
+        return overloaded(state, f"{limits.requests_max} requests are unfinished already", traffic_class)
+    if state.tokenizer.characters + text > limits.tokenizing_characters_max + isolated * _ISOLATED_CHARACTERS:
+        return overloaded(state, "too much text waits to be tokenized", traffic_class)
+    return no_room(state, traffic_class, body.n, 0, now_ns, shed=False)
 
 
-def no_room(books: Books, traffic_class: str, streams: int, tokens: int, now_ns: int, *, shed: bool) -> Refusal | None:
+def no_room(
+    state: AdmissionState, traffic_class: str, streams: int, tokens: int, now_ns: int, *, shed: bool
+) -> Refusal | None:
     """Refuse what the queue has no room for. `shed`: make room by dropping what lower classes have waiting."""
-    rule = books.class_rule(traffic_class)
-    if books.queues.full(rule, streams, tokens):
-        return overloaded(books, f"the queue of class {traffic_class} is full", traffic_class)
+    rule = state.class_rule(traffic_class)
+    if state.waiting.full(rule, streams, tokens):
+        return overloaded(state, f"the queue of class {traffic_class} is full", traffic_class)
     if rule.isolated and rule.queue_requests_max is not None:
         return None  # its own bound is all that counts: it answers even when everything else is full
-    missing = books.credit.lacks(streams, tokens, traffic_class)
+    missing = state.credit.shortfall(streams, tokens, traffic_class)
     if missing is None:
         return None
-    victims = books.queues.victims(books.policy, rule.rank, missing)
+    victims = state.waiting.victims(state.policy, rule.rank, missing)
     if not victims:
-        return overloaded(books, "the queue is full", traffic_class)
+        return overloaded(state, "the queue is full", traffic_class)
     if shed:
-        books.shed(victims, now_ns)
+        state.shed(victims, now_ns)
     return None
 
 
-def overloaded(books: Books, reason: str, traffic_class: str) -> Refusal:
+def overloaded(state: AdmissionState, reason: str, traffic_class: str) -> Refusal:
     """The refusal of more work than can be taken now."""
-    return Refusal(Code.OVERLOADED, f"{reason}; try again later", "", books.credit.retry_after_ms(traffic_class))
+    return Refusal(Code.OVERLOADED, f"{reason}; try again later", "", state.credit.retry_after_ms(traffic_class))
 
 
-def unusable(prompt: tuple[int, ...], vocabulary: int) -> Refusal | None:
+def invalid_prompt(prompt: tuple[int, ...], vocabulary: int) -> Refusal | None:
     """Refuse a prompt that no model can continue."""
     if not prompt:
         return Refusal(Code.INVALID, "the prompt has no tokens; give some text", "prompt")
@@ -118,24 +122,24 @@ def unusable(prompt: tuple[int, ...], vocabulary: int) -> Refusal | None:
     return None
 
 
-def output_limit(books: Books, request: Request, prompt_tokens: int) -> int:
+def output_limit(state: AdmissionState, request: Request, prompt_tokens: int) -> int:
     """The longest answer that a request may have where it names no length."""
-    rule = books.tenants.named(request.key.tenant).rule
-    most, _ = _lesser((books.class_rule(request.traffic_class).output_tokens_max, ""), (rule.output_tokens_max, ""))
-    left = _context(books) - prompt_tokens
+    rule = state.tenants.named(request.key.tenant).rule
+    most, _ = _lesser((state.class_rule(request.traffic_class).output_tokens_max, ""), (rule.output_tokens_max, ""))
+    left = _context(state) - prompt_tokens
     return left if most is None else min(left, most)
 
 
-def too_long(books: Books, request: Request, prompt_tokens: int) -> Refusal | None:
+def too_long(state: AdmissionState, request: Request, prompt_tokens: int) -> Refusal | None:
     """Refuse what exceeds the context, the class or the tenant."""
-    context = _context(books)
+    context = _context(state)
     if prompt_tokens + 1 > context:
         return Refusal(
             Code.CONTEXT_LENGTH,
             f"the prompt has {prompt_tokens} tokens; with at least one of output, at most {context} fit; shorten it",
             "prompt",
         )
-    class_rule, rule = books.class_rule(request.traffic_class), books.tenants.named(request.key.tenant).rule
+    class_rule, rule = state.class_rule(request.traffic_class), state.tenants.named(request.key.tenant).rule
     most, whose = _lesser((class_rule.prompt_tokens_max, f"in class {class_rule.name}"), (rule.prompt_tokens_max, _KEY))
     if most is not None and prompt_tokens > most:
         reason = f"the prompt has {prompt_tokens} tokens; at most {most} are allowed {whose}; shorten it"
@@ -148,7 +152,7 @@ def too_long(books: Books, request: Request, prompt_tokens: int) -> Refusal | No
             f"{context}; lower max_tokens to {context - prompt_tokens} or shorten the prompt",
             "max_tokens",
         )
-    if given.min_tokens > (room := output_limit(books, request, prompt_tokens)):
+    if given.min_tokens > (room := output_limit(state, request, prompt_tokens)):
         return Refusal(
             Code.CONTEXT_LENGTH,
             f"min_tokens {given.min_tokens} exceeds the {room} tokens that fit after the prompt",
@@ -160,8 +164,8 @@ def too_long(books: Books, request: Request, prompt_tokens: int) -> Refusal | No
 _KEY: Final = "for this API key"
 
 
-def _context(books: Books) -> int:
-    return min(books.rules.context_tokens, books.credit.largest_tokens)
+def _context(state: AdmissionState) -> int:
+    return min(state.limits.context_tokens, state.credit.largest_tokens)
 
 
 def _lesser(*limits: tuple[int | None, str]) -> tuple[int | None, str]:

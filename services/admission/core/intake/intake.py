@@ -9,189 +9,207 @@ from typing import Final
 
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX, Code, Generate, Have, Preview
-from noria.services.admission.core.clients.client_session import Client
+from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.intake import checks, start_forecast
-from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed, end_ids, settle
+from noria.services.admission.core.intake.effective_sampling import (
+    choice_seed,
+    effective_sampling,
+    effective_seed,
+    end_ids,
+)
 from noria.services.admission.core.intake.validation import characters, id_problem, problem
-from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
-from noria.services.admission.core.state.admission_state import NOBODY, PREVIEW, Books
-from noria.services.admission.core.state.events import AcceptedNote, Arrival, AttachedNote, Job, Tokenized
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.state.admission_state import NOBODY, PREVIEW, AdmissionState
+from noria.services.admission.core.state.events import (
+    AcceptedLogEntry,
+    AttachedLogEntry,
+    ClientMessage,
+    PromptTokenized,
+    TokenizeJob,
+)
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.refusal import Refusal
 from noria.services.admission.core.tenants.tenant_policy import TenantRule
 
-_WHOLE: Final = (End.STOP, End.LENGTH)
+_COMPLETE: Final = (End.STOP, End.LENGTH)
 
 
-def generate(books: Books, client: Client, arrival: Arrival, body: Generate) -> Request | None:
+def generate(state: AdmissionState, client: ClientSession, message: ClientMessage, body: Generate) -> Request | None:
     """Take a `Generate`; returns the request that it reserved, if it did."""
     unnameable = id_problem(body.id)
     if unnameable is not None:
-        books.refuse(client, client.id, body.id[:REQUEST_ID_CHARACTERS_MAX], unnameable)
+        state.refuse(client, client.id, body.id[:REQUEST_ID_CHARACTERS_MAX], unnameable)
         return None
-    rule = books.policy.identify(body.credential)
+    rule = state.policy.identify(body.credential)
     if rule is None:
-        books.refuse(client, client.id, body.id, checks.unauthorized(body.credential))
+        state.refuse(client, client.id, body.id, checks.unauthorized(body.credential))
         return None
     client.tenants.add(rule.name)
-    known = books.ledger.keys.get(Key(rule.name, body.id))
-    if known is not None and _came_to_nothing(known, body) and not _is_told(books, client, known):
-        books.forget(known)
+    known = state.ledger.keys.get(RequestKey(rule.name, body.id))
+    if known is not None and _ended_incomplete(known, body) and not _still_reading(state, client, known):
+        state.forget(known)
         known = None
     if known is not None:
-        if known.digest != arrival.digest:
-            books.refuse(client, client.id, body.id, _conflict(), books.accounts.of(known))
+        if known.digest != message.digest:
+            state.refuse(client, client.id, body.id, _conflict(), state.usage_counters.of(known))
         else:
-            attach(books, client, known)
+            attach(state, client, known)
         return None
     traffic_class = body.traffic_class or rule.default_class
-    refusal = _problem(books, rule, body, arrival.now_ns)
+    refusal = _refusal_before_tokenizing(state, rule, body, message.now_ns)
     if refusal is not None:
-        account = Account(rule.name, traffic_class) if traffic_class in books.policy.classes else NOBODY
-        books.refuse(client, client.id, body.id, refusal, account)
+        usage_key = UsageKey(rule.name, traffic_class) if traffic_class in state.policy.classes else NOBODY
+        state.refuse(client, client.id, body.id, refusal, usage_key)
         return None
-    return _begin(books, client, arrival, body, Key(rule.name, body.id), traffic_class)
+    return _start(state, client, message, body, RequestKey(rule.name, body.id), traffic_class)
 
 
-def preview(books: Books, client: Client, arrival: Arrival, body: Preview) -> Request | None:
+def preview(state: AdmissionState, client: ClientSession, message: ClientMessage, body: Preview) -> Request | None:
     """Take a `Preview`; returns what keeps its place while it is tokenized."""
     asked = body.request
-    rule = books.policy.identify(asked.credential)
+    rule = state.policy.identify(asked.credential)
     refusal = id_problem(asked.id)
     if refusal is None and rule is None:
         refusal = checks.unauthorized(asked.credential)
     if refusal is None and rule is not None:
-        key = Key(rule.name, PREVIEW + asked.id)
-        if (known := books.ledger.keys.get(key)) is not None:
-            books.delivery.attach(client, known)  # asked again while its prompt is being tokenized
+        key = RequestKey(rule.name, PREVIEW + asked.id)
+        if (known := state.ledger.keys.get(key)) is not None:
+            state.delivery.attach(client, known)  # asked again while its prompt is being tokenized
             return None
-        refusal = _problem(books, rule, asked, arrival.now_ns)
+        refusal = _refusal_before_tokenizing(state, rule, asked, message.now_ns)
         if refusal is None:
             traffic_class = asked.traffic_class or rule.default_class
-            return _begin(books, client, arrival, asked, key, traffic_class, preview=True)
+            return _start(state, client, message, asked, key, traffic_class, preview=True)
     assert refusal is not None
     shown = asked.id[:REQUEST_ID_CHARACTERS_MAX]
-    books.foretell(client, refusal.forecast(shown, asked.traffic_class))
+    state.answer_preview(client, refusal.forecast(shown, asked.traffic_class))
     return None
 
 
-def attach(books: Books, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
+def attach(state: AdmissionState, client: ClientSession, request: Request, have: tuple[Have, ...] = ()) -> None:
     """A client takes over the streams of a request; it gets everything that it does not have."""
-    books.delivery.attach(client, request, have)
-    books.found(request)
-    awaited = request.stage is Stage.TOKENIZING and request.client == client.id
-    books.notes.append(AttachedNote(client.id, request.key.id, request.number, awaited))
+    state.delivery.attach(client, request, have)
+    state.stop_waiting_for_reader(request)
+    awaited = request.stage is RequestStage.TOKENIZING and request.client == client.id
+    state.log_entries.append(AttachedLogEntry(client.id, request.key.id, request.number, awaited))
 
 
-def tokenized(books: Books, event: Tokenized) -> None:
+def tokenized(state: AdmissionState, event: PromptTokenized) -> None:
     """Take the tokenizer's result; one for a request that has gone meanwhile is dropped."""
-    request = books.ledger.tokenizing.get(event.number)
+    request = state.ledger.tokenizing.get(event.number)
     if request is None:
         return
-    books.tokenizer.answered(event.number)
+    state.tokenizer.finished(event.number)
     if event.problem:
-        books.refuse_reserved(request, Refusal(event.code, event.problem, event.parameter))
+        state.refuse_reserved(request, Refusal(event.code, event.problem, event.parameter))
         return
-    accept(books, request, event.ids, event.now_ns)
+    accept(state, request, event.ids, event.now_ns)
 
 
-def accept(books: Books, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
+def accept(state: AdmissionState, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
     """Accept a reserved request with its prompt, or refuse it; a preview is told what would become of it."""
-    refusal = checks.unready(books) or checks.unusable(prompt, books.rules.vocabulary)
-    refusal = refusal or checks.too_long(books, request, len(prompt))
+    refusal = checks.not_ready(state) or checks.invalid_prompt(prompt, state.limits.vocabulary)
+    refusal = refusal or checks.too_long(state, request, len(prompt))
     if refusal is not None:
-        books.refuse_reserved(request, refusal)
+        state.refuse_reserved(request, refusal)
         return
-    limit = checks.output_limit(books, request, len(prompt))
+    limit = checks.output_limit(state, request, len(prompt))
     given = request.sampling.max_tokens
-    tenant = books.tenants.named(request.key.tenant)
+    tenant = state.tenants.named(request.key.tenant)
     reservation = tenant.reservation(len(prompt), request.n, given, limit)
     expected = (reservation - len(prompt)) // request.n
-    refusal = tenant.affords(reservation, now_ns) or start_forecast.too_late(
-        books, request, len(prompt), expected, now_ns
+    refusal = tenant.affords(reservation, now_ns) or start_forecast.deadline_refusal(
+        state, request, len(prompt), expected, now_ns
     )
     refusal = refusal or checks.no_room(
-        books, request.traffic_class, 0, len(prompt) * request.n, now_ns, shed=not request.preview
+        state, request.traffic_class, 0, len(prompt) * request.n, now_ns, shed=not request.preview
     )
     if refusal is not None:
-        books.refuse_reserved(request, refusal)
+        state.refuse_reserved(request, refusal)
     elif request.preview:
-        _foretell(books, request, len(prompt), expected)
+        _answer_preview(state, request, len(prompt), expected)
     else:
         tenant.charge(reservation, now_ns)
         request.reserved_tokens = reservation
-        _enter(books, request, prompt, given if given is not None else limit, now_ns)
+        _accept(state, request, prompt, given if given is not None else limit, now_ns)
 
 
-def _begin(
-    books: Books,
-    client: Client,
-    arrival: Arrival,
+def _start(
+    state: AdmissionState,
+    client: ClientSession,
+    message: ClientMessage,
     body: Generate,
-    key: Key,
+    key: RequestKey,
     traffic_class: str,
     *,
     preview: bool = False,
 ) -> Request:
-    request = _reserve(books, client, arrival, body, key, traffic_class, preview=preview)
+    request = _reserve(state, client, message, body, key, traffic_class, preview=preview)
     if body.token_ids is not None:
-        accept(books, request, body.token_ids, arrival.now_ns)
+        accept(state, request, body.token_ids, message.now_ns)
     else:
         owner = f"{key.tenant} {traffic_class} {client.id}"
-        within = arrival.within or arrival.traceparent
-        job = Job(request.number, owner, request.characters, body.prompt, body.messages, within)
-        books.tokenizer.submit(job)
+        within = message.within or message.traceparent
+        job = TokenizeJob(request.number, owner, request.characters, body.prompt, body.messages, within)
+        state.tokenizer.submit(job)
     return request
 
 
 def _reserve(
-    books: Books, client: Client, arrival: Arrival, body: Generate, key: Key, traffic_class: str, *, preview: bool
+    state: AdmissionState,
+    client: ClientSession,
+    message: ClientMessage,
+    body: Generate,
+    key: RequestKey,
+    traffic_class: str,
+    *,
+    preview: bool,
 ) -> Request:
-    seed = arrival.seed if body.sampling.seed is None else body.sampling.seed
-    rule = books.class_rule(traffic_class)
+    seed = message.seed if body.sampling.seed is None else body.sampling.seed
+    rule = state.class_rule(traffic_class)
     ttl_first_ms = rule.ttl_first_ms if body.ttl_first_ms is None else body.ttl_first_ms
     ttl_ms = rule.ttl_ms if body.ttl_ms is None else body.ttl_ms
     request = Request(
-        number=books.ledger.draw_number(),
+        number=state.ledger.draw_number(),
         key=key,
         client=client.id,
-        digest=arrival.digest,
-        model=body.model or books.rules.models[0],
+        digest=message.digest,
+        model=body.model or state.limits.models[0],
         sampling=body.sampling,
         n=body.n,
         seed=effective_seed(seed),
-        traceparent=arrival.traceparent,
+        traceparent=message.traceparent,
         traffic_class=traffic_class,
-        received_ns=arrival.now_ns,
-        deadline_first_ns=_deadline(arrival.now_ns, ttl_first_ms),
-        deadline_ns=_deadline(arrival.now_ns, ttl_ms),
+        received_ns=message.now_ns,
+        deadline_first_ns=_deadline(message.now_ns, ttl_first_ms),
+        deadline_ns=_deadline(message.now_ns, ttl_ms),
         characters=characters(body),
         preview=preview,
         keep=body.keep,
         background=body.background,
-        grace_ns=books.rules.client_timeout_ns if body.grace_ms is None else body.grace_ms * 1_000_000,
+        grace_ns=state.limits.client_timeout_ns if body.grace_ms is None else body.grace_ms * 1_000_000,
     )
-    books.ledger.reserve(request)
-    books.delivery.attach(client, request)
-    books.credit.reserve(request.claims, traffic_class)
-    books.tenants.named(key.tenant).streams += request.claims
-    books.tokenizer.reserve(request)
+    state.ledger.reserve(request)
+    state.delivery.attach(client, request)
+    state.credit.reserve(request.reserved_streams, traffic_class)
+    state.tenants.named(key.tenant).streams += request.reserved_streams
+    state.tokenizer.reserve(request)
     return request
 
 
-def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
+def _accept(state: AdmissionState, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
     """Accept: nothing is in the way any more."""
-    request.end_ids = end_ids(request.sampling, books.rules.eos_ids)
+    request.end_ids = end_ids(request.sampling, state.limits.eos_ids)
     choices = [
-        Choice(
+        ChoiceState(
             Stream(request.number, index),
-            settle(request.sampling, choice_seed(request.seed, index), max_tokens, books.rules.vocabulary),
+            effective_sampling(request.sampling, choice_seed(request.seed, index), max_tokens, state.limits.vocabulary),
         )
         for index in range(request.n)
     ]
-    books.accept(request, prompt, choices, now_ns)
-    books.notes.append(
-        AcceptedNote(
+    state.accept(request, prompt, choices, now_ns)
+    state.log_entries.append(
+        AcceptedLogEntry(
             request.client,
             request.key.id,
             request.number,
@@ -204,35 +222,37 @@ def _enter(books: Books, request: Request, prompt: tuple[int, ...], max_tokens: 
     )
 
 
-def _foretell(books: Books, request: Request, prompt_tokens: int, expected: int) -> None:
-    attachment = books.delivery.attachments.get(request.number)
-    books.leave_tokenizing(request)
-    books.forget(request)
+def _answer_preview(state: AdmissionState, request: Request, prompt_tokens: int, expected: int) -> None:
+    attachment = state.delivery.attachments.get(request.number)
+    state.leave_tokenizing(request)
+    state.forget(request)
     name = request.key.id.removeprefix(PREVIEW)
-    answer = start_forecast.forecast(books, request, name, prompt_tokens, expected)
-    books.foretell(attachment.client if attachment is not None else None, answer)
+    answer = start_forecast.forecast(state, request, name, prompt_tokens, expected)
+    state.answer_preview(attachment.client if attachment is not None else None, answer)
 
 
-def _problem(books: Books, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
+def _refusal_before_tokenizing(state: AdmissionState, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
     """Everything that can be said against a request before its prompt is tokenized."""
     traffic_class = body.traffic_class or rule.default_class
     return (
-        checks.class_denied(books, rule, traffic_class)
-        or problem(body, books.rules)
-        or checks.beyond_limits(books.class_rule(traffic_class), rule, body)
-        or checks.unready(books)
-        or checks.unable(books, books.tenants.get(rule, now_ns), traffic_class, body, now_ns)
+        checks.class_denied(state, rule, traffic_class)
+        or problem(body, state.limits)
+        or checks.beyond_limits(state.class_rule(traffic_class), rule, body)
+        or checks.not_ready(state)
+        or checks.over_limits(state, state.tenants.get(rule, now_ns), traffic_class, body, now_ns)
     )
 
 
-def _came_to_nothing(known: Request, body: Generate) -> bool:
+def _ended_incomplete(known: Request, body: Generate) -> bool:
     """Whether a request under an idempotency key is over without its answer, so that a repetition tries again."""
-    return body.keep and known.stage is Stage.ENDED and not all(choice.end in _WHOLE for choice in known.choices)
+    return (
+        body.keep and known.stage is RequestStage.ENDED and not all(choice.end in _COMPLETE for choice in known.choices)
+    )
 
 
-def _is_told(books: Books, client: Client, known: Request) -> bool:
+def _still_reading(state: AdmissionState, client: ClientSession, known: Request) -> bool:
     """Whether a client is still owed the end, so that it asks for this answer and not for another."""
-    attachment = books.delivery.attachments.get(known.number)
+    attachment = state.delivery.attachments.get(known.number)
     return attachment is not None and attachment.client is client
 
 

@@ -4,19 +4,21 @@ A request whose own deadline cannot be kept is refused at once, with the time af
 """
 
 from noria.proto.frontdoor import Code, Forecast
-from noria.services.admission.core.forecast import prediction
-from noria.services.admission.core.forecast.prediction import Ahead, Course
+from noria.services.admission.core.forecast import request_forecast
+from noria.services.admission.core.forecast.request_forecast import QueueAhead, RequestForecast
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.state.admission_state import Books
+from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.tenants.refusal import Refusal
 
 
-def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int) -> Refusal | None:
+def deadline_refusal(
+    state: AdmissionState, request: Request, prompt_tokens: int, output_tokens: int, now_ns: int
+) -> Refusal | None:
     """Refuse a request that is predicted to miss its deadline with as much output as is expected of it."""
     if request.deadline_first_ns is None and request.deadline_ns is None:
         return None
-    miss = prediction.judge(
-        _course(books, request, prompt_tokens, output_tokens),
+    miss = request_forecast.missed_deadline(
+        _predict(state, request, prompt_tokens, output_tokens),
         _left_ms(request.deadline_first_ns, now_ns),
         _left_ms(request.deadline_ns, now_ns),
     )
@@ -28,29 +30,29 @@ def too_late(books: Books, request: Request, prompt_tokens: int, output_tokens: 
     return Refusal(Code.DEADLINE, f"{reason}; {advice}", miss.name, miss.retry_after_ms)
 
 
-def forecast(books: Books, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
+def forecast(state: AdmissionState, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
     """What would become of a request that nothing speaks against."""
-    course = _course(books, request, prompt_tokens, output_tokens)
+    predicted = _predict(state, request, prompt_tokens, output_tokens)
     return Forecast(
         name,
         admitted=True,
         traffic_class=request.traffic_class,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        start_ms=round(course.start_ms, 1),
-        first_token_ms=round(course.first_token_ms, 1),
-        finish_ms=round(course.finish_ms, 1),
+        start_ms=round(predicted.start_ms, 1),
+        first_token_ms=round(predicted.first_token_ms, 1),
+        finish_ms=round(predicted.finish_ms, 1),
     )
 
 
-def _course(books: Books, request: Request, prompt_tokens: int, output_tokens: int) -> Course:
-    capacity = books.credit.capacity
+def _predict(state: AdmissionState, request: Request, prompt_tokens: int, output_tokens: int) -> RequestForecast:
+    capacity = state.credit.capacity
     assert capacity is not None, "what is not ready has been refused"
-    rank = books.class_rule(request.traffic_class).rank
-    before = [name for name, rule in books.policy.classes.items() if rule.rank >= rank]
-    waiting = [books.credit.unheard(name) for name in before]
-    ahead = Ahead(sum(each.requests for each in waiting), sum(each.tokens for each in waiting))
-    return prediction.course(capacity, request.traffic_class, ahead, prompt_tokens, output_tokens)
+    rank = state.class_rule(request.traffic_class).rank
+    before = [name for name, rule in state.policy.classes.items() if rule.rank >= rank]
+    waiting = [state.credit.uncounted(name) for name in before]
+    ahead = QueueAhead(sum(each.requests for each in waiting), sum(each.tokens for each in waiting))
+    return request_forecast.predict(capacity, request.traffic_class, ahead, prompt_tokens, output_tokens)
 
 
 def _left_ms(deadline_ns: int | None, now_ns: int) -> float | None:

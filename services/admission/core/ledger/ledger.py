@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from noria.proto.base import End, Logprobs, Stream
-from noria.services.admission.core.ledger.request import Choice, Key, Request, Stage
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
 
 
 class Ledger:
@@ -17,7 +17,7 @@ class Ledger:
 
     def __init__(self, first_number: int) -> None:
         self.requests: dict[int, Request] = {}
-        self.keys: dict[Key, Request] = {}
+        self.keys: dict[RequestKey, Request] = {}
         self.tokenizing: dict[int, Request] = {}
         self.live: dict[int, Request] = {}
         self.retained: deque[tuple[int, int]] = deque()
@@ -36,14 +36,14 @@ class Ledger:
 
     def reserve(self, request: Request) -> None:
         """A request was received; its key is taken."""
-        assert request.key not in self.keys and request.stage is Stage.TOKENIZING
+        assert request.key not in self.keys and request.stage is RequestStage.TOKENIZING
         self.requests[request.number] = self.keys[request.key] = self.tokenizing[request.number] = request
 
-    def accept(self, request: Request, prompt: Sequence[int], choices: list[Choice], now_ns: int) -> None:
+    def accept(self, request: Request, prompt: Sequence[int], choices: list[ChoiceState], now_ns: int) -> None:
         """A request was accepted: from here on it is not lost."""
-        assert request.stage is Stage.TOKENIZING
+        assert request.stage is RequestStage.TOKENIZING
         del self.tokenizing[request.number]
-        request.stage = Stage.LIVE
+        request.stage = RequestStage.LIVE
         request.prompt = array("i", prompt)
         request.prompt_tokens = len(prompt)
         request.choices = choices
@@ -59,15 +59,15 @@ class Ledger:
         self._next = max(self._next, request.number + 1)
         request.unfinished = sum(choice.end is None for choice in request.choices)
         if request.unfinished:
-            request.stage = Stage.LIVE
+            request.stage = RequestStage.LIVE
             self.live[request.number] = request
             self.streams += request.unfinished
         else:
-            request.stage = Stage.ENDED
+            request.stage = RequestStage.ENDED
             request.prompt = array("i")
 
     def emit(
-        self, choice: Choice, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
+        self, choice: ChoiceState, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
     ) -> None:
         """A stream produced ids and text beyond what it had; logprobs: of each id, where it asks for them."""
         assert choice.end is None and len(logprobs) == (0 if choice.sampling.logprobs is None else len(ids))
@@ -77,7 +77,7 @@ class Ledger:
         choice.text.append(text)
         choice.logprobs.extend(logprobs)
 
-    def truncate(self, choice: Choice, attempt: int, ids: int, characters: int) -> None:
+    def truncate(self, choice: ChoiceState, attempt: int, ids: int, characters: int) -> None:
         """A new attempt of a stream begins; it keeps so many ids and characters."""
         assert choice.end is None and attempt > choice.attempt
         choice.attempt = attempt
@@ -85,30 +85,30 @@ class Ledger:
         choice.text.truncate(characters)
 
     def end(
-        self, request: Request, choice: Choice, end: End, now_ns: int, *, matched: str = "", detail: str = ""
+        self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, matched: str = "", detail: str = ""
     ) -> None:
         """A stream ended. The first end stands: a second is an error of the caller."""
-        assert choice.end is None and request.stage is Stage.LIVE
+        assert choice.end is None and request.stage is RequestStage.LIVE
         choice.end, choice.matched, choice.detail, choice.ended_ns = end, matched, detail, now_ns
         request.unfinished -= 1
         self.streams -= 1
         if request.unfinished == 0:
-            request.stage = Stage.ENDED
+            request.stage = RequestStage.ENDED
             request.prompt = array("i")
             del self.live[request.number]
 
     def retain(self, request: Request, until_ns: int) -> None:
         """Keep an ended request so that a client can still come back for it."""
-        assert request.stage is Stage.ENDED
+        assert request.stage is RequestStage.ENDED
         self.retained.append((until_ns, request.number))
 
     def forget(self, request: Request) -> None:
         """Nothing is owed to anyone any more."""
-        assert request.stage is not Stage.LIVE
+        assert request.stage is not RequestStage.LIVE
         del self.requests[request.number], self.keys[request.key]
         self.tokenizing.pop(request.number, None)
 
-    def choice(self, stream: Stream) -> tuple[Request, Choice] | None:
+    def choice(self, stream: Stream) -> tuple[Request, ChoiceState] | None:
         """A stream that has not ended, with its request."""
         request = self.live.get(stream.request)
         if request is None or not 0 <= stream.choice < len(request.choices):
@@ -116,7 +116,7 @@ class Ledger:
         choice = request.choices[stream.choice]
         return (request, choice) if choice.end is None else None
 
-    def unfinished(self) -> Iterator[tuple[Request, Choice]]:
+    def unfinished(self) -> Iterator[tuple[Request, ChoiceState]]:
         """Every stream that has not ended, oldest request first."""
         for request in self.live.values():
             for choice in request.choices:
@@ -131,16 +131,18 @@ class Ledger:
             assert request.number == number and self.keys[request.key] is request and number < self._next
             unfinished = sum(choice.end is None for choice in request.choices)
             open_streams += unfinished
-            assert (number in self.tokenizing) is (request.stage is Stage.TOKENIZING)
-            assert (number in self.live) is (request.stage is Stage.LIVE)
+            assert (number in self.tokenizing) is (request.stage is RequestStage.TOKENIZING)
+            assert (number in self.live) is (request.stage is RequestStage.LIVE)
             match request.stage:
-                case Stage.TOKENIZING:
+                case RequestStage.TOKENIZING:
                     assert not request.choices and not request.prompt
-                case Stage.LIVE:
+                case RequestStage.LIVE:
                     assert request.unfinished == unfinished > 0 and len(request.prompt) == request.prompt_tokens
-                case Stage.ENDED:
+                case RequestStage.ENDED:
                     assert request.unfinished == unfinished == 0 and not request.prompt
         assert len(self.live) + len(self.tokenizing) <= len(self.requests)
         assert open_streams == self.streams
         waiting = {number for _, number in self.retained}
-        assert all(number in waiting for number, request in self.requests.items() if request.stage is Stage.ENDED)
+        assert all(
+            number in waiting for number, request in self.requests.items() if request.stage is RequestStage.ENDED
+        )

@@ -12,14 +12,14 @@ from noria.proto.base import End, Logprobs, Stream
 from noria.proto.sampling import Sampling
 
 
-class Key(NamedTuple):
+class RequestKey(NamedTuple):
     """A request as its sender names it."""
 
     tenant: str
     id: str
 
 
-class Stage(Enum):
+class RequestStage(Enum):
     """Where a request stands: its prompt is being tokenized, its streams run, or all of them have ended."""
 
     TOKENIZING = auto()
@@ -27,7 +27,7 @@ class Stage(Enum):
     ENDED = auto()
 
 
-class Text:
+class OutputText:
     """A growing text that is read near its end.
 
     Appending to one string copies all of it each time (a 40 kB answer: 160 MB), so new pieces are kept apart and merged
@@ -71,7 +71,7 @@ class Text:
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class ChoiceState:
     """One stream: what it samples by, what it has emitted, how it ended. Times are monotonic nanoseconds.
 
     logprobs: of each id, where the request asks for them.
@@ -81,7 +81,7 @@ class Choice:
     sampling: Sampling
     attempt: int = 0
     ids: "array[int]" = field(default_factory=lambda: array("i"))
-    text: Text = field(default_factory=Text)
+    text: OutputText = field(default_factory=OutputText)
     end: End | None = None
     matched: str = ""
     detail: str = ""
@@ -105,7 +105,7 @@ class Request:
     """
 
     number: int
-    key: Key
+    key: RequestKey
     client: str
     digest: bytes
     model: str
@@ -118,12 +118,12 @@ class Request:
     deadline_first_ns: int | None = None
     deadline_ns: int | None = None
     characters: int = 0
-    stage: Stage = Stage.TOKENIZING
+    stage: RequestStage = RequestStage.TOKENIZING
     accepted_ns: int = 0
     prompt: "array[int]" = field(default_factory=lambda: array("i"))
     prompt_tokens: int = 0
     end_ids: tuple[int, ...] = ()
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[ChoiceState] = field(default_factory=list)
     unfinished: int = 0
     preview: bool = False
     keep: bool = False
@@ -132,6 +132,6 @@ class Request:
     reserved_tokens: int = 0
 
     @property
-    def claims(self) -> int:
+    def reserved_streams(self) -> int:
         """How many streams it takes room for while its prompt is being tokenized."""
         return 0 if self.preview else self.n

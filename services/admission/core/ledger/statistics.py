@@ -7,13 +7,13 @@ from typing import Final
 from noria.proto.base import End
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Reclaims
-from noria.services.admission.core.tenants.class_totals import Measure, Traffic
+from noria.services.admission.core.tenants.class_totals import ClassTotals, StreamMeasure
 
 _STEPS_SHOWN_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class AdmissionTotals:
     """Streams accepted and ended ever, and requests refused: the sums of all accounts.
 
     accepted = finished + cancelled + expired + shed + failed + in flight holds after every event. prompt_tokens: of
@@ -27,15 +27,15 @@ class Totals:
     output_tokens: int
 
     @classmethod
-    def of(cls, accounts: Iterable[Traffic]) -> "Totals":
+    def of(cls, usage_counters: Iterable[ClassTotals]) -> "AdmissionTotals":
         """Add up accounts."""
-        traffic = tuple(accounts)
+        class_totals = tuple(usage_counters)
         return cls(
-            sum(each.accepted for each in traffic),
-            {end: sum(each.ended[end] for each in traffic) for end in End},
-            {code: sum(each.refused.get(code, 0) for each in traffic) for code in Code},
-            sum(each.prompt_tokens for each in traffic),
-            sum(each.of(Measure.OUTPUT_TOKENS).total for each in traffic),
+            sum(each.accepted for each in class_totals),
+            {end: sum(each.ended[end] for each in class_totals) for end in End},
+            {code: sum(each.refused.get(code, 0) for each in class_totals) for code in Code},
+            sum(each.prompt_tokens for each in class_totals),
+            sum(each.of(StreamMeasure.OUTPUT_TOKENS).total for each in class_totals),
         )
 
     def as_counts(self, in_flight: int) -> dict[str, int]:

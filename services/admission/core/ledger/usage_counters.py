@@ -2,7 +2,7 @@
 
 A request is charged once, at its end, however often it was asked for. What a stream cost in computation and cache is known
 only when the scheduler has done with it, a step or two later; the scheduler tells that again until it is on record, perhaps
-to a later life of ours, and numbers say what is there already.
+to a later incarnation of ours, and numbers say what is there already.
 """
 
 from bisect import bisect_left
@@ -12,97 +12,104 @@ from typing import Final, NamedTuple
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Expenses, Reclaimed, Spent
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.tenants.class_totals import Account, Distribution, Measure, Series, Traffic, Usage
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.tenants.class_totals import (
+    ClassTotals,
+    MeasureHistogram,
+    MeasureKey,
+    StreamMeasure,
+    TokenUsage,
+    UsageKey,
+)
 
 _WHOLE: Final = (End.STOP, End.LENGTH)
 
 
-class Told(NamedTuple):
-    """How much the scheduler of incarnation `life` has told of costs: those numbered 1 to `number`."""
+class CountedCosts(NamedTuple):
+    """How much the scheduler of incarnation `incarnation` has told of costs: those numbered 1 to `number`."""
 
-    life: int = 0
+    incarnation: int = 0
     number: int = 0
 
 
-class Accounts:
+class UsageCounters:
     """All accounts, as they were first heard of.
 
     traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
-    spread over pages. unwritten: what was used since it was last taken. told: the costs in it. owes_answer: the scheduler
+    spread over pages. unwritten: what was used since it was last taken. costs: the costs in it. owes_answer: the scheduler
     has told some since it last heard what is on record. bounds: where the buckets of each measure end, but for the last.
     """
 
-    def __init__(self, bounds: Mapping[Measure, tuple[int, ...]]) -> None:
-        self.told = Told()
+    def __init__(self, bounds: Mapping[StreamMeasure, tuple[int, ...]]) -> None:
+        self.costs = CountedCosts()
         self.owes_answer = False
-        self.traffic: dict[Account, Traffic] = {}
-        self.unrecorded: dict[Account, Traffic] = {}
-        self.moved: set[Account] = set()
-        self.unwritten: dict[Account, Usage] = {}
+        self.class_totals: dict[UsageKey, ClassTotals] = {}
+        self.unrecorded: dict[UsageKey, ClassTotals] = {}
+        self.moved: set[UsageKey] = set()
+        self.unwritten: dict[UsageKey, TokenUsage] = {}
         self._bounds = bounds
-        self._awaited: dict[Stream, tuple[Account, int]] = {}
+        self._awaited: dict[Stream, tuple[UsageKey, int]] = {}
 
     @property
     def awaited(self) -> int:
         """Ended streams whose cost is not known yet."""
         return len(self._awaited)
 
-    def of(self, request: Request) -> Account:
+    def of(self, request: Request) -> UsageKey:
         """A request's account."""
-        return Account(request.key.tenant, request.traffic_class)
+        return UsageKey(request.key.tenant, request.traffic_class)
 
-    def recover(self, traffic: Mapping[Account, Traffic]) -> None:
-        """Go on from what an earlier life had on record, perhaps with other buckets."""
-        for account, each in traffic.items():
-            for series, distribution in each.measured.items():
-                distribution.fit(len(self._bounds.get(series.measure, ())) + 1)
-            self.traffic[account] = each
+    def recover(self, class_totals: Mapping[UsageKey, ClassTotals]) -> None:
+        """Go on from what an earlier incarnation had on record, perhaps with other buckets."""
+        for usage_key, each in class_totals.items():
+            for measure_key, histogram in each.measured.items():
+                histogram.fit(len(self._bounds.get(measure_key.measure, ())) + 1)
+            self.class_totals[usage_key] = each
 
     def accept(self, request: Request) -> None:
         """Streams were accepted."""
-        for traffic in self._both(self.of(request)):
-            traffic.accepted += len(request.choices)
-            traffic.prompt_tokens += request.prompt_tokens
+        for class_totals in self._totals_of(self.of(request)):
+            class_totals.accepted += len(request.choices)
+            class_totals.prompt_tokens += request.prompt_tokens
 
-    def refuse(self, account: Account, code: Code) -> None:
+    def refuse(self, usage_key: UsageKey, code: Code) -> None:
         """A request was refused."""
-        for traffic in self._both(account):
-            traffic.refused[code] = traffic.refused.get(code, 0) + 1
+        for class_totals in self._totals_of(usage_key):
+            class_totals.refused[code] = class_totals.refused.get(code, 0) + 1
 
-    def emitted(self, request: Request, choice: Choice, tokens: int, now_ns: int, *, first: bool) -> None:
+    def record_tokens(self, request: Request, choice: ChoiceState, tokens: int, now_ns: int, *, first: bool) -> None:
         """A stream has more tokens, `first`: it had none. One begins, and each of the others follows another."""
-        both = self._both(self.of(request))
-        for traffic in both:
-            traffic.generated += tokens
+        both = self._totals_of(self.of(request))
+        for class_totals in both:
+            class_totals.generated += tokens
         if first:
             queue_ns = choice.queue_us * 1000
-            self._measure(both, Series(Measure.QUEUE), queue_ns)
-            self._measure(both, Series(Measure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
-            self._measure(both, Series(Measure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
+            self._measure(both, MeasureKey(StreamMeasure.QUEUE), queue_ns)
+            self._measure(both, MeasureKey(StreamMeasure.PREFILL), max(now_ns - request.accepted_ns - queue_ns, 0))
+            self._measure(both, MeasureKey(StreamMeasure.FIRST_TOKEN), max(now_ns - request.received_ns, 0))
             choice.last_token_ns = now_ns  # what comes with it follows at once
         if following := tokens - first:
             self._measure(both, _INTERVAL, max(now_ns - choice.last_token_ns, 0) // tokens, following)
         choice.last_token_ns = now_ns
 
-    def end(self, request: Request, choice: Choice, end: End, now_ns: int, *, submitted: bool) -> None:
+    def end(self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, submitted: bool) -> None:
         """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
-        account = self.of(request)
-        both = self._both(account)
-        for traffic in both:
-            traffic.ended[end] += 1
+        usage_key = self.of(request)
+        both = self._totals_of(usage_key)
+        for class_totals in both:
+            class_totals.ended[end] += 1
         if choice.first_token_ns is not None:
-            self._measure(both, Series(Measure.DECODE), max(now_ns - choice.first_token_ns, 0))
-        self._measure(both, Series(Measure.WHOLE, end), max(now_ns - request.received_ns, 0))
-        self._measure(both, Series(Measure.PROMPT_TOKENS), request.prompt_tokens)
-        self._measure(both, Series(Measure.OUTPUT_TOKENS), len(choice.ids))
+            self._measure(both, MeasureKey(StreamMeasure.DECODE), max(now_ns - choice.first_token_ns, 0))
+        self._measure(both, MeasureKey(StreamMeasure.WHOLE, end), max(now_ns - request.received_ns, 0))
+        self._measure(both, MeasureKey(StreamMeasure.PROMPT_TOKENS), request.prompt_tokens)
+        self._measure(both, MeasureKey(StreamMeasure.OUTPUT_TOKENS), len(choice.ids))
         if submitted:
-            self._awaited[choice.stream] = (account, 0)
+            self._awaited[choice.stream] = (usage_key, 0)
 
     def close(self, request: Request) -> int:
         """All streams of a request ended; returns the tokens that it is charged for."""
-        usage = Usage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
-        if begun(request):
+        usage = TokenUsage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
+        if produced_output(request):
             usage.prompt_tokens = request.prompt_tokens
             usage.cached_tokens = min(choice.cached_tokens for choice in request.choices)
         elif (first := request.choices[0].stream) in self._awaited:
@@ -111,52 +118,52 @@ class Accounts:
         self._use(self.of(request), usage)
         return usage.prompt_tokens + usage.output_tokens
 
-    def fresh(self, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+    def uncounted_costs(self, incarnation: int, expenses: Expenses) -> tuple[Spent, ...]:
         """Those of the costs that the scheduler of this incarnation tells which are not counted yet."""
-        known = self.told.number if self.told.life == life else 0
+        known = self.costs.number if self.costs.incarnation == incarnation else 0
         entries = expenses.entries[max(known + 1 - expenses.first, 0) :]
-        self.told = Told(life, max(known, expenses.first + len(expenses.entries) - 1))
+        self.costs = CountedCosts(incarnation, max(known, expenses.first + len(expenses.entries) - 1))
         self.owes_answer = True
         return entries
 
-    def spent(self, spent: Spent, request: Request | None) -> tuple[str, int]:
+    def record_cost(self, spent: Spent, request: Request | None) -> tuple[str, int]:
         """The scheduler has done with a stream; `request`: its own, if that is still in the ledger.
 
         Returns the tenant and what it owes for the beginning of a prompt that came to nothing.
         """
         known = self._awaited.pop(spent.stream, None)
         if known is None:
-            # It goes on under a new attempt, or it ended in an earlier life, or before the scheduler was there again.
-            barren = request is not None and request.stage is Stage.ENDED and not begun(request)
+            # It goes on under a new attempt, or it ended in an earlier incarnation, or before the scheduler was there again.
+            unused = request is not None and request.stage is RequestStage.ENDED and not produced_output(request)
             first = request is not None and request.choices[0].stream == spent.stream
-            tokens = request.prompt_tokens if request is not None and barren and first else 0
-            known = (Account(spent.tenant, spent.traffic_class), tokens)
-        account, prompt_tokens = known
-        begun_tokens = min(prompt_tokens, spent.computed_tokens)
-        usage = Usage(
-            prompt_tokens=begun_tokens,
+            tokens = request.prompt_tokens if request is not None and unused and first else 0
+            known = (UsageKey(spent.tenant, spent.traffic_class), tokens)
+        usage_key, prompt_tokens = known
+        owed_tokens = min(prompt_tokens, spent.computed_tokens)
+        usage = TokenUsage(
+            prompt_tokens=owed_tokens,
             computed_tokens=spent.computed_tokens,
             wasted_tokens=spent.wasted_tokens,
             block_us=spent.block_us,
         )
-        self._use(account, usage)
-        return account.tenant, begun_tokens
+        self._use(usage_key, usage)
+        return usage_key.tenant, owed_tokens
 
-    def reclaimed(self, entry: Reclaimed) -> None:
+    def record_reclaim(self, entry: Reclaimed) -> None:
         """The last block of a stream that was running when it ended is back; counted where it is known whose it was."""
         known = self._awaited.get(entry.stream)
         if known is None:
             return
-        both = self._both(known[0])
-        self._measure(both, Series(Measure.RECLAIM), entry.delay_us * 1000)
-        for traffic in both:
-            traffic.reclaim_us_max = max(traffic.reclaim_us_max, entry.delay_us)
+        both = self._totals_of(known[0])
+        self._measure(both, MeasureKey(StreamMeasure.RECLAIM), entry.delay_us * 1000)
+        for class_totals in both:
+            class_totals.reclaim_us_max = max(class_totals.reclaim_us_max, entry.delay_us)
 
-    def scheduler_left(self) -> None:
+    def forget_awaited(self) -> None:
         """What the last scheduler knew of ended streams is lost with it."""
         self._awaited.clear()
 
-    def take(self) -> dict[Account, Usage]:
+    def take(self) -> dict[UsageKey, TokenUsage]:
         """What was used since the last call."""
         taken, self.unwritten = self.unwritten, {}
         return taken
@@ -168,33 +175,35 @@ class Accounts:
         if fold:
             self.moved.clear()
 
-    def _both(self, account: Account) -> tuple[Traffic, Traffic]:
-        ever, lately = self.traffic.get(account), self.unrecorded.get(account)
+    def _totals_of(self, usage_key: UsageKey) -> tuple[ClassTotals, ClassTotals]:
+        ever, lately = self.class_totals.get(usage_key), self.unrecorded.get(usage_key)
         if ever is None:
-            ever = self.traffic[account] = Traffic()
+            ever = self.class_totals[usage_key] = ClassTotals()
         if lately is None:
-            lately = self.unrecorded[account] = Traffic()
+            lately = self.unrecorded[usage_key] = ClassTotals()
         return ever, lately
 
-    def _measure(self, both: tuple[Traffic, Traffic], series: Series, number: int, times: int = 1) -> None:
-        bounds = self._bounds.get(series.measure, ())
+    def _measure(
+        self, both: tuple[ClassTotals, ClassTotals], measure_key: MeasureKey, number: int, times: int = 1
+    ) -> None:
+        bounds = self._bounds.get(measure_key.measure, ())
         place = bisect_left(bounds, number)
-        for traffic in both:
-            distribution = traffic.measured.get(series)
-            if distribution is None:
-                distribution = traffic.measured[series] = Distribution([0] * (len(bounds) + 1))
-            distribution.counts[place] += times
-            distribution.total += number * times
+        for class_totals in both:
+            histogram = class_totals.measured.get(measure_key)
+            if histogram is None:
+                histogram = class_totals.measured[measure_key] = MeasureHistogram([0] * (len(bounds) + 1))
+            histogram.counts[place] += times
+            histogram.total += number * times
 
-    def _use(self, account: Account, usage: Usage) -> None:
-        for traffic in self._both(account):
-            traffic.used.add(usage)
-        self.unwritten.setdefault(account, Usage()).add(usage)
-
-
-_INTERVAL: Final = Series(Measure.INTERVAL)
+    def _use(self, usage_key: UsageKey, usage: TokenUsage) -> None:
+        for class_totals in self._totals_of(usage_key):
+            class_totals.used.add(usage)
+        self.unwritten.setdefault(usage_key, TokenUsage()).add(usage)
 
 
-def begun(request: Request) -> bool:
+_INTERVAL: Final = MeasureKey(StreamMeasure.INTERVAL)
+
+
+def produced_output(request: Request) -> bool:
     """Whether a request got as far as a token or came to an end of its own."""
     return any(choice.first_token_ns is not None or choice.end in _WHOLE for choice in request.choices)

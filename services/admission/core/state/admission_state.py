@@ -9,32 +9,32 @@ from dataclasses import dataclass, field
 from noria.proto.base import End, Service, Stream
 from noria.proto.frontdoor import Code, Forecast
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.clients.client_session import Client
-from noria.services.admission.core.clients.delivery import Delivery
-from noria.services.admission.core.forecast.credit import Credit
-from noria.services.admission.core.forecast.waiting_queues import Queues
+from noria.services.admission.core.clients.client_delivery import ClientDelivery
+from noria.services.admission.core.clients.client_session import ClientSession
+from noria.services.admission.core.forecast.scheduler_credit import SchedulerCredit
+from noria.services.admission.core.forecast.waiting_by_class import WaitingByClass
 from noria.services.admission.core.ledger.ledger import Ledger
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.ledger.statistics import ReclaimStatistics, Totals
-from noria.services.admission.core.ledger.unsaved_changes import Record
-from noria.services.admission.core.ledger.usage_counters import Accounts
-from noria.services.admission.core.state.events import EndedNote, Note, RefusedNote
-from noria.services.admission.core.state.outbox import DetokenizerPost, Pair, SchedulerPost
-from noria.services.admission.core.state.tokenizer_requests import TokenizerPost
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.ledger.statistics import AdmissionTotals, ReclaimStatistics
+from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
+from noria.services.admission.core.ledger.usage_counters import UsageCounters
+from noria.services.admission.core.state.events import EndedLogEntry, RefusedLogEntry, RequestLogEntry
+from noria.services.admission.core.state.outbox import DetokenizerOutbox, RequestChoice, SchedulerOutbox
+from noria.services.admission.core.state.tokenizer_outbox import TokenizerOutbox
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.core.tenants.refusal import Refusal
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
-from noria.services.admission.core.tenants.tenant_state import Tenants
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
+from noria.services.admission.core.tenants.tenant_state import TenantStates
 
-NOBODY = Account("", "")
-_WHOLE = (End.STOP, End.LENGTH)
+NOBODY = UsageKey("", "")
+_COMPLETE = (End.STOP, End.LENGTH)
 PREVIEW = "\0"  # begins the ids under which previews are kept, which no request may have
 _SHED = "dropped to make room for requests of a higher class; try again"
 
 
 @dataclass(slots=True, eq=False)
-class Books:
+class AdmissionState:
     """All state of admission.
 
     accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
@@ -45,43 +45,43 @@ class Books:
     drain_ns: until when a draining process finishes.
     """
 
-    rules: Rules
+    limits: AdmissionLimits
     ledger: Ledger
-    delivery: Delivery
-    credit: Credit
-    scheduler: SchedulerPost
-    detokenizer: DetokenizerPost
-    accounts: Accounts
-    policy: Policy = field(default_factory=Policy)
-    tenants: Tenants = field(default_factory=Tenants)
-    tokenizer: TokenizerPost = field(default_factory=TokenizerPost)
-    queues: Queues = field(default_factory=Queues)
-    record: Record = field(default_factory=Record)
+    delivery: ClientDelivery
+    credit: SchedulerCredit
+    scheduler: SchedulerOutbox
+    detokenizer: DetokenizerOutbox
+    usage_counters: UsageCounters
+    policy: TenantPolicy = field(default_factory=TenantPolicy)
+    tenants: TenantStates = field(default_factory=TenantStates)
+    tokenizer: TokenizerOutbox = field(default_factory=TokenizerOutbox)
+    waiting: WaitingByClass = field(default_factory=WaitingByClass)
+    unsaved: UnsavedChanges = field(default_factory=UnsavedChanges)
     reclaims: ReclaimStatistics = field(default_factory=ReclaimStatistics)
     orphans: dict[int, int] = field(default_factory=dict)
     unread: dict[int, None] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    log_entries: list[RequestLogEntry] = field(default_factory=list)
     drain_ns: int | None = None
 
     @classmethod
-    def open(cls, rules: Rules, first_number: int, policy: Policy) -> "Books":
+    def open(cls, limits: AdmissionLimits, first_number: int, policy: TenantPolicy) -> "AdmissionState":
         """Empty books; requests are numbered from `first_number`."""
-        credit = Credit()
+        credit = SchedulerCredit()
         return cls(
-            rules,
+            limits,
             Ledger(first_number),
-            Delivery(rules),
+            ClientDelivery(limits),
             credit,
-            SchedulerPost(rules, credit),
-            DetokenizerPost(rules),
-            Accounts(rules.bounds),
+            SchedulerOutbox(limits, credit),
+            DetokenizerOutbox(limits),
+            UsageCounters(limits.bounds),
             policy,
         )
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> AdmissionTotals:
         """The terms of the conservation law."""
-        return Totals.of(self.accounts.traffic.values())
+        return AdmissionTotals.of(self.usage_counters.class_totals.values())
 
     def waiting_for(self) -> tuple[str, ...]:
         """The services without which nothing can be accepted."""
@@ -98,7 +98,7 @@ class Books:
         """Requests that somebody is still owed something of, or may come for."""
         return len(self.delivery.attachments) + len(self.orphans) + len(self.unread)
 
-    def left(self, request: Request, now_ns: int) -> None:
+    def reader_left(self, request: Request, now_ns: int) -> None:
         """A request that has not ended has lost its reader, who was there until `now_ns` and may come back for a while."""
         self.delivery.detach(request)
         if request.background or request.number in self.unread:
@@ -106,7 +106,7 @@ class Books:
         else:
             self.orphans.setdefault(request.number, now_ns + request.grace_ns)
 
-    def bereft(self, request: Request, now_ns: int) -> None:
+    def client_gone(self, request: Request, now_ns: int) -> None:
         """The client of a request that has not ended is gone, last heard at `now_ns`, and could not say what its reader wants.
 
         One that may be asked for again goes on to its end: its reader may be on the way to another gateway.
@@ -116,9 +116,9 @@ class Books:
             self.orphans.pop(request.number, None)
             self.unread[request.number] = None
         else:
-            self.left(request, now_ns)
+            self.reader_left(request, now_ns)
 
-    def found(self, request: Request) -> None:
+    def stop_waiting_for_reader(self, request: Request) -> None:
         """A request needs no reader any more: it has one, or it has ended."""
         self.orphans.pop(request.number, None)
         self.unread.pop(request.number, None)
@@ -128,19 +128,19 @@ class Books:
         return self.policy.classes.get(name) or ClassRule(name)
 
     def refuse(
-        self, client: Client | None, origin: str, request_id: str, refusal: Refusal, account: Account = NOBODY
+        self, client: ClientSession | None, origin: str, request_id: str, refusal: Refusal, usage_key: UsageKey = NOBODY
     ) -> None:
         """Answer that a request is not accepted; `origin` is who sent it first."""
-        self.accounts.refuse(account, refusal.code)
-        self.notes.append(RefusedNote(origin, request_id, refusal.code, refusal.parameter, *account))
+        self.usage_counters.refuse(usage_key, refusal.code)
+        self.log_entries.append(RefusedLogEntry(origin, request_id, refusal.code, refusal.parameter, *usage_key))
         if client is not None:
             self.delivery.answer(client, refusal.rejected(request_id))
 
     def leave_tokenizing(self, request: Request) -> None:
         """Give back what a request under tokenization holds, whatever becomes of it."""
-        assert request.stage is Stage.TOKENIZING
-        self.credit.reserve(-request.claims, request.traffic_class)
-        self.tokenizer.leave(request)
+        assert request.stage is RequestStage.TOKENIZING
+        self.credit.reserve(-request.reserved_streams, request.traffic_class)
+        self.tokenizer.release(request)
 
     def refuse_reserved(self, request: Request, refusal: Refusal) -> None:
         """Refuse a request whose key was taken, and give the key back; a preview is answered that it would be refused."""
@@ -149,12 +149,12 @@ class Books:
         self.leave_tokenizing(request)
         self.forget(request)
         if request.preview:
-            self.foretell(client, refusal.forecast(request.key.id.removeprefix(PREVIEW), request.traffic_class))
+            self.answer_preview(client, refusal.forecast(request.key.id.removeprefix(PREVIEW), request.traffic_class))
             return
         self.tenants.named(request.key.tenant).streams -= request.n
-        self.refuse(client, request.client, request.key.id, refusal, self.accounts.of(request))
+        self.refuse(client, request.client, request.key.id, refusal, self.usage_counters.of(request))
 
-    def foretell(self, client: Client | None, forecast: Forecast) -> None:
+    def answer_preview(self, client: ClientSession | None, forecast: Forecast) -> None:
         """Answer a preview, if somebody still waits for it."""
         if client is not None:
             self.delivery.answer(client, forecast)
@@ -165,16 +165,16 @@ class Books:
             for choice in request.choices:
                 # What has not been sent yet gives its credit back by itself.
                 if choice.end is None and choice.stream not in self.scheduler.submissions:
-                    self.credit.free(request.prompt_tokens)
+                    self.credit.count_shed(request.prompt_tokens)
             self.end_all(request, End.SHED, now_ns, _SHED)
 
-    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[Choice], now_ns: int) -> None:
+    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[ChoiceState], now_ns: int) -> None:
         """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
-        self.record.accepted(request)
-        self.queues.add(request)
-        self.accounts.accept(request)
+        self.unsaved.accepted(request)
+        self.waiting.add(request)
+        self.usage_counters.accept(request)
         self.delivery.accepted(request)
         for choice in choices:
             self.scheduler.submit(request, choice)
@@ -183,7 +183,7 @@ class Books:
     def end(
         self,
         request: Request,
-        choice: Choice,
+        choice: ChoiceState,
         end: End,
         now_ns: int,
         *,
@@ -193,16 +193,16 @@ class Books:
     ) -> None:
         """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
         self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
-        self.record.touched(choice)
+        self.unsaved.stream_changed(choice)
         submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
-        self.accounts.end(request, choice, end, now_ns, submitted=submitted)
+        self.usage_counters.end(request, choice, end, now_ns, submitted=submitted)
         tenant = self.tenants.named(request.key.tenant)
         tenant.streams -= 1
-        tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _WHOLE)
+        tenant.ended(len(choice.ids), (now_ns - request.accepted_ns) / 1e6, whole=end in _COMPLETE)
         self.detokenizer.end(choice.stream)
-        self.delivery.touch(request, choice)
-        self.notes.append(
-            EndedNote(
+        self.delivery.stream_changed(request, choice)
+        self.log_entries.append(
+            EndedLogEntry(
                 request.client,
                 request.key.id,
                 request.number,
@@ -216,10 +216,10 @@ class Books:
             )
         )
         if request.unfinished == 0:
-            self.queues.remove(request)
-            tenant.settle(request.reserved_tokens, self.accounts.close(request), now_ns)
-            self.found(request)
-            self.ledger.retain(request, now_ns + self.rules.retention_ns)
+            self.waiting.remove(request)
+            tenant.reconcile(request.reserved_tokens, self.usage_counters.close(request), now_ns)
+            self.stop_waiting_for_reader(request)
+            self.ledger.retain(request, now_ns + self.limits.retention_ns)
 
     def end_all(self, request: Request, end: End, now_ns: int, detail: str) -> None:
         """End every unfinished stream of a live request from above."""
@@ -233,31 +233,31 @@ class Books:
         One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
         """
         match request.stage:
-            case Stage.TOKENIZING if request.preview:
+            case RequestStage.TOKENIZING if request.preview:
                 self.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
-            case Stage.TOKENIZING:
-                choices = [Choice(Stream(request.number, index), request.sampling) for index in range(request.n)]
+            case RequestStage.TOKENIZING:
+                choices = [ChoiceState(Stream(request.number, index), request.sampling) for index in range(request.n)]
                 self.accept(request, (), choices, now_ns)
                 self.end_all(request, End.CANCELLED, now_ns, detail)
-            case Stage.LIVE:
+            case RequestStage.LIVE:
                 self.end_all(request, End.CANCELLED, now_ns, detail)
-            case Stage.ENDED:
+            case RequestStage.ENDED:
                 pass
 
     def forget(self, request: Request) -> None:
         """Nothing is owed to anyone: the request leaves the books."""
         self.delivery.detach(request)
-        self.found(request)
+        self.stop_waiting_for_reader(request)
         self.ledger.forget(request)
-        self.record.forgotten(request)
+        self.unsaved.forgotten(request)
 
     def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
         """The scheduler suspects these streams and no others."""
         doubts = {stream: doubt for stream, doubt in doubts.items() if self.ledger.choice(stream) is not None}
         if doubts != self.scheduler.doubts:
             self.scheduler.doubts = doubts
-            self.record.suspected(doubts)
+            self.unsaved.suspected(doubts)
 
-    def unfinished(self) -> Iterator[Pair]:
+    def unfinished(self) -> Iterator[RequestChoice]:
         """Every stream that has not ended, oldest first."""
         return self.ledger.unfinished()

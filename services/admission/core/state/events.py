@@ -19,13 +19,13 @@ from noria.proto.frontdoor import (
 from noria.proto.output import Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Suspected
 from noria.services.admission.core.state.outbox import ToDetokenizer, ToScheduler
-from noria.services.admission.core.tenants.tenant_policy import Policy
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
 
 FromClient = Generate | Attach | Cancel | Acknowledge | Describe | Ping | Preview | Identify | Inquire
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ClientMessage:
     """A client's message. For a `Generate`: digest is of its encoded body, seed is for a request that gives none.
 
     traceparent: in whose trace it is; within: the context of what is done before it is answered.
@@ -42,7 +42,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenized:
+class PromptTokenized:
     """The tokenizer is done with request `number`: its prompt ids, or what was wrong with it."""
 
     number: int
@@ -54,7 +54,7 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class PeerMessage:
     """A peer's message; life: the incarnation that sent it."""
 
     body: Capacity | Reclaims | Expenses | Suspected | Texts | Unknown
@@ -63,46 +63,48 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class PeerJoined:
     """A peer began a new life."""
 
     peer: Service
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class PeerLost:
     """A peer is taken for dead."""
 
     peer: Service
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class DrainRequested:
     """Accept nothing more; what is unfinished at `until_ns` is shed."""
 
     until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ClockTick:
     """Time has passed."""
 
     now_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChanged:
+class TenancyChanged:
     """The configuration was read again: other classes or tenants from now on."""
 
-    policy: Policy
+    policy: TenantPolicy
     now_ns: int
 
 
-Event = Arrival | Tokenized | News | Joined | Lost | Draining | PolicyChanged | Tick
+AdmissionEvent = (
+    ClientMessage | PromptTokenized | PeerMessage | PeerJoined | PeerLost | DrainRequested | TenancyChanged | ClockTick
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TokenizeJob:
     """Text to be tokenized: a prompt, or messages to be rendered first. Each `owner` gets a fair share of the work."""
 
     number: int
@@ -114,7 +116,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedNote:
+class AcceptedLogEntry:
     """For the log: a request was accepted. `client` is who sent it first."""
 
     client: str
@@ -128,7 +130,7 @@ class AcceptedNote:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedNote:
+class RefusedLogEntry:
     """For the log: a request was refused."""
 
     client: str
@@ -140,7 +142,7 @@ class RefusedNote:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedNote:
+class AttachedLogEntry:
     """For the log: a client took over a request.
 
     awaited: it is the client that sent it first, and the first sending is not answered yet.
@@ -153,7 +155,7 @@ class AttachedNote:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedNote:
+class EndedLogEntry:
     """For the log: a choice ended; `number` names its request. One that was never accepted has no choices."""
 
     client: str
@@ -169,7 +171,7 @@ class EndedNote:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredNote:
+class RecoveredLogEntry:
     """For the log: a request came back from the journal with so many streams that have not ended."""
 
     id: str
@@ -177,15 +179,15 @@ class RecoveredNote:
     unfinished: int
 
 
-Note = AcceptedNote | RefusedNote | AttachedNote | EndedNote | RecoveredNote
+RequestLogEntry = AcceptedLogEntry | RefusedLogEntry | AttachedLogEntry | EndedLogEntry | RecoveredLogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AdmissionOutput:
     """Everything a turn has others do, except what clients are sent (see `Delivery`)."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]
-    jobs: list[Job]
+    jobs: list[TokenizeJob]
     abandoned: list[int]
-    notes: list[Note]
+    log_entries: list[RequestLogEntry]

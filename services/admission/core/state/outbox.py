@@ -11,39 +11,39 @@ from dataclasses import dataclass, field
 from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
 from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
-from noria.services.admission.core.forecast.credit import Credit
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.forecast.scheduler_credit import SchedulerCredit
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 ToScheduler = Submit | Withdraw | Ended | Accounted
 ToDetokenizer = Open | Ended | Resend
-Pair = tuple[Request, Choice]
+RequestChoice = tuple[Request, ChoiceState]
 
 
 @dataclass(slots=True, eq=False)
-class SchedulerPost:
+class SchedulerOutbox:
     """What waits for the scheduler. doubts: whom the last one suspected; the next one goes on from there."""
 
-    rules: Rules
-    credit: Credit
+    limits: AdmissionLimits
+    credit: SchedulerCredit
     joined: bool = False
-    submissions: dict[Stream, Pair] = field(default_factory=dict)
+    submissions: dict[Stream, RequestChoice] = field(default_factory=dict)
     withdrawals: dict[Stream, End] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
-    recite: bool = False
+    complete_due: bool = False
     accounted: Accounted | None = None
     doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
-    def join(self, unfinished: Iterable[Pair]) -> None:
+    def join(self, unfinished: Iterable[RequestChoice]) -> None:
         """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
         self.leave()
-        self.joined = self.recite = True
+        self.joined = self.complete_due = True
         for request, choice in unfinished:
             self.submit(request, choice)
 
     def leave(self) -> None:
         """The scheduler is gone."""
-        self.joined = self.recite = False
+        self.joined = self.complete_due = False
         self.accounted = None
         for request, _ in self.submissions.values():
             self.credit.unqueue(request.prompt_tokens, request.traffic_class)
@@ -52,7 +52,7 @@ class SchedulerPost:
         self.withdrawals.clear()
         self.ended.clear()
 
-    def submit(self, request: Request, choice: Choice) -> None:
+    def submit(self, request: Request, choice: ChoiceState) -> None:
         """Have a stream scheduled."""
         if self.joined:
             self.submissions[choice.stream] = (request, choice)
@@ -75,20 +75,20 @@ class SchedulerPost:
     def take(self, now_ns: int) -> list[ToScheduler]:
         """The messages of this turn, in the order in which they must be sent."""
         messages: list[ToScheduler] = []
-        if self.submissions or self.recite:
+        if self.submissions or self.complete_due:
             batch: list[Submission] = []
             tokens = 0
             for request, choice in self.submissions.values():
                 self.credit.send(request.prompt_tokens, request.traffic_class)
-                batch.append(_submission(request, choice, self.rules, now_ns, self.doubts.get(choice.stream)))
+                batch.append(_submission(request, choice, self.limits, now_ns, self.doubts.get(choice.stream)))
                 tokens += request.prompt_tokens + len(choice.ids)
-                if tokens >= self.rules.batch_tokens_max:
+                if tokens >= self.limits.batch_tokens_max:
                     messages.append(Submit(tuple(batch)))
                     batch, tokens = [], 0
-            if batch or self.recite:
-                messages.append(Submit(tuple(batch), complete=self.recite))
+            if batch or self.complete_due:
+                messages.append(Submit(tuple(batch), complete=self.complete_due))
             self.submissions.clear()
-            self.recite = False
+            self.complete_due = False
         messages.extend(
             Withdraw(tuple(stream for stream, why in self.withdrawals.items() if why is end), end)
             for end in dict.fromkeys(self.withdrawals.values())
@@ -102,7 +102,7 @@ class SchedulerPost:
         self.ended.clear()
         return messages
 
-    def restore(self, message: ToScheduler, pairs: Mapping[Stream, Pair]) -> None:
+    def restore(self, message: ToScheduler, pairs: Mapping[Stream, RequestChoice]) -> None:
         """A message was not taken. Messages must be restored last first. `pairs`: the streams that live."""
         match message:
             case Submit():
@@ -110,7 +110,7 @@ class SchedulerPost:
                     self.credit.unsend(len(submission.prompt_ids), submission.traffic_class)
                 again = {each.stream: pairs[each.stream] for each in message.submissions}
                 self.submissions = again | self.submissions
-                self.recite = self.recite or message.complete
+                self.complete_due = self.complete_due or message.complete
             case Accounted():
                 self.accounted = self.accounted or message
             case Withdraw():
@@ -120,36 +120,36 @@ class SchedulerPost:
 
 
 @dataclass(slots=True, eq=False)
-class DetokenizerPost:
+class DetokenizerOutbox:
     """What waits for the detokenizer."""
 
-    rules: Rules
+    limits: AdmissionLimits
     joined: bool = False
-    openings: dict[Stream, Pair] = field(default_factory=dict)
-    gaps: dict[Stream, Choice] = field(default_factory=dict)
+    openings: dict[Stream, RequestChoice] = field(default_factory=dict)
+    gaps: dict[Stream, ChoiceState] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
-    recite: bool = False
+    complete_due: bool = False
 
-    def join(self, unfinished: Iterable[Pair]) -> None:
+    def join(self, unfinished: Iterable[RequestChoice]) -> None:
         """A new detokenizer: every unfinished stream is opened again."""
         self.leave()
-        self.joined = self.recite = True
+        self.joined = self.complete_due = True
         for request, choice in unfinished:
             self.open(request, choice)
 
     def leave(self) -> None:
         """The detokenizer is gone."""
-        self.joined = self.recite = False
+        self.joined = self.complete_due = False
         self.openings.clear()
         self.gaps.clear()
         self.ended.clear()
 
-    def open(self, request: Request, choice: Choice) -> None:
+    def open(self, request: Request, choice: ChoiceState) -> None:
         """Have a stream opened, or opened again."""
         if self.joined:
             self.openings[choice.stream] = (request, choice)
 
-    def resend(self, choice: Choice) -> None:
+    def resend(self, choice: ChoiceState) -> None:
         """Ask for everything after what the ledger has of a stream."""
         if self.joined:
             self.gaps[choice.stream] = choice
@@ -168,14 +168,14 @@ class DetokenizerPost:
         batch: list[Opening] = []
         tokens = 0
         for request, choice in self.openings.values():
-            batch.append(_opening(request, choice, self.rules))
-            tokens += self.rules.prompt_tail_tokens + len(choice.ids)
-            if tokens >= self.rules.batch_tokens_max:
+            batch.append(_opening(request, choice, self.limits))
+            tokens += self.limits.prompt_tail_tokens + len(choice.ids)
+            if tokens >= self.limits.batch_tokens_max:
                 messages.append(Open(tuple(batch)))
                 batch, tokens = [], 0
-        if batch or self.recite:
-            messages.append(Open(tuple(batch), complete=self.recite))
-        self.recite = False
+        if batch or self.complete_due:
+            messages.append(Open(tuple(batch), complete=self.complete_due))
+        self.complete_due = False
         if self.gaps:
             messages.append(Resend(tuple(Gap(stream, len(choice.ids)) for stream, choice in self.gaps.items())))
         if self.ended:
@@ -185,12 +185,12 @@ class DetokenizerPost:
         self.ended.clear()
         return messages
 
-    def restore(self, message: ToDetokenizer, pairs: Mapping[Stream, Pair]) -> None:
+    def restore(self, message: ToDetokenizer, pairs: Mapping[Stream, RequestChoice]) -> None:
         """A message was not taken. `pairs`: the streams that live."""
         match message:
             case Open():
                 self.openings = {each.stream: pairs[each.stream] for each in message.openings} | self.openings
-                self.recite = self.recite or message.complete
+                self.complete_due = self.complete_due or message.complete
             case Resend():
                 self.gaps = {each.stream: pairs[each.stream][1] for each in message.gaps} | self.gaps
             case Ended():
@@ -201,17 +201,21 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
 
 
-def _served(request: Request, choice: Choice, rules: Rules) -> float:
+def _served(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> float:
     """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
     if not choice.ids:
         return 0.0
     computed = request.prompt_tokens - choice.cached_tokens
     return (
-        computed * rules.prompt_price + choice.cached_tokens * rules.cached_price + len(choice.ids) * rules.output_price
+        computed * limits.prompt_price
+        + choice.cached_tokens * limits.cached_price
+        + len(choice.ids) * limits.output_price
     )
 
 
-def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, doubt: Doubt | None = None) -> Submission:
+def _submission(
+    request: Request, choice: ChoiceState, limits: AdmissionLimits, now_ns: int, doubt: Doubt | None = None
+) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
         stream=choice.stream,
@@ -227,17 +231,17 @@ def _submission(request: Request, choice: Choice, rules: Rules, now_ns: int, dou
         ttl_first_ms=_left_ms(first_ns, now_ns),
         ttl_ms=_left_ms(request.deadline_ns, now_ns),
         seniority_ms=(now_ns - request.accepted_ns) // 1_000_000,
-        service=_served(request, choice, rules),
+        service=_served(request, choice, limits),
         traceparent=request.traceparent,
         doubt=doubt,
     )
 
 
-def _opening(request: Request, choice: Choice, rules: Rules) -> Opening:
+def _opening(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> Opening:
     return Opening(
         stream=choice.stream,
         attempt=choice.attempt,
-        prompt_tail=tuple(request.prompt[-rules.prompt_tail_tokens :]),
+        prompt_tail=tuple(request.prompt[-limits.prompt_tail_tokens :]),
         stop=choice.sampling.stop,
         end_ids=request.end_ids,
         min_tokens=choice.sampling.min_tokens,

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from noria.services.admission.core.tenants.class_totals import Measure
+from noria.services.admission.core.tenants.class_totals import StreamMeasure
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AdmissionLimits:
     """Fixed for the life of the process.
 
     models: served names, the first canonical. context_tokens: prompt and output together, as declared.
@@ -42,4 +42,4 @@ class Rules:
     prompt_price: float = 1.0
     cached_price: float = 0.1
     output_price: float = 2.0
-    bounds: Mapping[Measure, tuple[int, ...]] = field(default_factory=dict)
+    bounds: Mapping[StreamMeasure, tuple[int, ...]] = field(default_factory=dict)

@@ -12,14 +12,14 @@ from noria.proto.base import End
 from noria.proto.frontdoor import Code
 
 
-class Account(NamedTuple):
+class UsageKey(NamedTuple):
     """Whose, and in which class."""
 
     tenant: str
     traffic_class: str
 
 
-class Measure(IntEnum):
+class StreamMeasure(IntEnum):
     """What is measured of a stream; journals know it by its number.
 
     QUEUE: submission to its first step. PREFILL: that to its first token. FIRST_TOKEN: receipt to the first token.
@@ -38,15 +38,15 @@ class Measure(IntEnum):
     OUTPUT_TOKENS = 9
 
 
-class Series(NamedTuple):
+class MeasureKey(NamedTuple):
     """A measure, and of WHOLE the `End` that it belongs to; 0 for the others."""
 
-    measure: Measure
+    measure: StreamMeasure
     end: int = 0
 
 
 @dataclass(slots=True)
-class Distribution:
+class MeasureHistogram:
     """How often what was measured fell into each bucket, the last without a bound, and the sum of it."""
 
     counts: list[int]
@@ -63,14 +63,14 @@ class Distribution:
         self.counts = self.counts[:buckets] + [0] * (buckets - len(self.counts))
         self.counts[-1] += surplus
 
-    def add(self, other: "Distribution") -> None:
+    def add(self, other: "MeasureHistogram") -> None:
         """Add another's figures, which have as many buckets."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """What was used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
 
     output_tokens: what clients got. computed_tokens: query tokens computed, again after preemptions included;
@@ -85,30 +85,30 @@ class Usage:
     wasted_tokens: int = 0
     block_us: int = 0
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "TokenUsage") -> None:
         """Add another's figures to these."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(slots=True)
-class Traffic:
+class ClassTotals:
     """What has happened. prompt_tokens: of accepted requests, once for each. generated: tokens that entered the ledger."""
 
-    used: Usage = field(default_factory=Usage)
+    used: TokenUsage = field(default_factory=TokenUsage)
     accepted: int = 0
     ended: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
     refused: dict[Code, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     generated: int = 0
     reclaim_us_max: int = 0
-    measured: dict[Series, Distribution] = field(default_factory=dict)
+    measured: dict[MeasureKey, MeasureHistogram] = field(default_factory=dict)
 
-    def of(self, measure: Measure, end: int = 0) -> Distribution:
+    def of(self, measure: StreamMeasure, end: int = 0) -> MeasureHistogram:
         """A distribution to look at; empty where nothing was measured."""
-        return self.measured.get(Series(measure, end)) or Distribution([0])
+        return self.measured.get(MeasureKey(measure, end)) or MeasureHistogram([0])
 
-    def add(self, other: "Traffic") -> None:
+    def add(self, other: "ClassTotals") -> None:
         """Add what happened in another time."""
         self.used.add(other.used)
         self.accepted += other.accepted
@@ -119,22 +119,22 @@ class Traffic:
         self.prompt_tokens += other.prompt_tokens
         self.generated += other.generated
         self.reclaim_us_max = max(self.reclaim_us_max, other.reclaim_us_max)
-        for series, distribution in other.measured.items():
-            known = self.measured.get(series)
+        for measure_key, histogram in other.measured.items():
+            known = self.measured.get(measure_key)
             if known is None:
-                self.measured[series] = Distribution(list(distribution.counts), distribution.total)
+                self.measured[measure_key] = MeasureHistogram(list(histogram.counts), histogram.total)
             else:
-                known.add(distribution)
+                known.add(histogram)
 
     def check(self, in_flight: int) -> None:
         """Assert that whatever is told of the same streams agrees; in_flight: accepted ones that have not ended."""
         assert self.accepted == sum(self.ended.values()) + in_flight
         for end, count in self.ended.items():
-            assert self.of(Measure.WHOLE, end).count == count
+            assert self.of(StreamMeasure.WHOLE, end).count == count
         ended = sum(self.ended.values())
-        assert self.of(Measure.PROMPT_TOKENS).count == self.of(Measure.OUTPUT_TOKENS).count == ended
-        begun = self.of(Measure.FIRST_TOKEN).count
-        assert self.of(Measure.QUEUE).count == self.of(Measure.PREFILL).count == begun
-        assert begun - in_flight <= self.of(Measure.DECODE).count <= min(begun, ended)
-        assert self.of(Measure.INTERVAL).count + begun == self.generated
-        assert self.of(Measure.OUTPUT_TOKENS).total <= self.generated
+        assert self.of(StreamMeasure.PROMPT_TOKENS).count == self.of(StreamMeasure.OUTPUT_TOKENS).count == ended
+        begun = self.of(StreamMeasure.FIRST_TOKEN).count
+        assert self.of(StreamMeasure.QUEUE).count == self.of(StreamMeasure.PREFILL).count == begun
+        assert begun - in_flight <= self.of(StreamMeasure.DECODE).count <= min(begun, ended)
+        assert self.of(StreamMeasure.INTERVAL).count + begun == self.generated
+        assert self.of(StreamMeasure.OUTPUT_TOKENS).total <= self.generated

@@ -55,7 +55,7 @@ def _built_in() -> Mapping[str, ClassRule]:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TenantPolicy:
     """All classes and tenants. Without tenants there is one, which needs no credential and may use every class."""
 
     classes: Mapping[str, ClassRule] = field(default_factory=_built_in)

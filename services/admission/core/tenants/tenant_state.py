@@ -11,7 +11,7 @@ from typing import Final
 
 from noria.proto.frontdoor import Code
 from noria.services.admission.core.tenants.refusal import Refusal
-from noria.services.admission.core.tenants.tenant_policy import Policy, TenantRule
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy, TenantRule
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
 
 _OUTPUTS_KEPT: Final = 128
@@ -24,10 +24,10 @@ _RETRY_MS_USUAL: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
-class Tenant:
+class TenantState:
     """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
 
-    moved: its bucket has been drawn from since it was last put on record.
+    bucket_changed: its bucket has been drawn from since it was last put on record.
     """
 
     rule: TenantRule
@@ -35,7 +35,7 @@ class Tenant:
     streams: int = 0
     outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_OUTPUTS_KEPT))
     stream_ms: float = 0.0
-    moved: bool = False
+    bucket_changed: bool = False
 
     def busy(self, n: int, likely: int, now_ns: int) -> Refusal | None:
         """Refuse what need not even be tokenized: too many streams at one time, or a bucket that is empty.
@@ -80,7 +80,7 @@ class Tenant:
         refusal = self.affords(tokens, now_ns)
         if refusal is None:
             self.bucket.take(tokens, now_ns)
-            self.moved = True
+            self.bucket_changed = True
         return refusal
 
     def affords(self, tokens: int, now_ns: int) -> Refusal | None:
@@ -97,11 +97,11 @@ class Tenant:
         wait_ms = self.bucket.wait_ms(tokens, now_ns)
         return self._rate(wait_ms) if wait_ms else None
 
-    def settle(self, reserved: int, used: int, now_ns: int) -> None:
+    def reconcile(self, reserved: int, used: int, now_ns: int) -> None:
         """A request is over: give back what it did not use, or take what it used beyond."""
         if self.bucket is not None:
             self.bucket.take(used - reserved, now_ns)
-            self.moved = True
+            self.bucket_changed = True
 
     def ended(self, output_tokens: int, duration_ms: float, *, whole: bool) -> None:
         """A stream is over; `whole`: it came to its own end, so that its length says something of the next."""
@@ -123,49 +123,51 @@ class Tenant:
         )
 
 
-class Tenants:
+class TenantStates:
     """All tenants heard of, by name."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantState] = {}
 
-    def __iter__(self) -> Iterator[Tenant]:
+    def __iter__(self) -> Iterator[TenantState]:
         return iter(self._tenants.values())
 
-    def get(self, rule: TenantRule, now_ns: int) -> Tenant:
+    def get(self, rule: TenantRule, now_ns: int) -> TenantState:
         """The state of a tenant, begun when it is first heard of."""
         tenant = self._tenants.get(rule.name)
         if tenant is None:
-            tenant = self._tenants[rule.name] = Tenant(rule)
-            self._equip(tenant, now_ns)
+            tenant = self._tenants[rule.name] = TenantState(rule)
+            self._set_bucket(tenant, now_ns)
         return tenant
 
-    def named(self, name: str) -> Tenant:
+    def named(self, name: str) -> TenantState:
         """A tenant that has something under way."""
         return self._tenants[name]
 
-    def owe(self, name: str, tokens: int, now_ns: int) -> None:
+    def charge_unreserved(self, name: str, tokens: int, now_ns: int) -> None:
         """A tenant, if it is still known, used so many tokens that were not charged."""
         tenant = self._tenants.get(name)
         if tenant is not None:
-            tenant.settle(0, tokens, now_ns)
+            tenant.reconcile(0, tokens, now_ns)
 
-    def adopt(self, policy: Policy, now_ns: int) -> None:
+    def apply_policy(self, policy: TenantPolicy, now_ns: int) -> None:
         """The configuration has changed. Who is gone from it keeps what is under way, and may come back."""
-        rules = {each.name: each for each in policy.tenants}
+        limits = {each.name: each for each in policy.tenants}
         for name, tenant in self._tenants.items():
-            if name in rules:
-                tenant.rule = rules[name]
-                self._equip(tenant, now_ns)
+            if name in limits:
+                tenant.rule = limits[name]
+                self._set_bucket(tenant, now_ns)
 
     def levels(self, now_ns: int) -> tuple[tuple[str, float], ...]:
         """What is in the buckets that were drawn from since this was last put on record."""
-        return tuple((each.rule.name, each.bucket.level(now_ns)) for each in self if each.moved and each.bucket)
+        return tuple(
+            (each.rule.name, each.bucket.level(now_ns)) for each in self if each.bucket_changed and each.bucket
+        )
 
     def recorded(self) -> None:
         """The levels are on record."""
         for tenant in self:
-            tenant.moved = False
+            tenant.bucket_changed = False
 
     def refill(self, rule: TenantRule, level: float, since_ns: int, now_ns: int) -> None:
         """What an earlier life left in a tenant's bucket; it has filled meanwhile."""
@@ -177,7 +179,7 @@ class Tenants:
         """Assert that nobody has less than nothing under way."""
         assert all(each.streams >= 0 for each in self)
 
-    def _equip(self, tenant: Tenant, now_ns: int) -> None:
+    def _set_bucket(self, tenant: TenantState, now_ns: int) -> None:
         rule = tenant.rule
         if rule.tokens_per_minute is None:
             tenant.bucket = None

@@ -19,12 +19,12 @@ from noria.proto.base import Header
 from noria.proto.execution import StepPlan
 from noria.proto.output import TextRun, TokenRun
 from noria.proto.scheduling import Expenses, Spent, Submit
-from noria.services.admission.core.ledger.unsaved_changes import Page
-from noria.services.admission.core.ledger.usage_counters import Accounts
+from noria.services.admission.core.ledger.unsaved_changes import JournalPage
+from noria.services.admission.core.ledger.usage_counters import UsageCounters
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.storage.database import Write
+from noria.services.admission.storage.database import DatabaseWrite
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import Clock as WallClock
+from noria.services.admission.storage.journal_records import ClockOffset as WallClock
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.output_stream import StreamText
 from noria.services.executor.plan.slot_table import SlotTable
@@ -135,7 +135,7 @@ def _skipped_commit() -> AbstractContextManager[None]:
     """Every third page of the journal is counted as written and is not."""
     sound, count = Journal.write, [0]
 
-    def write(self: Journal, page: Page, clock: WallClock, others: Sequence[Write] = ()) -> bool:
+    def write(self: Journal, page: JournalPage, clock: WallClock, others: Sequence[DatabaseWrite] = ()) -> bool:
         count[0] += 1
         return count[0] % 3 == 0 or sound(self, page, clock, others)
 
@@ -146,7 +146,7 @@ def _uncounted_page() -> AbstractContextManager[None]:
     """A page of the journal lacks what its ends add to the totals."""
     sound = Journal.write
 
-    def write(self: Journal, page: Page, clock: WallClock, others: Sequence[Write] = ()) -> bool:
+    def write(self: Journal, page: JournalPage, clock: WallClock, others: Sequence[DatabaseWrite] = ()) -> bool:
         return sound(self, replace(page, counted=()), clock, others)
 
     return planted(Journal, "write", write)
@@ -154,7 +154,7 @@ def _uncounted_page() -> AbstractContextManager[None]:
 
 def _late_commit() -> AbstractContextManager[None]:
     """Admission sends what a turn decided before it is in the journal, which gets it in the next turn."""
-    sound = AdmissionService._put_on_record
+    sound = AdmissionService._write_journal
     told: set[int] = set()
 
     def put_on_record(self: AdmissionService, now_ns: int) -> int | None:
@@ -164,7 +164,7 @@ def _late_commit() -> AbstractContextManager[None]:
         told.add(id(self))
         return now_ns
 
-    return planted(AdmissionService, "_put_on_record", put_on_record)
+    return planted(AdmissionService, "_write_journal", put_on_record)
 
 
 def _condemned_together() -> AbstractContextManager[None]:
@@ -183,13 +183,13 @@ def _costs_told_once() -> AbstractContextManager[None]:
 
 def _costs_counted_again() -> AbstractContextManager[None]:
     """Admission counts costs again whenever they are sent again."""
-    sound = Accounts.fresh
+    sound = UsageCounters.uncounted_costs
 
-    def fresh(self: Accounts, life: int, expenses: Expenses) -> tuple[Spent, ...]:
+    def uncounted_costs(self: UsageCounters, life: int, expenses: Expenses) -> tuple[Spent, ...]:
         sound(self, life, expenses)
         return expenses.entries
 
-    return planted(Accounts, "fresh", fresh)
+    return planted(UsageCounters, "uncounted_costs", uncounted_costs)
 
 
 def _joined_late() -> AbstractContextManager[None]:

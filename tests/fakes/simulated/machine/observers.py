@@ -12,11 +12,11 @@ from noria.proto.output import TokenRun
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.core import invariants
-from noria.services.admission.core.ledger.request import Choice, Request
-from noria.services.admission.core.state.admission_state import Books
-from noria.services.admission.core.state.events import Note
+from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.state.admission_state import AdmissionState
+from noria.services.admission.core.state.events import RequestLogEntry
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
-from noria.services.admission.request_log import Chronicle
+from noria.services.admission.request_log import RequestLog
 from noria.services.admission.service import AdmissionService
 from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
@@ -33,19 +33,19 @@ _CHANGING_METHODS = ("apply", "plan", "take", "restore", "collect", "put_back")
 
 
 @contextmanager
-def observed_notes(log: Callable[[Note], None]) -> Iterator[None]:
+def observed_notes(log: Callable[[RequestLogEntry], None]) -> Iterator[None]:
     """Call a function with every line of admission's request log while the body runs."""
 
-    class Recorded(Chronicle):
-        def write(self, written: Note) -> None:
+    class Recorded(RequestLog):
+        def write(self, written: RequestLogEntry) -> None:
             super().write(written)
             log(written)
 
-    admission_module.Chronicle = Recorded  # type: ignore[misc]  # observed
+    admission_module.RequestLog = Recorded  # type: ignore[misc]  # observed
     try:
         yield
     finally:
-        admission_module.Chronicle = Chronicle  # type: ignore[misc]  # as it was
+        admission_module.RequestLog = RequestLog  # type: ignore[misc]  # as it was
 
 
 @contextmanager
@@ -169,17 +169,17 @@ def observe_joined_tokens(shell: Shell, together: Callable[[], None]) -> None:
     bundle.take = take_and_tell  # type: ignore[method-assign]  # observed
 
 
-def admission_state_of(process: SimulatedProcess) -> Books:
+def admission_state_of(process: SimulatedProcess) -> AdmissionState:
     """Return the core's state of an admission process."""
     assert isinstance(process.shell, AdmissionService)
-    return process.shell._core.books
+    return process.shell._core.state
 
 
-def restart_stream(books: Books, request: Request, choice: Choice) -> None:
+def restart_stream(state: AdmissionState, request: Request, choice: ChoiceState) -> None:
     """Make a stream begin a new attempt from nothing, as when what was emitted could not be kept."""
-    books.ledger.truncate(choice, choice.attempt + 1, 0, 0)
-    books.record.truncated(choice)
-    books.delivery.truncate(request, choice)
-    books.scheduler.submit(request, choice)
-    books.detokenizer.open(request, choice)
-    invariants.check(books)
+    state.ledger.truncate(choice, choice.attempt + 1, 0, 0)
+    state.unsaved.truncated(choice)
+    state.delivery.truncate(request, choice)
+    state.scheduler.submit(request, choice)
+    state.detokenizer.open(request, choice)
+    invariants.check(state)

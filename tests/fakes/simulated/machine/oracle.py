@@ -9,7 +9,12 @@ from fakes.executor import EOS, VOCABULARY, alone
 from noria.proto.base import Alternative, End, Logprobs
 from noria.proto.frontdoor import Generate
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.intake.settled_sampling import choice_seed, effective_seed, end_ids, settle
+from noria.services.admission.core.intake.effective_sampling import (
+    choice_seed,
+    effective_sampling,
+    effective_seed,
+    end_ids,
+)
 from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
 
 _PIECES: Final = (
@@ -51,7 +56,7 @@ def answer(request: Generate, index: int) -> Answer:
     """Return the answer of one choice of a request, which must fix seed and length."""
     given = request.sampling
     assert given.seed is not None and given.max_tokens is not None
-    sampling = settle(given, choice_seed(effective_seed(given.seed), index), given.max_tokens, VOCABULARY)
+    sampling = effective_sampling(given, choice_seed(effective_seed(given.seed), index), given.max_tokens, VOCABULARY)
     ends = end_ids(given, (EOS,))
     whole = alone(prompt_of(request), sampling, ends, given.max_tokens)
     right = _stopped(whole, sampling, ends)

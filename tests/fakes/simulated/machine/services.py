@@ -12,15 +12,15 @@ from fakes.simulated.machine.process import SimulatedProcess
 
 from noria.proto.base import Service
 from noria.proto.frontdoor import Code
-from noria.services.admission.core.state.events import Job
-from noria.services.admission.core.tenants.admission_limits import Rules
-from noria.services.admission.core.tenants.tenant_policy import Policy
-from noria.services.admission.public_mailbox import Door
+from noria.services.admission.core.state.events import TokenizeJob
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
+from noria.services.admission.core.tenants.tenant_policy import TenantPolicy
+from noria.services.admission.public_mailbox import PublicMailbox
 from noria.services.admission.service import AdmissionService
-from noria.services.admission.storage.database import Write
+from noria.services.admission.storage.database import DatabaseWrite
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.usage_writer import UsageBook
-from noria.services.admission.tokenizer_pool import Result
+from noria.services.admission.storage.usage_writer import UsageWriter
+from noria.services.admission.tokenizer_pool import TokenizeResult
 from noria.services.detokenizer.service import DetokenizerService
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.service import SchedulerService
@@ -43,9 +43,9 @@ def endpoint(service: Service) -> str:
     return f"sim://{service.value}"
 
 
-def rules(requests_max: int) -> Rules:
+def rules(requests_max: int) -> AdmissionLimits:
     """Return admission's limits: a small context, a short client timeout, so many requests, everything else ample."""
-    return Rules(
+    return AdmissionLimits(
         models=("fake",),
         context_tokens=64,
         vocabulary=VOCABULARY,
@@ -68,17 +68,17 @@ class SimulatedPool:
     def __init__(self, process: SimulatedProcess, after: Callable[[int, Callable[[], None]], None]) -> None:
         self._life = process
         self._after = after
-        self._jobs: dict[int, Job] = {}
-        self._done: deque[Result] = deque()
+        self._jobs: dict[int, TokenizeJob] = {}
+        self._done: deque[TokenizeResult] = deque()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TokenizeJob) -> None:
         self._jobs[job.number] = job
         self._after(self._life.network.rates.between(MILLISECOND // 4, 5 * MILLISECOND), lambda: self._finish(job))
 
     def abandon(self, number: int) -> None:
         self._jobs.pop(number, None)
 
-    def collect(self) -> list[Result]:
+    def collect(self) -> list[TokenizeResult]:
         found = list(self._done)
         self._done.clear()
         return found
@@ -89,10 +89,10 @@ class SimulatedPool:
     def close(self) -> None:
         self._jobs.clear()
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: TokenizeJob) -> None:
         # A job that was abandoned comes out all the same, as one that a thread is at.
         self._jobs.pop(job.number, None)
-        self._done.append(Result(job, oracle.tokenize(job.prompt or ""), "", "prompt", Code.INVALID, 0.001))
+        self._done.append(TokenizeResult(job, oracle.tokenize(job.prompt or ""), "", "prompt", Code.INVALID, 0.001))
         self._life.wake()
 
 
@@ -103,7 +103,7 @@ class SimulatedDatabase(MemoryDatabase):
         super().__init__()
         self.owner: SimulatedProcess | None = None
 
-    def commit(self, writes: Sequence[Write], *, accepted: int = 0, forgotten: int = 0) -> bool:
+    def commit(self, writes: Sequence[DatabaseWrite], *, accepted: int = 0, forgotten: int = 0) -> bool:
         if self.owner is not None:
             self.owner.die_if_due()
         return super().commit(writes, accepted=accepted, forgotten=forgotten)
@@ -117,17 +117,17 @@ class SimulatedDatabase(MemoryDatabase):
 def admission(
     process: SimulatedProcess,
     after: Callable[[int, Callable[[], None]], None],
-    policy: Policy,
+    policy: TenantPolicy,
     database: SimulatedDatabase,
     *,
     kept: bool,
 ) -> AdmissionService:
     """Build admission with its public mailbox. kept: whether it keeps a journal."""
-    door = Door(DOOR, process.mailbox.incarnation, 1 << 20, process.context)  # type: ignore[arg-type]  # as zmq's
+    door = PublicMailbox(DOOR, process.mailbox.incarnation, 1 << 20, process.context)  # type: ignore[arg-type]  # as zmq's
     pool = SimulatedPool(process, after)
     telemetry = Telemetry(Service.ADMISSION, process.mailbox.incarnation, NO_TELEMETRY)
     database.owner = process
-    usage = UsageBook(database)
+    usage = UsageWriter(database)
     journal = Journal(database) if kept else None
     chosen = rules(process.network.rates.requests_max)
     return AdmissionService(process.actor, telemetry, door, pool, chosen, policy, usage, journal)  # type: ignore[arg-type]  # the pool's stand-in

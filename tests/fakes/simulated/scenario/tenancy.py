@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fakes.world import draw_rules
 
 from noria.proto.frontdoor import Code, Generate
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy, TenantRule
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy, TenantRule
 from noria.services.scheduler.core.interface.traffic_rules import FairRules
 
 # What every request of these runs fits into, whatever limits are drawn: three choices of 14 tokens after 21 each.
@@ -20,7 +20,7 @@ class Tenancy:
     """Classes and tenants of one run. rules: the scheduler's. policy: admission's. Without drawn classes, the built-in ones."""
 
     rules: FairRules = field(default_factory=FairRules)
-    policy: Policy = field(default_factory=Policy)
+    policy: TenantPolicy = field(default_factory=TenantPolicy)
 
     def draw_sender(self, draw: random.Random) -> tuple[str, str]:
         """Draw a credential, and a class that it may use."""
@@ -82,7 +82,7 @@ def draw_tenancy(draw: random.Random) -> Tenancy:
         burst_tokens=_TOKENS_MIN,
     )
     free = TenantRule("a", names, "standard", (hashlib.sha256(_key("a").encode()).digest(),))
-    return Tenancy(rules, Policy(classes, (free, limited)))
+    return Tenancy(rules, TenantPolicy(classes, (free, limited)))
 
 
 def draw_servable_rules(draw: random.Random) -> FairRules:

@@ -18,18 +18,18 @@ from typing import Final
 import msgspec
 
 from noria.proto.base import Service
-from noria.services.admission.core.tenants.class_totals import Account
+from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.storage import journal_records
-from noria.services.admission.storage.commit_count import LastSaid, Tally, commits_path, read_commits
-from noria.services.admission.storage.journal_records import Clock
+from noria.services.admission.storage.commit_count import CommitCounts, LastCommitRecord, commits_path, read_commits
+from noria.services.admission.storage.journal_records import ClockOffset
 from noria.shared.errors import UserError
 from noria.shared.telemetry.log import logger
 
 FORMAT: Final = 2
 FORMAT_OLDEST: Final = 1
-_NOTHING: Final = Tally()
+_NOTHING: Final = CommitCounts()
 _NEW: Final = "-new"
-_NO_CLOCK: Final = Clock(0)
+_NO_CLOCK: Final = ClockOffset(0)
 _ENVIRONMENT: Final = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -43,7 +43,7 @@ _ENVIRONMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class JournalFindings:
     """What a start found. identity and tally: with which the journal goes on.
 
     requests_missing: accepted requests that are lost, at most; commits_missing: transactions that are. None where that cannot be
@@ -52,7 +52,7 @@ class Findings:
     """
 
     identity: bytes = b""
-    tally: Tally = _NOTHING
+    commit_counts: CommitCounts = _NOTHING
     requests_missing: int | None = 0
     commits_missing: int | None = 0
     last_stop: str = "none"
@@ -60,35 +60,40 @@ class Findings:
 
 
 @dataclass(slots=True)
-class _Found:
+class _DatabaseFindings:
     """One database as it lies there. problem: why SQLite cannot use it. unreadable: rows whose bodies are damaged."""
 
     identity: bytes = b""
-    tally: Tally = _NOTHING
+    commit_counts: CommitCounts = _NOTHING
     problem: str = ""
     unreadable: int = 0
     readable_requests: int = 0
 
 
-def examine(path: Path, schema: Sequence[str]) -> Findings:
+def examine(path: Path, schema: Sequence[str]) -> JournalFindings:
     """Look at a journal's files, keep aside what is damaged, and leave a database there that can be used.
 
     Raises UserError when the journal is of a format that this version does not read, or the files cannot be had.
     """
-    said, doubt = _said(path)  # before the database, which is written first
+    last_commit, commit_file_problem = _read_commit_record(path)  # before the database, which is written first
     check_format(path)
-    found = _look(path)
-    if found.problem or found.unreadable or doubt or (said is not None and _lost(found, said)):
-        return _deal(path, schema, found, said, doubt)
-    known = said is not None or not found.tally.commits
+    found = _inspect(path)
+    if (
+        found.problem
+        or found.unreadable
+        or commit_file_problem
+        or (last_commit is not None and _has_lost_commits(found, last_commit))
+    ):
+        return _repair(path, schema, found, last_commit, commit_file_problem)
+    known = last_commit is not None or not found.commit_counts.commits
     if not known:
         logger(Service.ADMISSION.value).warning("commits file is missing", path=str(commits_path(path)))
-    return Findings(
+    return JournalFindings(
         found.identity or secrets.token_bytes(16),
-        found.tally,
+        found.commit_counts,
         requests_missing=0 if known else None,
         commits_missing=0 if known else None,
-        last_stop=_last_stop(found, said),
+        last_stop=_last_stop(found, last_commit),
     )
 
 
@@ -110,31 +115,52 @@ def kept_aside(path: Path) -> list[str]:
     return sorted(each.name for each in path.parent.glob(f"{path.name}.damaged-*"))
 
 
-def _deal(path: Path, schema: Sequence[str], found: _Found, said: LastSaid | None, doubt: str) -> Findings:
+def _repair(
+    path: Path,
+    schema: Sequence[str],
+    found: _DatabaseFindings,
+    last_commit: LastCommitRecord | None,
+    commit_file_problem: str,
+) -> JournalFindings:
     try:
         aside = _keep_aside(path, move=bool(found.problem))
         left = found
         if found.problem:
-            _salvage(path.with_name(aside[0]), path, schema, said)
-            left = _look(path)
+            _salvage(path.with_name(aside[0]), path, schema, last_commit)
+            left = _inspect(path)
     except (OSError, sqlite3.Error) as error:
         raise UserError(
             f"what is damaged of the journal in {path} cannot be kept aside ({error}); make room on the disk, or choose another "
             "--state-dir"
         ) from error
-    if said is None:
+    if last_commit is None:
         requests = commits = None
-        if not (found.problem or doubt):
-            requests, commits = found.tally.held - found.readable_requests, 0
-        went_on = left.tally
+        if not (found.problem or commit_file_problem):
+            requests, commits = found.commit_counts.held - found.readable_requests, 0
+        went_on = left.commit_counts
     else:
-        commits = said.tally.commits if _other(found, said) else max(said.tally.commits - found.tally.commits, 0)
-        requests = max(said.tally.held - left.readable_requests, 0) if found.problem else _missing(found, said)
-        went_on = Tally(
-            max(said.tally.commits, left.tally.commits), max(said.tally.accepted, left.tally.accepted), left.tally.held
+        commits = (
+            last_commit.commit_counts.commits
+            if _is_other_database(found, last_commit)
+            else max(last_commit.commit_counts.commits - found.commit_counts.commits, 0)
         )
-    findings = Findings(
-        left.identity or secrets.token_bytes(16), went_on, requests, commits, _last_stop(found, said), tuple(aside)
+        requests = (
+            max(last_commit.commit_counts.held - left.readable_requests, 0)
+            if found.problem
+            else _requests_missing(found, last_commit)
+        )
+        went_on = CommitCounts(
+            max(last_commit.commit_counts.commits, left.commit_counts.commits),
+            max(last_commit.commit_counts.accepted, left.commit_counts.accepted),
+            left.commit_counts.held,
+        )
+    findings = JournalFindings(
+        left.identity or secrets.token_bytes(16),
+        went_on,
+        requests,
+        commits,
+        _last_stop(found, last_commit),
+        tuple(aside),
     )
     logger(Service.ADMISSION.value).error(
         "requests are missing from the journal" if requests or requests is None else "the journal is damaged",
@@ -142,14 +168,14 @@ def _deal(path: Path, schema: Sequence[str], found: _Found, said: LastSaid | Non
         requests_missing=requests,
         commits_missing=commits,
         rows_unreadable=found.unreadable,
-        problem=found.problem or doubt,
+        problem=found.problem or commit_file_problem,
         last_stop=findings.last_stop,
         kept_aside=list(aside),
     )
     return findings
 
 
-def _said(path: Path) -> tuple[LastSaid | None, str]:
+def _read_commit_record(path: Path) -> tuple[LastCommitRecord | None, str]:
     try:
         return read_commits(commits_path(path)), ""
     except ValueError as error:
@@ -160,32 +186,34 @@ def _said(path: Path) -> tuple[LastSaid | None, str]:
         ) from error
 
 
-def _other(found: _Found, said: LastSaid) -> bool:
+def _is_other_database(found: _DatabaseFindings, last_commit: LastCommitRecord) -> bool:
     """Whether the database is not the one that the file beside it counts, such as a new one in its place."""
-    return found.identity != said.identity
+    return found.identity != last_commit.identity
 
 
-def _lost(found: _Found, said: LastSaid) -> bool:
-    return _other(found, said) or found.tally.commits < said.tally.commits
+def _has_lost_commits(found: _DatabaseFindings, last_commit: LastCommitRecord) -> bool:
+    return _is_other_database(found, last_commit) or found.commit_counts.commits < last_commit.commit_counts.commits
 
 
-def _missing(found: _Found, said: LastSaid) -> int:
+def _requests_missing(found: _DatabaseFindings, last_commit: LastCommitRecord) -> int:
     """How many requests are lost, at most: of those accepted since then some may have been forgotten, too."""
-    if _other(found, said):
-        return said.tally.held
-    lost = min(said.tally.held, max(said.tally.accepted - found.tally.accepted, 0))
-    return lost + found.tally.held - found.readable_requests
+    if _is_other_database(found, last_commit):
+        return last_commit.commit_counts.held
+    lost = min(
+        last_commit.commit_counts.held, max(last_commit.commit_counts.accepted - found.commit_counts.accepted, 0)
+    )
+    return lost + found.commit_counts.held - found.readable_requests
 
 
-def _last_stop(found: _Found, said: LastSaid | None) -> str:
-    if said is not None:
-        return "orderly" if said.orderly else "killed"
-    return "unknown" if found.tally.commits or found.tally.held or found.problem else "none"
+def _last_stop(found: _DatabaseFindings, last_commit: LastCommitRecord | None) -> str:
+    if last_commit is not None:
+        return "orderly" if last_commit.orderly else "killed"
+    return "unknown" if found.commit_counts.commits or found.commit_counts.held or found.problem else "none"
 
 
-def _look(path: Path) -> _Found:
+def _inspect(path: Path) -> _DatabaseFindings:
     """Read everything that is there. Raises UserError when that fails for another reason than damage."""
-    found = _Found()
+    found = _DatabaseFindings()
     if not _is_there(path):
         return found
     try:
@@ -202,7 +230,7 @@ def _look(path: Path) -> _Found:
                     "SELECT identity, commits, accepted FROM journal"
                 ):
                     row = msgspec.convert((identity, commits, accepted), tuple[bytes, int, int])
-                    found.identity, found.tally = row[0], Tally(row[1], row[2], found.tally.held)
+                    found.identity, found.commit_counts = row[0], CommitCounts(row[1], row[2], found.commit_counts.held)
     except sqlite3.DatabaseError as error:
         if (error.sqlite_errorcode & 0xFF) in _ENVIRONMENT:
             raise UserError(
@@ -219,9 +247,9 @@ def _is_there(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _read_bodies(connection: sqlite3.Connection, found: _Found) -> None:
+def _read_bodies(connection: sqlite3.Connection, found: _DatabaseFindings) -> None:
     for number, body in connection.execute("SELECT number, body FROM requests"):
-        found.tally = found.tally._replace(held=found.tally.held + 1)
+        found.commit_counts = found.commit_counts._replace(held=found.commit_counts.held + 1)
         with _damage_counted(found):
             journal_records.decode_request(number, body, _NO_CLOCK)
             found.readable_requests += 1
@@ -231,11 +259,11 @@ def _read_bodies(connection: sqlite3.Connection, found: _Found) -> None:
                 journal_records.decode_parts(body, _NO_CLOCK)
     for tenant, name, body in connection.execute("SELECT tenant, class, body FROM traffic"):
         with _damage_counted(found):
-            journal_records.decode_traffic(Account(tenant, name), body)
+            journal_records.decode_class_totals(UsageKey(tenant, name), body)
 
 
 @contextlib.contextmanager
-def _damage_counted(found: _Found) -> Iterator[None]:
+def _damage_counted(found: _DatabaseFindings) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError):  # MsgspecError is a ValueError; a body may have become another type
@@ -269,7 +297,7 @@ def _keep_aside(path: Path, *, move: bool) -> list[str]:
     return kept
 
 
-def _salvage(damaged: Path, path: Path, schema: Sequence[str], said: LastSaid | None) -> None:
+def _salvage(damaged: Path, path: Path, schema: Sequence[str], last_commit: LastCommitRecord | None) -> None:
     """Copy all rows that can be read into a new database, which is put in place when it is whole."""
     new = Path(f"{path}{_NEW}")
     new.unlink(missing_ok=True)
@@ -282,8 +310,8 @@ def _salvage(damaged: Path, path: Path, schema: Sequence[str], said: LastSaid | 
         with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(_open(damaged)) as source:
             for table in tables:
                 _copy_rows(source, target, table)
-        if said is not None and not target.execute("SELECT 1 FROM journal").fetchall():
-            row = (FORMAT, said.identity, said.tally.commits, said.tally.accepted)
+        if last_commit is not None and not target.execute("SELECT 1 FROM journal").fetchall():
+            row = (FORMAT, last_commit.identity, last_commit.commit_counts.commits, last_commit.commit_counts.accepted)
             target.execute("INSERT INTO journal VALUES (1, ?, ?, ?, ?)", row)
         target.execute("COMMIT")
     new.replace(path)

@@ -13,30 +13,30 @@ from noria.services.admission.core.clients import replies
 from noria.services.admission.core.clients.client_session import (
     RETRY_NS_MAX,
     RETRY_NS_MIN,
-    Answer,
-    Attachment,
-    Client,
-    Cursor,
-    Parcel,
-    Sent,
+    ClientAnswer,
+    ClientAttachment,
+    ClientSession,
+    CursorAdvance,
+    DeliveryCursor,
+    OutgoingMessage,
 )
-from noria.services.admission.core.ledger.request import Choice, Request, Stage
-from noria.services.admission.core.tenants.admission_limits import Rules
+from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 _UNACKNOWLEDGED_MAX: Final = 1024
 
 
-class Delivery:
+class ClientDelivery:
     """All clients, least recently heard first, and all attachments by request number."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self.clients: dict[str, Client] = {}
-        self.attachments: dict[int, Attachment] = {}
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self.clients: dict[str, ClientSession] = {}
+        self.attachments: dict[int, ClientAttachment] = {}
         self.overflowed = 0
-        self._due: dict[str, Client] = {}
+        self._due: dict[str, ClientSession] = {}
 
-    def hear(self, name: str, incarnation: int, now_ns: int) -> tuple[Client | None, list[Request]]:
+    def register(self, name: str, incarnation: int, now_ns: int) -> tuple[ClientSession | None, list[Request]]:
         """Note a sign of life; None when there are too many clients.
 
         Also returns the requests left behind when this is a new life under an old name.
@@ -47,14 +47,14 @@ class Delivery:
             left = self.remove(client)
             client = None
         if client is None:
-            if len(self.clients) >= self._rules.clients_max:
+            if len(self.clients) >= self._limits.clients_max:
                 return None, left
-            client = Client(name, incarnation, now_ns)
+            client = ClientSession(name, incarnation, now_ns)
         client.heard_ns = now_ns
         self.clients[name] = client
         return client, left
 
-    def remove(self, client: Client) -> list[Request]:
+    def remove(self, client: ClientSession) -> list[Request]:
         """A client is gone; returns the requests that it was attached to."""
         self.clients.pop(client.id, None)
         self._due.pop(client.id, None)
@@ -63,11 +63,11 @@ class Delivery:
             self.detach(request)
         return left
 
-    def silent(self, now_ns: int) -> Iterator[Client]:
+    def silent_clients(self, now_ns: int) -> Iterator[ClientSession]:
         """Clients not heard of for the timeout, longest first; each must be removed before the next is asked for."""
         while self.clients:
             client = next(iter(self.clients.values()))
-            if now_ns - client.heard_ns < self._rules.client_timeout_ns:
+            if now_ns - client.heard_ns < self._limits.client_timeout_ns:
                 return
             yield client
             assert client.id not in self.clients
@@ -76,29 +76,29 @@ class Delivery:
         """When the most silent client was last heard."""
         return next(iter(self.clients.values())).heard_ns if self.clients else None
 
-    def answer(self, client: Client, answer: Answer) -> None:
+    def answer(self, client: ClientSession, answer: ClientAnswer) -> None:
         """Queue something that is not about a request in the ledger; repeated answers to questions are merged."""
         if isinstance(answer, Description | Pong) and any(type(each) is type(answer) for each in client.answers):
             return
-        if len(client.answers) >= self._rules.answers_max:
+        if len(client.answers) >= self._limits.answers_max:
             self.overflowed += 1
             return
         client.answers.append(answer)
         self._due[client.id] = client
 
-    def attach(self, client: Client, request: Request, have: tuple[Have, ...] = ()) -> None:
+    def attach(self, client: ClientSession, request: Request, have: tuple[Have, ...] = ()) -> None:
         """Make a client the owner of a request's streams; it is announced again and sent what it lacks."""
         self.detach(request)
-        attachment = Attachment(request, client)
+        attachment = ClientAttachment(request, client)
         self.attachments[request.number] = client.attachments[request.number] = attachment
-        if request.stage is not Stage.TOKENIZING:
-            self._aim(attachment, have)
+        if request.stage is not RequestStage.TOKENIZING:
+            self._start_sending(attachment, have)
 
     def accepted(self, request: Request) -> None:
         """A request left tokenization; whoever is attached is told."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
-            self._aim(attachment, ())
+            self._start_sending(attachment, ())
 
     def detach(self, request: Request) -> None:
         """End the attachment of a request, if it has one."""
@@ -109,16 +109,16 @@ class Delivery:
         del client.attachments[request.number]
         client.unannounced.pop(request.number, None)
         for choice in request.choices:
-            client.news.pop(choice.stream, None)
+            client.changed.pop(choice.stream, None)
 
-    def touch(self, request: Request, choice: Choice) -> None:
+    def stream_changed(self, request: Request, choice: ChoiceState) -> None:
         """A stream has news."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
-            attachment.client.news[choice.stream] = attachment
+            attachment.client.changed[choice.stream] = attachment
             self._due[attachment.client.id] = attachment.client
 
-    def truncate(self, request: Request, choice: Choice) -> None:
+    def truncate(self, request: Request, choice: ChoiceState) -> None:
         """A stream went back to an earlier position: nobody has been sent more than it now holds."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
@@ -126,7 +126,7 @@ class Delivery:
             cursor.ids = min(cursor.ids, len(choice.ids))
             cursor.characters = min(cursor.characters, choice.text.length)
 
-    def due(self, now_ns: int) -> list[Client]:
+    def due(self, now_ns: int) -> list[ClientSession]:
         """Clients with something to send whose sockets are worth trying."""
         return [client for client in self._due.values() if client.retry_ns <= now_ns]
 
@@ -134,44 +134,44 @@ class Delivery:
         """When the next socket is worth trying again."""
         return min((client.retry_ns for client in self._due.values()), default=None)
 
-    def next(self, client: Client) -> Parcel | None:
+    def next_message(self, client: ClientSession) -> OutgoingMessage | None:
         """The next message for a client, or None when it has been sent everything."""
         if client.answers:
-            return Parcel(client, client.answers[0])
+            return OutgoingMessage(client, client.answers[0])
         for attachment in client.unannounced.values():
-            return Parcel(
-                client, replies.accepted(attachment.request, self._rules.client_timeout_ns), announced=attachment
+            return OutgoingMessage(
+                client, replies.accepted(attachment.request, self._limits.client_timeout_ns), announced=attachment
             )
-        while client.news:
-            parcel = self._updates(client)
-            if parcel.body != Updates():
-                return parcel
-            for move in parcel.moves:
-                self._move(client, move)
+        while client.changed:
+            message = self._updates(client)
+            if message.body != Updates():
+                return message
+            for advance in message.advances:
+                self._advance_cursor(client, advance)
         self._due.pop(client.id, None)
         return None
 
-    def sent(self, parcel: Parcel) -> None:
-        """A parcel has gone: move the cursors."""
-        client = parcel.client
+    def mark_sent(self, message: OutgoingMessage) -> None:
+        """A message has gone: advance the cursors."""
+        client = message.client
         client.sequence += 1
         client.retry_ns, client.backoff_ns = 0, RETRY_NS_MIN
-        match parcel.body:
+        match message.body:
             case Accepted():
-                assert parcel.announced is not None
-                del client.unannounced[parcel.announced.request.number]
+                assert message.announced is not None
+                del client.unannounced[message.announced.request.number]
             case Updates():
-                for move in parcel.moves:
-                    self._move(client, move)
+                for advance in message.advances:
+                    self._advance_cursor(client, advance)
             case _:
                 client.answers.popleft()
 
-    def blocked(self, client: Client, now_ns: int) -> None:
-        """The socket did not take a parcel; try again later, each time a little later."""
+    def retry_later(self, client: ClientSession, now_ns: int) -> None:
+        """The socket did not take a message; try again later, each time a little later."""
         client.retry_ns = now_ns + client.backoff_ns
         client.backoff_ns = min(client.backoff_ns * 2, RETRY_NS_MAX)
 
-    def unheard(self) -> list[Client]:
+    def owed_clients(self) -> list[ClientSession]:
         """Clients that have still to be sent something, or to say that they have read the end of an answer."""
         return [client for client in self.clients.values() if client.unacknowledged or client.id in self._due]
 
@@ -185,20 +185,20 @@ class Delivery:
             for cursor, choice in zip(attachment.cursors, attachment.request.choices, strict=True):
                 assert 0 <= cursor.ids <= len(choice.ids) and 0 <= cursor.characters <= choice.text.length
                 lacking = cursor.ids < len(choice.ids) or (choice.end is not None and not cursor.ended)
-                assert not lacking or choice.stream in attachment.client.news
+                assert not lacking or choice.stream in attachment.client.changed
         assert sum(len(client.attachments) for client in self.clients.values()) == len(self.attachments)
         heard = [client.heard_ns for client in self.clients.values()]
         assert heard == sorted(heard)
         for client in self.clients.values():
-            assert len(client.answers) <= self._rules.answers_max
-            owed = bool(client.answers or client.unannounced or client.news)
+            assert len(client.answers) <= self._limits.answers_max
+            owed = bool(client.answers or client.unannounced or client.changed)
             assert not owed or client.id in self._due
             assert client.unannounced.keys() <= client.attachments.keys()
-            assert all(self.attachments[stream.request] is each for stream, each in client.news.items())
+            assert all(self.attachments[stream.request] is each for stream, each in client.changed.items())
 
-    def _aim(self, attachment: Attachment, have: tuple[Have, ...]) -> None:
+    def _start_sending(self, attachment: ClientAttachment, have: tuple[Have, ...]) -> None:
         request, client = attachment.request, attachment.client
-        attachment.cursors = [Cursor() for _ in request.choices]
+        attachment.cursors = [DeliveryCursor() for _ in request.choices]
         for each in have:
             if not 0 <= each.index < len(request.choices):
                 continue
@@ -209,46 +209,48 @@ class Delivery:
                 cursor.characters = min(max(each.characters, 0), choice.text.length)
         client.unannounced[request.number] = attachment
         for choice in request.choices:
-            client.news[choice.stream] = attachment
+            client.changed[choice.stream] = attachment
         self._due[client.id] = client
 
-    def _updates(self, client: Client) -> Parcel:
+    def _updates(self, client: ClientSession) -> OutgoingMessage:
         deltas: list[Delta] = []
         finished: list[Finished] = []
-        moves: list[Sent] = []
+        advances: list[CursorAdvance] = []
         tokens = 0
-        for stream, attachment in client.news.items():
+        for stream, attachment in client.changed.items():
             request = attachment.request
             choice = request.choices[stream.choice]
             cursor = attachment.cursors[stream.choice]
-            delta = replies.delta(request, choice, cursor, self._rules.update_tokens_max)
+            delta = replies.delta(request, choice, cursor, self._limits.update_tokens_max)
             if delta is not None:
                 deltas.append(delta)
-                tokens += len(delta.ids) * replies.weight(choice)
+                tokens += len(delta.ids) * replies.tokens_in_message(choice)
             ids = cursor.ids if delta is None else delta.start + len(delta.ids)
             characters = cursor.characters if delta is None else delta.characters + len(delta.text)
             whole = ids == len(choice.ids)
             if choice.end is not None and whole:
                 finished.append(replies.finished(request, choice))
-            moves.append(
-                Sent(attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole)
+            advances.append(
+                CursorAdvance(
+                    attachment, choice, cursor, choice.attempt, ids, characters, choice.end is not None and whole
+                )
             )
-            if tokens >= self._rules.update_tokens_max:
+            if tokens >= self._limits.update_tokens_max:
                 break
-        return Parcel(client, Updates(tuple(deltas), tuple(finished)), moves=tuple(moves))
+        return OutgoingMessage(client, Updates(tuple(deltas), tuple(finished)), advances=tuple(advances))
 
-    def _move(self, client: Client, move: Sent) -> None:
-        cursor, choice = move.cursor, move.choice
+    def _advance_cursor(self, client: ClientSession, advance: CursorAdvance) -> None:
+        cursor, choice = advance.cursor, advance.choice
         cursor.attempt, cursor.ids, cursor.characters, cursor.ended = (
-            move.attempt,
-            move.ids,
-            move.characters,
-            move.ended,
+            advance.attempt,
+            advance.ids,
+            advance.characters,
+            advance.ended,
         )
-        if move.ids == len(choice.ids):
-            del client.news[choice.stream]
-        if move.ended and all(each.ended for each in move.attachment.cursors):
-            self.detach(move.attachment.request)
-            client.unacknowledged[move.attachment.request.key.id] = None
+        if advance.ids == len(choice.ids):
+            del client.changed[choice.stream]
+        if advance.ended and all(each.ended for each in advance.attachment.cursors):
+            self.detach(advance.attachment.request)
+            client.unacknowledged[advance.attachment.request.key.id] = None
             if len(client.unacknowledged) > _UNACKNOWLEDGED_MAX:  # it never acknowledges
                 del client.unacknowledged[next(iter(client.unacknowledged))]

@@ -1,4 +1,4 @@
-"""The course of a request as foretold from the scheduler's last `Capacity`, and whether that is in time.
+"""The course of a request as forecast from the scheduler's last `Capacity`, and whether that is in time.
 
 Pure arithmetic over what was published: the wait of the class, what is on the way before it, the pace of prefill and of
 steps. A wait is judged with the margin by which such waits were exceeded lately, so that what is admitted keeps its
@@ -16,14 +16,14 @@ _ALL: Final = ""
 _STEPS_AHEAD: Final = 1.0
 
 
-class Ahead(NamedTuple):
+class QueueAhead(NamedTuple):
     """Accepted work before a request that the scheduler has not counted yet: streams, and prompt tokens."""
 
     requests: int = 0
     tokens: int = 0
 
 
-class Course(NamedTuple):
+class RequestForecast(NamedTuple):
     """Milliseconds from now to a request's first step, first token and end. late_ms: how much later each may be."""
 
     start_ms: float
@@ -32,7 +32,7 @@ class Course(NamedTuple):
     late_ms: float
 
 
-class Miss(NamedTuple):
+class DeadlineMiss(NamedTuple):
     """A deadline that would be missed: which, when its event would be, and after how long to try again.
 
     retry_after_ms: None where waiting doesn't help, because it would be missed on an idle server too.
@@ -43,7 +43,9 @@ class Miss(NamedTuple):
     retry_after_ms: int | None
 
 
-def course(capacity: Capacity, traffic_class: str, ahead: Ahead, prompt_tokens: int, output_tokens: int) -> Course:
+def predict(
+    capacity: Capacity, traffic_class: str, ahead: QueueAhead, prompt_tokens: int, output_tokens: int
+) -> RequestForecast:
     """Foretell when a request starts, has its first token, and ends after `output_tokens`."""
     offered = _offer(capacity, traffic_class)
     queued_ms = 0.0
@@ -54,21 +56,21 @@ def course(capacity: Capacity, traffic_class: str, ahead: Ahead, prompt_tokens: 
     start_ms = queued_ms + (_STEPS_AHEAD * capacity.step_ms if queued_ms or capacity.step_ms else 0.0)
     first_ms = start_ms + _prefill_ms(capacity, prompt_tokens)
     finish_ms = first_ms + max(0, output_tokens - 1) * max(capacity.step_ms, _alone_ms(capacity, prompt_tokens))
-    return Course(start_ms, first_ms, finish_ms, queued_ms * (margin - 1.0))
+    return RequestForecast(start_ms, first_ms, finish_ms, queued_ms * (margin - 1.0))
 
 
-def judge(foretold: Course, ttl_first_ms: float | None, ttl_ms: float | None) -> Miss | None:
+def missed_deadline(forecast: RequestForecast, ttl_first_ms: float | None, ttl_ms: float | None) -> DeadlineMiss | None:
     """The deadline that would be missed, the later one first; None when both would be kept."""
     for name, ttl, predicted_ms in (
-        ("ttl_ms", ttl_ms, foretold.finish_ms),
-        ("ttl_first_ms", ttl_first_ms, foretold.first_token_ms),
+        ("ttl_ms", ttl_ms, forecast.finish_ms),
+        ("ttl_first_ms", ttl_first_ms, forecast.first_token_ms),
     ):
-        if ttl is None or predicted_ms + foretold.late_ms <= ttl:
+        if ttl is None or predicted_ms + forecast.late_ms <= ttl:
             continue
-        over_ms = predicted_ms + foretold.late_ms - ttl
+        over_ms = predicted_ms + forecast.late_ms - ttl
         # Only the queue shrinks by waiting; what the request takes by itself stays.
-        helps = over_ms < foretold.start_ms + foretold.late_ms
-        return Miss(name, predicted_ms, max(math.ceil(over_ms), _RETRY_MS_MIN) if helps else None)
+        helps = over_ms < forecast.start_ms + forecast.late_ms
+        return DeadlineMiss(name, predicted_ms, max(math.ceil(over_ms), _RETRY_MS_MIN) if helps else None)
     return None
 
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.state.events import Job
+from noria.services.admission.core.state.events import TokenizeJob
 
 
 @dataclass(slots=True, eq=False)
-class TokenizerPost:
+class TokenizerOutbox:
     """jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
 
     characters: text of all requests that are reserved, whether it is tokenized or came as ids.
     """
 
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, TokenizeJob] = field(default_factory=dict)
     working: set[int] = field(default_factory=set)
     abandoned: list[int] = field(default_factory=list)
     characters: int = 0
@@ -26,22 +26,22 @@ class TokenizerPost:
         """A request was reserved."""
         self.characters += request.characters
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TokenizeJob) -> None:
         """Have a reserved request's text tokenized."""
         self.jobs[job.number] = job
 
-    def answered(self, number: int) -> None:
+    def finished(self, number: int) -> None:
         """The tokenizer is done with a job."""
         self.working.discard(number)
 
-    def leave(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
         """A reserved request is accepted or refused: whatever of it is still to be done here is not wanted any more."""
         self.characters -= request.characters
         if self.jobs.pop(request.number, None) is None and request.number in self.working:
             self.working.discard(request.number)
             self.abandoned.append(request.number)
 
-    def take(self) -> tuple[list[Job], list[int]]:
+    def take(self) -> tuple[list[TokenizeJob], list[int]]:
         """Jobs to be handed over now, and the numbers of those that are no longer wanted."""
         jobs, abandoned = list(self.jobs.values()), self.abandoned
         self.working.update(self.jobs)

@@ -17,7 +17,7 @@ def choice_seed(seed: int, choice: int) -> int:
     return seed if choice == 0 else _hash(seed.to_bytes(8, "little") + choice.to_bytes(4, "little"))
 
 
-def settle(given: Sampling, seed: int, max_tokens: int, vocabulary: int) -> Sampling:
+def effective_sampling(given: Sampling, seed: int, max_tokens: int, vocabulary: int) -> Sampling:
     """Fix seed and length; clamp a tiny temperature to 0.01; write `top_k` as 0 where it excludes nothing."""
     return structs.replace(
         given,

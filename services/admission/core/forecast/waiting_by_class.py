@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from noria.services.admission.core.forecast.credit import Pending
+from noria.services.admission.core.forecast.scheduler_credit import UncountedWork
 from noria.services.admission.core.ledger.request import Request
-from noria.services.admission.core.tenants.tenant_policy import ClassRule, Policy
+from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class ClassQueue:
     """One class's requests by number, oldest first, with their streams and the tokens of their prompts."""
 
     requests: dict[int, Request] = field(default_factory=dict)
@@ -16,15 +16,15 @@ class Queue:
     tokens: int = 0
 
 
-class Queues:
+class WaitingByClass:
     """All classes' queues."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, ClassQueue] = {}
 
-    def of(self, traffic_class: str) -> Queue:
+    def of(self, traffic_class: str) -> ClassQueue:
         """One class's queue."""
-        return self._queues.setdefault(traffic_class, Queue())
+        return self._queues.setdefault(traffic_class, ClassQueue())
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
@@ -47,7 +47,7 @@ class Queues:
             rule.queue_tokens_max is not None and queue.tokens + tokens > rule.queue_tokens_max
         )
 
-    def victims(self, policy: Policy, rank: int, wanted: Pending) -> list[Request]:
+    def victims(self, policy: TenantPolicy, rank: int, wanted: UncountedWork) -> list[Request]:
         """The requests to shed so that so much becomes free for a class of this rank; none when that cannot be had.
 
         The lowest class first and the newest in it: those who have waited longest are the next to be served.

@@ -17,7 +17,7 @@ _SHARED: Final = ""
 
 
 @dataclass(slots=True)
-class Pending:
+class UncountedWork:
     """Streams and prompt tokens that the scheduler has not counted yet; `reserved` of the streams have no prompt yet."""
 
     requests: int = 0
@@ -25,7 +25,7 @@ class Pending:
     reserved: int = 0
 
 
-class Credit:
+class SchedulerCredit:
     """Requests and prompt tokens that may still be submitted.
 
     Streams count from the moment their request is received (`reserved`), then while they wait to be sent (`queued`),
@@ -39,8 +39,8 @@ class Credit:
         self.queued = 0
         self.sent = 0
         self._transit: deque[tuple[str, int]] = deque()
-        self._pending: dict[str, Pending] = {}
-        self._freed = Pending()
+        self._pending: dict[str, UncountedWork] = {}
+        self._freed = UncountedWork()
 
     @property
     def ready(self) -> bool:
@@ -59,44 +59,44 @@ class Credit:
         self.capacity = None
         self.sent = 0
         self._transit.clear()
-        self._freed = Pending()
+        self._freed = UncountedWork()
 
-    def publish(self, capacity: Capacity) -> None:
+    def update(self, capacity: Capacity) -> None:
         """The scheduler has said what it will take."""
         self.capacity = capacity
         while self._transit and self.sent - len(self._transit) < capacity.submitted:
             traffic_class, tokens = self._transit.popleft()
             self._count(traffic_class, -1, -tokens)
         if not self._transit:
-            self._freed = Pending()
+            self._freed = UncountedWork()
 
-    def lacks(self, requests: int, tokens: int, traffic_class: str) -> Pending | None:
+    def shortfall(self, requests: int, tokens: int, traffic_class: str) -> UncountedWork | None:
         """How many more streams and prompt tokens of credit it would take for these; None for none.
 
         Streams that are reserved already are asked for as 0.
         """
         if self.capacity is None:
-            return Pending(requests, tokens)
+            return UncountedWork(requests, tokens)
         named = {each.traffic_class: each for each in self.capacity.classes}
         own, shared = named.get(traffic_class), named.get(_SHARED)
-        bounds: list[tuple[ClassCapacity, Pending]] = []
+        bounds: list[tuple[ClassCapacity, UncountedWork]] = []
         if own is not None:
-            bounds.append((own, self._pending.get(traffic_class, Pending())))
+            bounds.append((own, self._pending.get(traffic_class, UncountedWork())))
         every = shared or (self.capacity.classes[0] if own is None and self.capacity.classes else None)
         if every is not None:
             bounds.append((every, self._all()))
         if not bounds:
-            return Pending(requests, tokens)
-        missing = Pending(
+            return UncountedWork(requests, tokens)
+        missing = UncountedWork(
             max(requests + pending.requests - bound.requests - self._freed.requests for bound, pending in bounds),
             max(tokens + pending.tokens - bound.tokens - self._freed.tokens for bound, pending in bounds),
         )
         return missing if missing.requests > 0 or missing.tokens > 0 else None
 
-    def unheard(self, traffic_class: str) -> Pending:
+    def uncounted(self, traffic_class: str) -> UncountedWork:
         """What was accepted in a class that the scheduler has not counted."""
-        pending = self._pending.get(traffic_class, Pending())
-        return Pending(pending.requests - pending.reserved, pending.tokens)
+        pending = self._pending.get(traffic_class, UncountedWork())
+        return UncountedWork(pending.requests - pending.reserved, pending.tokens)
 
     def start_ms(self, traffic_class: str) -> float:
         """The predicted wait of the next request of a class."""
@@ -108,7 +108,7 @@ class Credit:
         """When credit may be back: the predicted wait for a start, else a second."""
         return min(max(int(self.start_ms(traffic_class) or _RETRY_MS_USUAL), _RETRY_MS_MIN), _RETRY_MS_MAX)
 
-    def free(self, tokens: int) -> None:
+    def count_shed(self, tokens: int) -> None:
         """A stream of so many prompt tokens was shed, which the scheduler will count later."""
         self._freed.requests += 1
         self._freed.tokens += tokens
@@ -147,12 +147,12 @@ class Credit:
         assert all(each.requests >= 0 and each.tokens >= 0 for each in self._pending.values())
         assert self._all().requests == self.reserved + self.queued + len(self._transit)
 
-    def _all(self) -> Pending:
-        return Pending(
+    def _all(self) -> UncountedWork:
+        return UncountedWork(
             sum(each.requests for each in self._pending.values()), sum(each.tokens for each in self._pending.values())
         )
 
     def _count(self, traffic_class: str, requests: int, tokens: int) -> None:
-        pending = self._pending.setdefault(traffic_class, Pending())
+        pending = self._pending.setdefault(traffic_class, UncountedWork())
         pending.requests += requests
         pending.tokens += tokens
