@@ -157,14 +157,14 @@ def _late_commit() -> AbstractContextManager[None]:
     sound = AdmissionService._write_journal
     told: set[int] = set()
 
-    def put_on_record(self: AdmissionService, now_ns: int) -> int | None:
+    def write_journal(self: AdmissionService, now_ns: int) -> int | None:
         if id(self) in told:
             told.discard(id(self))
             return sound(self, now_ns)
         told.add(id(self))
         return now_ns
 
-    return planted(AdmissionService, "_put_on_record", put_on_record)
+    return planted(AdmissionService, "_write_journal", write_journal)
 
 
 def _condemned_together() -> AbstractContextManager[None]:
