@@ -1,7 +1,7 @@
-"""What admission's books stand at, as metrics by class and tenant, and how long everything took.
+"""Metrics of admission: counts and latency histograms by traffic class and tenant.
 
-All of it is read from one state of the books, which is on record: counts and distributions of the same things agree, in this
-life and the next.
+All are read from one `AdmissionState`, whose counters the journal keeps: counts and histograms of the same streams agree, also after a
+restart.
 """
 
 from collections.abc import Iterator
@@ -40,14 +40,14 @@ def bounds() -> dict[StreamMeasure, tuple[int, ...]]:
 
 
 class ClassMetrics(MetricSource):
-    """Metrics of the books. tenants_max: how many tenants have figures of their own."""
+    """Publishes admission's counters by class and tenant. tenants_max: how many tenants get labels of their own."""
 
     def __init__(self, state: AdmissionState, tenants_max: int) -> None:
         self._state = state
         self._labels = TenantLabels(tenants_max)
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """Yields the current value of every metric."""
         totals, ledger = self._state.totals, self._state.ledger
         yield MetricValue(instruments.LEDGER_ACCEPTED, totals.accepted)
         for end, count in totals.ended.items():

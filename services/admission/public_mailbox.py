@@ -1,4 +1,4 @@
-"""The public mailbox: what may come through it, and what goes back to clients.
+"""The socket of clients: checks what comes in, and sends what goes back.
 
 Decides which mail from outside is a message at all: the routing id must be a client's, the header must name the same
 sender, the kind must be one that clients send. Everything else is answered by `Malformed`. Knows nothing of requests.
@@ -24,7 +24,7 @@ from noria.shared.actor.curve import PUBLIC
 from noria.shared.actor.curve_authenticator import CurveAuthenticator
 from noria.shared.errors import UserError
 
-# A client's own queue: beyond it, its news wait in the ledger instead, where deltas are merged.
+# A client's own queue: beyond it, its output waits in the ledger instead, where deltas are merged.
 _MESSAGES_PER_CLIENT_MAX: Final = 64
 # What a client has sent and is not read yet: beyond it, its connection waits.
 _UNREAD_PER_CLIENT_MAX: Final = 16

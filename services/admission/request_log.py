@@ -1,4 +1,4 @@
-"""What is told of requests to people: log events and spans. Ids and counts, never prompts, outputs or credentials."""
+"""Writes log events and spans of requests: ids and counts, never prompts, outputs or credentials."""
 
 from typing import Final, assert_never
 
@@ -29,7 +29,7 @@ _ID_CHARACTERS_SHOWN: Final = 128
 
 
 class RequestLog:
-    """Writes the log; holds the span of each request between its receipt and the answer."""
+    """Writes log events of requests, and keeps the span of each request from its receipt to the answer."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

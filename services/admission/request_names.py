@@ -1,4 +1,4 @@
-"""Which numbers requests had that clients know by their own ids: for people who ask what a request waited for.
+"""Finds the number of a request by the id that its client gave it, for people who ask what the request waited for.
 
 The gateway marks the ids that come with an API key, so that two tenants may use the same; whoever asks knows only the
 unmarked part. Bounded: the last ACCEPTED_KEPT names of accepted requests, and REFUSED_KEPT of refused ones.
@@ -28,7 +28,7 @@ class RequestNames:
         self._refused: dict[str, str] = {}
 
     def write(self, entry: RequestLogEntry) -> None:
-        """Hear what admission did."""
+        """Notes the names in a log entry."""
         match entry:
             case AcceptedLogEntry() | RecoveredLogEntry():
                 for name in _names(entry.id):

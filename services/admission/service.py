@@ -58,7 +58,7 @@ def first_number() -> int:
 
 
 class AdmissionService:
-    """The shell of one admission process. Closes the door and the pool when the actor stops.
+    """The shell of one admission process. Closes the public mailbox and the tokenizer pool when the actor stops.
 
     With a journal it begins with what that holds, and what a turn decides is on record before any of it leaves.
     Raises UserError when the journal cannot be read.
@@ -106,20 +106,23 @@ class AdmissionService:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
     def joined(self, peer: Service) -> None:
-        """A peer is told of every unfinished stream."""
+        """Sends every unfinished stream to a peer that has started or reconnected."""
         self._core.apply(PeerJoined(peer))
 
     def lost(self, peer: Service) -> None:
-        """Without it nothing is accepted; what was accepted waits for its return."""
+        """Stops accepting requests until the peer is back; accepted requests wait for it."""
         self._core.apply(PeerLost(peer))
 
     def congested(self, peer: Service) -> None:
-        """Counted here; what was not taken is restored where it was sent."""
+        """Counts a full outbox; `_send_to_peers` puts the messages back that it did not take."""
         del peer
         self._congested += 1
 
     def advance(self, now_ns: int) -> int | None:
-        """One turn: results, time, journal, log, peers, tokenizer, clients."""
+        """Runs one turn: tokenizer results, timeouts, journal, log, messages to peers, tokenizer and clients.
+
+        Returns the monotonic time in nanoseconds at which the next turn is due, None if nothing is timed.
+        """
         for result in self._pool.collect():
             self._request_log.tokenized(result)
             self._core.apply(
@@ -156,7 +159,7 @@ class AdmissionService:
         return self._taken, self._core.busy
 
     def snapshot(self) -> dict[str, Any]:
-        """The core's counts, the door's and the pool's."""
+        """Counts of the core, the public mailbox and the tokenizer pool, as `/debug/state` shows them."""
         return {
             **self._core.snapshot(),
             "malformed": self._mailbox.malformed,
@@ -173,8 +176,8 @@ class AdmissionService:
     def close(self) -> None:
         """Release the socket and the threads.
 
-        Clients are told that nothing more will come, unless a next life will go on at once: with a journal and without
-        a drain they hear nothing and ask again. What the journal holds stays there in either case.
+        Clients are sent the ends of their requests, unless a new process continues them: with a journal and without
+        a drain they get nothing and ask again. What the journal holds stays there in either case.
         """
         try:
             if self._journal is not None:
@@ -192,7 +195,7 @@ class AdmissionService:
     def _say_goodbye_to_clients(self) -> None:
         """Tell all clients how their requests ended, and wait until they have read it.
 
-        A client's socket drops what it has not read when the connection ends, so this must stay until it has said so.
+        A client's socket drops unread messages when the connection ends, so this waits for its acknowledgement, at most 3 s.
         """
         delivery = self._core.delivery
         until_ns = time.monotonic_ns() + _FAREWELL_NS
@@ -231,7 +234,10 @@ class AdmissionService:
         return blake2b(self._digests.encode(same), digest_size=16).digest()
 
     def _write_journal(self, now_ns: int) -> int | None:
-        """Write what must be on disk before anything of this turn leaves; returns when to try usage again."""
+        """Writes what must be on disk before any message of this turn is sent.
+
+        Returns the monotonic time in nanoseconds at which usage is written again, None if no usage waits.
+        """
         used = self._core.take_usage()
         if self._handed_over:
             return None  # the next life will say what was used

@@ -1,6 +1,6 @@
-"""Admission: takes requests in, keeps what they emit, tells clients and peers, and ends what must end.
+"""The core of admission: accepts or refuses requests, keeps their output, sends it to clients, and ends requests.
 
-Events go in by `apply`; what others must do comes out once per turn by `take`, what clients are owed by `delivery`.
+Events go in by `apply`. Once per turn, messages to peers come out by `take` and messages to clients by `delivery`.
 The first terminal entry of a stream wins, wherever it comes from. Knows nothing of blocks, batches, sockets or clocks.
 """
 
@@ -38,7 +38,7 @@ _UNRECORDED = "what is accepted could not be written down, perhaps because the d
 
 
 class Admission:
-    """The pure core. `first_number` must be above every request number used before in the life of a journal."""
+    """Admission without sockets, clocks or disks. first_number: above every request number that the journal has ever used."""
 
     def __init__(self, limits: AdmissionLimits, first_number: int, policy: TenantPolicy | None = None) -> None:
         self.state = AdmissionState.open(limits, first_number, policy or TenantPolicy())
@@ -48,12 +48,12 @@ class Admission:
 
     @property
     def delivery(self) -> ClientDelivery:
-        """What clients are owed."""
+        """The messages that clients have not been sent yet."""
         return self.state.delivery
 
     @property
     def stuck(self) -> bool:
-        """Whether the last page could not be written."""
+        """Whether writing the last journal page failed."""
         return self.state.unsaved.stuck
 
     @property
@@ -63,11 +63,11 @@ class Admission:
 
     @property
     def drained(self) -> bool:
-        """Whether it was told to take nothing more, everything has ended, and every reader has its end."""
+        """Whether a drain was requested, every request has ended, and every reader has been sent the end."""
         return self.state.drain_ns is not None and not self.busy and not self.delivery.attachments
 
     def apply(self, event: AdmissionEvent) -> bool:
-        """Take one event; False when there are too many clients to take a message from another one."""
+        """Apply one event. Returns False for a message of a new client if there are already `clients_max`."""
         match event:
             case ClientMessage():
                 return self._client_handler.handle(event)
@@ -91,7 +91,7 @@ class Admission:
         return True
 
     def take(self, now_ns: int) -> AdmissionOutput:
-        """Everything the events since the last call have others do."""
+        """Messages to peers, tokenizer jobs and log entries that the events since the last call have caused."""
         state = self.state
         jobs, abandoned = state.tokenizer.take()
         turn = AdmissionOutput(
@@ -103,19 +103,19 @@ class Admission:
         return turn
 
     def take_usage(self) -> tuple[dict[UsageKey, TokenUsage], CountedCosts]:
-        """What was used since the last call, to be written down, and which of the scheduler's costs are in it and before."""
+        """Usage since the last call, by tenant and class, and how many of the scheduler's costs are counted up to now."""
         return self.state.usage_counters.take(), self.state.usage_counters.costs
 
     def resume_costs(self, costs: CountedCosts) -> None:
-        """Earlier lives have written costs down up to there. To be called before anything else."""
+        """Continue after the costs that earlier processes have written. To be called before anything else."""
         self.state.usage_counters.costs = costs
 
     def confirm_costs(self, costs: CountedCosts) -> None:
-        """Costs are written down up to there."""
+        """Confirm to the scheduler that its costs are written."""
         journaling.confirm_costs(self.state, costs)
 
     def restore(self, scheduler: list[ToScheduler], detokenizer: list[ToDetokenizer]) -> None:
-        """Messages of the turn just taken that a full socket did not accept, in their order; they are given again."""
+        """Put back messages of the last `take` that a full socket did not accept, in their order; the next `take` returns them."""
         pairs = {choice.stream: (request, choice) for request, choice in self.state.unfinished()}
         for to_scheduler in reversed(scheduler):
             self.state.scheduler.restore(to_scheduler, pairs)
@@ -123,44 +123,44 @@ class Admission:
             self.state.detokenizer.restore(to_detokenizer, pairs)
 
     def recover(self, recovered: JournalContents, now_ns: int) -> None:
-        """Begin with what an earlier life had on record, and put everything on record from now on.
+        """Take over the requests and counters of a journal, and write a journal from now on.
 
-        To be called before anything else. Whoever is not finished goes on; its client has a while to come for it.
+        To be called before anything else. Unfinished requests go on; their clients have their grace time to attach again.
         """
         for request in journaling.recover(self.state, recovered, now_ns):
             self._timeouts.watch(request)
 
     def next_page(self, now_ns: int) -> JournalPage | None:
-        """What has to be on record before anything leaves that this turn has decided; None when nothing has.
+        """The page to write before any message of this turn is sent; None if nothing has to be written.
 
-        Then `written` or `unwritten` must be called with it, before any other event.
+        `page_written` or `page_failed` must be called before the next event.
         """
         return journaling.next_page(self.state, now_ns)
 
     def page_written(self, page: JournalPage) -> None:
-        """The page is on record."""
+        """Note that a page is in the journal."""
         journaling.page_written(self.state, page)
 
     def page_failed(self, now_ns: int) -> None:
-        """The page was not taken: nobody is accepted until it is, and who was accepted in it is turned away.
+        """Note that a page could not be written, and end the requests that were accepted in it.
 
-        What was accepted before goes on; what it emits is told, and put on record as soon as that can be.
+        No request is accepted until a page is written. Older requests go on; their output is sent, and written once that is possible.
         """
         for request in self.state.unsaved.page_failed(now_ns):
             self.state.end_all(request, End.SHED, now_ns, _UNRECORDED)
 
     def stop_journaling(self) -> None:
-        """What happens from here on is told and not put on record: a next life begins with what is there now."""
+        """Write no more pages: what happens from here on is sent to clients, and a new process starts from the journal as it is."""
         self.state.unsaved.on = False
 
     def next_wakeup_ns(self) -> int | None:
-        """When time alone will change something."""
+        """Monotonic nanoseconds at which the next timeout or journal page is due; None if there is none."""
         recording_ns = self.state.unsaved.next_wakeup_ns(live=bool(self.state.ledger.live))
         wanted = (self._timeouts.next_wakeup_ns(), recording_ns)
         return min((each for each in wanted if each is not None), default=None)
 
     def snapshot(self) -> dict[str, object]:
-        """Counts for people and tests; the first four are zero when nothing is under way."""
+        """Counts as `/debug/state` shows them; the first four are zero when no request is unfinished."""
         return snapshot.snapshot(self.state, self._timeouts)
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
-"""What clients ask: the messages of the front door, each answered, or done and answered by what comes of it.
+"""Handles the messages of clients: generate, preview, attach, cancel, acknowledge, and questions.
 
-Who speaks for which tenant is decided here; whether a request is taken is `intake`'s to say.
+Decides which tenant a client speaks for; `intake` decides whether a request is accepted.
 """
 
 from typing import assert_never
@@ -31,14 +31,14 @@ from noria.services.admission.core.timeouts import RequestTimeouts
 
 
 class ClientHandler:
-    """Takes clients' messages into the books; `patience` watches over what has deadlines."""
+    """Applies the messages of clients to the state. timeouts: gets the deadlines of new requests."""
 
     def __init__(self, state: AdmissionState, timeouts: RequestTimeouts) -> None:
         self._state = state
         self._timeouts = timeouts
 
     def handle(self, message: ClientMessage) -> bool:
-        """Take one message; False when there are too many clients to take one from another."""
+        """Apply one message. Returns False if it comes from a new client and there are already `clients_max`."""
         client, left = self._state.delivery.register(message.client, message.incarnation, message.now_ns)
         for request in left:
             if request.stage is not RequestStage.ENDED:
@@ -131,7 +131,10 @@ class ClientHandler:
                 self._state.forget(request)
 
     def _found(self, client: ClientSession, name: str, credential: str = "", *, left: bool = True) -> Request | None:
-        """The request of this name that a client may end: of a tenant that it speaks for, and not another's to read."""
+        """Find the request of this id that a client may end.
+
+        It belongs to a tenant that the client speaks for, and no other client reads it. None if there is no such request.
+        """
         tenants = dict.fromkeys(client.tenants)
         if credential or not self._state.policy.tenants:
             rule = self._state.policy.identify(credential)

@@ -1,10 +1,10 @@
-"""What must hold in admission's books after every event."""
+"""Checks that hold in the state of admission after every event."""
 
 from noria.services.admission.core.state.admission_state import AdmissionState
 
 
 def check(state: AdmissionState) -> None:
-    """Assert the invariants of all parts, and those between them."""
+    """Assert the invariants of every part of the state, and those between parts."""
     state.ledger.check()
     state.delivery.check()
     state.credit.check()

@@ -30,7 +30,7 @@ class JournalContents:
 
 
 def recover(state: AdmissionState, recovered: JournalContents, now_ns: int) -> list[Request]:
-    """Fill empty books, and begin to keep a record. Returns the requests that go on, whose deadlines are to be watched.
+    """Fill an empty state from a journal, and begin to write one. Returns the requests that go on, whose deadlines are to be watched.
 
     What nobody can continue ends here: when the stack was away for longer than answers are kept, or serves another
     model now.
@@ -51,7 +51,7 @@ def recover(state: AdmissionState, recovered: JournalContents, now_ns: int) -> l
 
 
 def next_page(state: AdmissionState, now_ns: int) -> JournalPage | None:
-    """What is to be put on record now, with the counts that have changed."""
+    """The next page to write, with the counters that have changed; None if nothing has to be written."""
     usage_counters = state.usage_counters
     found = state.unsaved.next_page(now_ns, live=bool(state.ledger.live), counted=bool(usage_counters.unrecorded))
     if found is None:
@@ -70,14 +70,14 @@ def next_page(state: AdmissionState, now_ns: int) -> JournalPage | None:
 
 
 def page_written(state: AdmissionState, taken: JournalPage) -> None:
-    """A page is on record."""
+    """Mark everything in a page as written."""
     state.unsaved.page_written(taken)
     state.usage_counters.written(fold=taken.fold)
     state.tenants.recorded()
 
 
 def confirm_costs(state: AdmissionState, costs: CountedCosts) -> None:
-    """The scheduler's costs are written down up to there: it hears of it when it has told any since it last did."""
+    """Queue an `Accounted` for the scheduler when all costs that it has sent are written, and it has not had one since."""
     usage_counters = state.usage_counters
     if usage_counters.owes_answer and usage_counters.costs == costs and state.scheduler.joined:
         usage_counters.owes_answer = False

@@ -1,6 +1,6 @@
-"""What the scheduler and the detokenizer tell: tokens and ends, capacity and costs, and that they come and go.
+"""Handles the messages of the scheduler and the detokenizer: tokens, ends, capacity, costs, and their restarts.
 
-Whatever carries tokens names where they start: what is there already is dropped, what lies behind a gap is asked for again.
+A message with tokens names the position of the first one: known tokens are dropped, and after a gap they are requested again.
 """
 
 from typing import assert_never
@@ -15,13 +15,13 @@ from noria.services.admission.core.state.events import PeerMessage
 
 
 class PeerHandler:
-    """Takes what the two neighbours tell into the books."""
+    """Applies the messages of the scheduler and the detokenizer to the state."""
 
     def __init__(self, state: AdmissionState) -> None:
         self._state = state
 
     def handle(self, message: PeerMessage) -> None:
-        """Take one message."""
+        """Apply one message."""
         match message.body:
             case Capacity() as capacity:
                 self._state.credit.update(capacity)
@@ -44,7 +44,7 @@ class PeerHandler:
                 assert_never(message.body)
 
     def joined(self, peer: Service) -> None:
-        """A peer began a new life, or lost sight of this one: it is told of every unfinished stream."""
+        """Queue every unfinished stream for a peer that has restarted or reconnected."""
         if peer is Service.SCHEDULER:
             self._state.usage_counters.forget_awaited()
             self._state.scheduler.join(self._state.unfinished())
@@ -52,7 +52,7 @@ class PeerHandler:
             self._state.detokenizer.join(self._state.unfinished())
 
     def lost(self, peer: Service) -> None:
-        """A peer is taken for dead: it is told nothing until it joins."""
+        """Drop everything queued for a peer that has died; nothing is queued for it until it joins again."""
         if peer is Service.SCHEDULER:
             self._state.scheduler.leave()
         elif peer is Service.DETOKENIZER:

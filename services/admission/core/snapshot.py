@@ -1,4 +1,4 @@
-"""What admission's state looks like to people and tests: plain values for a snapshot."""
+"""Turns the state of admission into plain values for `/debug/state` and tests."""
 
 from dataclasses import asdict
 

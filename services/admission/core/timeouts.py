@@ -1,4 +1,4 @@
-"""How long things may take: deadlines, silent clients, the drain, and how long ended requests are kept."""
+"""Ends what takes too long: deadlines of requests, silent clients, the drain, and the retention of ended requests."""
 
 import heapq
 from typing import Final
@@ -26,7 +26,7 @@ class RequestTimeouts:
         return len(self._timers)
 
     def next_wakeup_ns(self) -> int | None:
-        """When time alone will change something."""
+        """Monotonic nanoseconds at which the next timeout is due; None if there is none."""
         state = self._state
         heard_ns = state.delivery.oldest_heard_ns()
         wanted = (
@@ -40,7 +40,7 @@ class RequestTimeouts:
         return min((each for each in wanted if each is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
-        """Do everything that is due."""
+        """End and forget every request whose time is over at `now_ns`."""
         self._expire(now_ns)
         for client in self._state.delivery.silent_clients(now_ns):
             for request in self._state.delivery.remove(client):
@@ -58,7 +58,7 @@ class RequestTimeouts:
         self._forget_retained(now_ns)
 
     def _abandon(self, request: Request, now_ns: int, detail: str) -> None:
-        """Nobody wants a request any more, unless it needs no reader."""
+        """Cancel a request that has lost its reader for good; one in the background goes on without a reader."""
         if request.background and request.stage is not RequestStage.ENDED:
             self._state.reader_left(request, now_ns)
         elif request.stage is RequestStage.TOKENIZING:
@@ -67,7 +67,7 @@ class RequestTimeouts:
             self._state.cancel(request, now_ns, detail)
 
     def watch(self, request: Request) -> None:
-        """Keep a request's deadlines."""
+        """Add timers for the deadlines of a request."""
         for deadline_ns in (request.deadline_first_ns, request.deadline_ns):
             if deadline_ns is not None:
                 heapq.heappush(self._timers, (deadline_ns, request.number))

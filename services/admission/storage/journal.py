@@ -1,4 +1,4 @@
-"""The journal: what admission answers for, on disk, so that a next life can go on where this one ended.
+"""The journal: accepted requests and their output on disk, so that a new process of admission can continue them.
 
 One page a turn. Requests have a row each; what streams emit is appended to a log of pages, whose rows lie next to one
 another on disk, because a row for each stream would be a page of the file for each; a fold turns the log into a piece for
@@ -56,7 +56,7 @@ _CLEAR_TRAFFIC: Final = "DELETE FROM traffic"
 _FORGET: Final = ("DELETE FROM requests WHERE number = ?", "DELETE FROM pieces WHERE number = ?")
 _BEGAN: Final = "INSERT OR IGNORE INTO began VALUES (1, ?)"
 _SEEN: Final = "INSERT OR REPLACE INTO seen VALUES (1, ?)"
-# The place of an account stays, so that they are read in the order in which they were first heard of.
+# The place of a row stays, so that tenants and classes are read in the order in which they first occurred.
 _TRAFFIC: Final = (
     "INSERT INTO traffic (tenant, class, body) VALUES (?, ?, ?) "
     "ON CONFLICT (tenant, class) DO UPDATE SET body = excluded.body"

@@ -1,6 +1,6 @@
 """What is found in the files of a journal at a start, before anything is written to them, and what is missing from them.
 
-Compares the database with the file that counts its commits, keeps damaged files aside under names that tell the time, and copies
+Compares the database with the file that counts its commits, keeps damaged files aside under names with the time, and copies
 what can still be read of a database that SQLite calls malformed into a new one. Only the process that owns the journal may do so.
 """
 

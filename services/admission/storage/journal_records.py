@@ -1,4 +1,4 @@
-"""How the journal spells what it keeps: bytes of requests, of what streams emitted, and of counts.
+"""Encodes and decodes the rows of the journal: requests, output of streams, and counters.
 
 Fields are only appended, with defaults, so that a newer version reads what an older one wrote. A body of format 2 is the byte
 0xC1, which begins nothing in MessagePack, a CRC-32 of what follows and of the row it belongs to, and MessagePack; one of
@@ -39,7 +39,7 @@ class ClockOffset:
 
     @classmethod
     def read(cls) -> "ClockOffset":
-        """As it is now."""
+        """The offset at this moment."""
         return cls(time.time_ns() - time.monotonic_ns())
 
     def wall(self, own_ns: int) -> int:
@@ -47,7 +47,7 @@ class ClockOffset:
         return own_ns + self.offset_ns if own_ns else 0
 
     def monotonic(self, wall_ns: int) -> int:
-        """And back."""
+        """A wall-clock time as a monotonic time of this process; 0 stays 0."""
         return wall_ns - self.offset_ns if wall_ns else 0
 
 
@@ -244,7 +244,7 @@ def encode_class_totals(usage_key: UsageKey, class_totals: ClassTotals) -> bytes
 
 
 def decode_class_totals(usage_key: UsageKey, body: bytes) -> ClassTotals:
-    """And back. Raises msgspec.DecodeError or ValueError."""
+    """The counters of one tenant and class. Raises msgspec.DecodeError or ValueError."""
     return _decode_totals(_TOTALS_DECODER.decode(unseal(body, *usage_key)))
 
 

@@ -38,7 +38,7 @@ class UsageWriter:
         self._next_ns = 0
 
     def add(self, usage: Mapping[UsageKey, TokenUsage], costs: CountedCosts) -> None:
-        """Take what was used in a turn; told: the costs in it and before it."""
+        """Take what was used in a turn; costs: those counted in it and before it."""
         self._costs = costs
         if not usage:
             return

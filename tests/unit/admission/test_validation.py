@@ -1,4 +1,4 @@
-"""What the door refuses by looking at a request alone: each range, count and combination, with a name and advice."""
+"""Requests refused for what they contain: each range, count and combination, with the parameter's name and advice."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who is told what: clients, their attachments to requests, and how far each has been sent the ledger's news.
+"""Sends the output of requests to the clients attached to them.
 
 Nothing is copied for a client that does not read: a cursor per stream says what it has been sent, and everything after
 it goes into one delta when its socket takes messages again. Refusals, which no ledger holds, wait in a bounded queue.
@@ -27,7 +27,7 @@ _UNACKNOWLEDGED_MAX: Final = 1024
 
 
 class ClientDelivery:
-    """All clients, least recently heard first, and all attachments by request number."""
+    """All clients, those with the oldest last message first, and all attachments by request number."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -37,9 +37,9 @@ class ClientDelivery:
         self._due: dict[str, ClientSession] = {}
 
     def register(self, name: str, incarnation: int, now_ns: int) -> tuple[ClientSession | None, list[Request]]:
-        """Note a sign of life; None when there are too many clients.
+        """Note a message of a client, and create its session if it is new; None if there are `clients_max` already.
 
-        Also returns the requests left behind when this is a new life under an old name.
+        Also returns the requests of an earlier process with the same name, which have lost their reader.
         """
         client = self.clients.pop(name, None)
         left: list[Request] = []
@@ -55,7 +55,7 @@ class ClientDelivery:
         return client, left
 
     def remove(self, client: ClientSession) -> list[Request]:
-        """A client is gone; returns the requests that it was attached to."""
+        """Remove a client. Returns the requests that it was attached to."""
         self.clients.pop(client.id, None)
         self._due.pop(client.id, None)
         left = [attachment.request for attachment in client.attachments.values()]
@@ -95,7 +95,7 @@ class ClientDelivery:
             self._start_sending(attachment, have)
 
     def accepted(self, request: Request) -> None:
-        """A request left tokenization; whoever is attached is told."""
+        """Announce a request that was accepted to the client attached to it."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
             self._start_sending(attachment, ())
@@ -112,14 +112,14 @@ class ClientDelivery:
             client.changed.pop(choice.stream, None)
 
     def stream_changed(self, request: Request, choice: ChoiceState) -> None:
-        """A stream has news."""
+        """Note that a stream has output or an end to be sent."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
             attachment.client.changed[choice.stream] = attachment
             self._due[attachment.client.id] = attachment.client
 
     def truncate(self, request: Request, choice: ChoiceState) -> None:
-        """A stream went back to an earlier position: nobody has been sent more than it now holds."""
+        """Move the cursor of a stream back to what the stream still holds, after it went back to an earlier position."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
             cursor = attachment.cursors[choice.stream.choice]

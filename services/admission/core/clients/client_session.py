@@ -1,4 +1,4 @@
-"""Clients and what they hold: the state that `Delivery` moves, without the moving."""
+"""The state of each client session: its attachments to requests, and what it has been sent of them."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -35,9 +35,10 @@ class ClientAttachment:
 
 @dataclass(slots=True, eq=False)
 class ClientSession:
-    """One client as heard last. `sequence` counts messages sent to it, so that it can notice a lost one.
+    """A connected client. `sequence` counts messages sent to it, so that it can notice a lost one.
 
-    tenants: in whose names it has shown that it may speak. unacknowledged: requests whose ends it was sent and has not
+    changed: streams with output or an end that it has not been sent.
+    tenants: those whose credentials it has shown. unacknowledged: requests whose ends it was sent and has not
     acknowledged, the newest ones.
     """
 
@@ -57,7 +58,7 @@ class ClientSession:
 
 @dataclass(frozen=True, slots=True)
 class CursorAdvance:
-    """One choice's part in a parcel, as the cursor will stand once it has been sent."""
+    """The new values of one choice's cursor, which it takes when the message with its output has been sent."""
 
     attachment: ClientAttachment
     choice: ChoiceState
@@ -70,7 +71,7 @@ class CursorAdvance:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """The next message for a client. Nothing changes until `Delivery.sent` says that it has gone."""
+    """The next message for a client. Nothing changes until it is passed to `ClientDelivery.mark_sent`."""
 
     client: ClientSession
     body: ToClient

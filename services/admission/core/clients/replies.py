@@ -1,4 +1,4 @@
-"""Ledger entries as clients read them."""
+"""Builds the messages to clients from requests and choices of the ledger."""
 
 from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
 from noria.services.admission.core.clients.client_session import DeliveryCursor
@@ -23,7 +23,7 @@ def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max
 
 
 def tokens_in_message(choice: ChoiceState) -> int:
-    """How many plain tokens one of this choice takes the place of in a message."""
+    """How many plain tokens one token of a choice counts for in the size of a message; more with log-probabilities."""
     alternatives = choice.sampling.logprobs
     return 1 if alternatives is None else 4 * (alternatives + 2)
 
@@ -62,7 +62,7 @@ def finished(request: Request, choice: ChoiceState) -> Finished:
 
 
 def standing(question: str, request: Request, now_ns: int) -> Standing:
-    """How a request stands, choice by choice."""
+    """The answer to a question about a request: its age, and the tokens and end of each choice."""
     choices = request.choices
     return Standing(
         id=question,

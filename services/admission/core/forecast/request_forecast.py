@@ -1,4 +1,4 @@
-"""The course of a request as forecast from the scheduler's last `Capacity`, and whether that is in time.
+"""Predicts start, first token and end of a request from the scheduler's last `Capacity`, and whether its deadlines are kept.
 
 Pure arithmetic over what was published: the wait of the class, what is on the way before it, the pace of prefill and of
 steps. A wait is judged with the margin by which such waits were exceeded lately, so that what is admitted keeps its

@@ -1,4 +1,4 @@
-"""How much more the scheduler will take: its last `Capacity` less what it had not yet counted then.
+"""Counts how many more streams and prompt tokens the scheduler will accept: its last `Capacity` minus what it has not counted yet.
 
 Every accepted stream is backed by credit, so that an accepted request is never refused later. Each class has credit of its
 own; an entry without a name, if there is one, is what all share.
@@ -53,7 +53,7 @@ class SchedulerCredit:
         return self.capacity.largest_tokens if self.capacity is not None else 0
 
     def reset(self) -> None:
-        """The scheduler is gone or new: nothing is known of it, and it has counted nothing."""
+        """Forget the capacity and everything sent: the scheduler has died or is new."""
         for traffic_class, tokens in self._transit:
             self._count(traffic_class, -1, -tokens)
         self.capacity = None
@@ -62,7 +62,7 @@ class SchedulerCredit:
         self._freed = UncountedWork()
 
     def update(self, capacity: Capacity) -> None:
-        """The scheduler has said what it will take."""
+        """Take a new `Capacity`, and drop what it has counted from the work in transit."""
         self.capacity = capacity
         while self._transit and self.sent - len(self._transit) < capacity.submitted:
             traffic_class, tokens = self._transit.popleft()
@@ -125,12 +125,12 @@ class SchedulerCredit:
         self._count(traffic_class, 1, tokens)
 
     def unqueue(self, tokens: int, traffic_class: str) -> None:
-        """It no longer waits."""
+        """Remove a stream that will not be sent from those that wait to be sent."""
         self.queued -= 1
         self._count(traffic_class, -1, -tokens)
 
     def send(self, tokens: int, traffic_class: str) -> None:
-        """It was written to the scheduler."""
+        """Move a waiting stream to those sent to the scheduler and not counted yet."""
         self.queued -= 1
         self.sent += 1
         self._transit.append((traffic_class, tokens))

@@ -17,7 +17,7 @@ class ClassQueue:
 
 
 class WaitingByClass:
-    """All classes' queues."""
+    """The requests without a token yet, in one queue for each traffic class."""
 
     def __init__(self) -> None:
         self._queues: dict[str, ClassQueue] = {}

@@ -1,4 +1,4 @@
-"""From a `Generate` to a place in the ledger, or a refusal that says why.
+"""Decides about each `Generate`: a place in the ledger, or a refusal that says why.
 
 The key is reserved on receipt, before anything is tokenized, so that a request sent twice is one request. Credit is
 reserved with it. What the scheduler would later have to refuse is refused here. A preview goes the same way and leaves
@@ -107,7 +107,7 @@ def tokenized(state: AdmissionState, event: PromptTokenized) -> None:
 
 
 def accept(state: AdmissionState, request: Request, prompt: tuple[int, ...], now_ns: int) -> None:
-    """Accept a reserved request with its prompt, or refuse it; a preview is told what would become of it."""
+    """Accept a reserved request with its prompt, or refuse it; a preview is answered with what would become of it."""
     refusal = checks.not_ready(state) or checks.invalid_prompt(prompt, state.limits.vocabulary)
     refusal = refusal or checks.too_long(state, request, len(prompt))
     if refusal is not None:

@@ -1,7 +1,7 @@
 """The ledger: every request admission answers for, what each of its choices has emitted, and how it ended.
 
 State changes only by facts, each entered once and in order: reserved, accepted, emitted, truncated, ended, forgotten.
-What a journal must be told of them is known to `record`. The ledger knows nothing of clients, sockets or load.
+`UnsavedChanges` knows which of them the journal lacks. The ledger knows nothing of clients, sockets or load.
 """
 
 from array import array
@@ -30,17 +30,17 @@ class Ledger:
         return self._next - 1
 
     def over(self, stream: Stream) -> bool:
-        """Whether a stream has ended, in this life or an earlier one, and will never be one that lives."""
+        """Whether a stream ended for good, in this process or an earlier one. False for numbers not given out yet."""
         number = stream.request
         return number < self._next and number not in self.tokenizing and self.choice(stream) is None
 
     def reserve(self, request: Request) -> None:
-        """A request was received; its key is taken."""
+        """Add a received request in the stage TOKENIZING, and reserve its key."""
         assert request.key not in self.keys and request.stage is RequestStage.TOKENIZING
         self.requests[request.number] = self.keys[request.key] = self.tokenizing[request.number] = request
 
     def accept(self, request: Request, prompt: Sequence[int], choices: list[ChoiceState], now_ns: int) -> None:
-        """A request was accepted: from here on it is not lost."""
+        """Move a request from TOKENIZING to LIVE, with its prompt ids and choices."""
         assert request.stage is RequestStage.TOKENIZING
         del self.tokenizing[request.number]
         request.stage = RequestStage.LIVE
@@ -53,7 +53,7 @@ class Ledger:
         self.streams += len(choices)
 
     def readmit(self, request: Request) -> None:
-        """A request that an earlier life accepted, with all its choices; it may have ended."""
+        """Add a request from the journal, with its choices, as LIVE or, if all its choices have ended, as ENDED."""
         assert request.key not in self.keys and request.choices
         self.requests[request.number] = self.keys[request.key] = request
         self._next = max(self._next, request.number + 1)
@@ -98,18 +98,18 @@ class Ledger:
             del self.live[request.number]
 
     def retain(self, request: Request, until_ns: int) -> None:
-        """Keep an ended request so that a client can still come back for it."""
+        """Keep an ended request until `until_ns`, so that a client can still attach to it."""
         assert request.stage is RequestStage.ENDED
         self.retained.append((until_ns, request.number))
 
     def forget(self, request: Request) -> None:
-        """Nothing is owed to anyone any more."""
+        """Remove a request that nobody can ask for any more. It must not be running."""
         assert request.stage is not RequestStage.LIVE
         del self.requests[request.number], self.keys[request.key]
         self.tokenizing.pop(request.number, None)
 
     def choice(self, stream: Stream) -> tuple[Request, ChoiceState] | None:
-        """A stream that has not ended, with its request."""
+        """The request and choice of an unfinished stream; None if it has ended or is not known."""
         request = self.live.get(stream.request)
         if request is None or not 0 <= stream.choice < len(request.choices):
             return None

@@ -1,6 +1,20 @@
-"""A request as admission keeps it: its name, its stage, and what each of its choices has emitted.
+"""A request as admission keeps it: its key, its stage, and the output of each of its choices.
 
-What changes it, and when, is the ledger's to say.
+Only the ledger changes the stage:
+
+    Generate, Preview
+        │ Ledger.reserve: the key is taken, credit is reserved
+        ▼
+    TOKENIZING ── refused, expired, abandoned, or a preview answered ──▶ forgotten
+        │ Ledger.accept: submitted to the scheduler, written to the journal
+        ▼
+    LIVE ◀── Ledger.readmit: taken over from the journal
+        │ Ledger.end of the last choice: stop, length, cancelled, deadline, shed or error
+        ▼
+    ENDED ── acknowledged (not with `keep` or in the background), or its retention is over ──▶ forgotten
+
+A cancel while TOKENIZING accepts the request and ends it at once, so that its client gets an ordinary end. A request that
+has ended in the journal is readmitted as ENDED.
 """
 
 from array import array
@@ -13,14 +27,14 @@ from noria.proto.sampling import Sampling
 
 
 class RequestKey(NamedTuple):
-    """A request as its sender names it."""
+    """The name of a request: its tenant, and the id that its client gave it."""
 
     tenant: str
     id: str
 
 
 class RequestStage(Enum):
-    """Where a request stands: its prompt is being tokenized, its streams run, or all of them have ended."""
+    """The stage of a request: its prompt is being tokenized, its streams run, or all of them have ended."""
 
     TOKENIZING = auto()
     LIVE = auto()
@@ -28,7 +42,7 @@ class RequestStage(Enum):
 
 
 class OutputText:
-    """A growing text that is read near its end.
+    """The output text of a stream, which grows and is read near its end.
 
     Appending to one string copies all of it each time (a 40 kB answer: 160 MB), so new pieces are kept apart and merged
     now and then.
@@ -50,7 +64,7 @@ class OutputText:
                 self._merge()
 
     def since(self, characters: int) -> str:
-        """Everything from a character position on."""
+        """The text from a character position on."""
         missing = self.length - characters
         if missing <= 0:
             return ""
@@ -133,5 +147,5 @@ class Request:
 
     @property
     def reserved_streams(self) -> int:
-        """How many streams it takes room for while its prompt is being tokenized."""
+        """How many streams are reserved for it while its prompt is being tokenized; 0 for a preview."""
         return 0 if self.preview else self.n

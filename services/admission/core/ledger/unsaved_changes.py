@@ -1,6 +1,6 @@
-"""What is on record of the ledger, and what is not yet: the news of a turn as one page for the journal.
+"""Tracks which changes of the ledger the journal does not have yet, and makes pages of them.
 
-The journal is told like a client that is never slow: a position for each stream says how much of it is on record, so that
+A position for each stream says how many of its tokens are in the journal, so that
 what could not be written is simply part of the next page, and nothing is kept twice. Now and then a page folds: what
 many pages said of each stream is said again as one piece, and those pages are void, with all they said of requests that
 are forgotten. Knows nothing of disks or formats.
@@ -24,7 +24,7 @@ _RETRY_NS: Final = 250_000_000
 
 
 class RecordPosition(NamedTuple):
-    """How far a stream is on record."""
+    """How many ids and characters of a stream are in the journal, of which attempt, and whether its end is."""
 
     attempt: int = 0
     ids: int = 0
@@ -84,7 +84,7 @@ class JournalPage:
 
 @dataclass(slots=True, eq=False)
 class RecordedStream:
-    """A stream and how far it is on record: on pages, and folded."""
+    """A stream with how much of it is in the journal: written to pages, and of that folded into one piece."""
 
     choice: ChoiceState
     written: RecordPosition = NOT_RECORDED
@@ -92,7 +92,7 @@ class RecordedStream:
 
 
 class UnsavedChanges:
-    """Gathers facts and hands out pages. `on`: whether there is a journal at all. `stuck`: the last page was not taken."""
+    """Collects changes of the ledger and makes journal pages. on: whether a journal is written. stuck: writing the last page failed."""
 
     def __init__(self) -> None:
         self.on = False
@@ -110,26 +110,26 @@ class UnsavedChanges:
         self._retry_ns = 0
 
     def accepted(self, request: Request) -> None:
-        """A request was accepted."""
+        """Note that a request was accepted."""
         if self.on:
             self._accepted[request.number] = request
             for choice in request.choices:
                 self._streams[choice.stream] = RecordedStream(choice)
 
     def recovered(self, request: Request) -> None:
-        """A request came from the journal, where all of it is folded."""
+        """Note a request that came from the journal, where all of it is folded already."""
         if self.on:
             for choice in request.choices:
                 position = _position(choice)
                 self._streams[choice.stream] = RecordedStream(choice, position, position)
 
     def stream_changed(self, choice: ChoiceState) -> None:
-        """A stream has more ids or text, or an end."""
+        """Note that a stream has more ids or text, or an end."""
         if self.on:
             self._changed[choice.stream] = self._streams[choice.stream]
 
     def truncated(self, choice: ChoiceState) -> None:
-        """A stream went back to an earlier position under a new attempt."""
+        """Note that a stream went back to an earlier position under a new attempt."""
         if self.on:
             stream_record = self._streams[choice.stream]
             stream_record.written, stream_record.folded = (
@@ -139,7 +139,7 @@ class UnsavedChanges:
             self._changed[choice.stream] = stream_record
 
     def forgotten(self, request: Request) -> None:
-        """A request has left the ledger; one that was never accepted was never on record."""
+        """Note that a request has left the ledger, so that its rows are deleted; one that was never accepted has none."""
         if not self.on or not request.choices:
             return
         for choice in request.choices:
@@ -150,12 +150,12 @@ class UnsavedChanges:
             self._forgotten[request.number] = None
 
     def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
-        """The scheduler suspects these streams and no others."""
+        """Note the streams that the scheduler suspects; they replace all earlier ones."""
         if self.on:
             self._doubts = doubts
 
     def next_page(self, now_ns: int, *, live: bool, counted: bool = False) -> JournalPage | None:
-        """What is not on record yet, or None when nothing is or it is too early to try again.
+        """Everything that the journal lacks, as one page; None if it lacks nothing or it is too early to try again.
 
         live: requests are unfinished, so that a sign of life is due now and then, by which a later life knows how long
         nobody was there. counted: something has happened that counts, be it to nobody's request.
@@ -173,7 +173,7 @@ class UnsavedChanges:
         return JournalPage(now_ns, accepted, parts, forgotten, fold, doubts=self._doubts)
 
     def page_written(self, page: JournalPage) -> None:
-        """A page is on record. Nothing may have changed since it was handed out."""
+        """Note that a page is in the journal. Nothing may have changed since `next_page` returned it."""
         self.stuck = False
         self._retry_ns = 0
         self._next_alive_ns = page.at_ns + _ALIVE_NS
@@ -194,13 +194,13 @@ class UnsavedChanges:
         self._doubts = None
 
     def page_failed(self, now_ns: int) -> Sequence[Request]:
-        """The page was not taken: it is tried again. Returns the requests that are not on record at all."""
+        """Note that a page could not be written; it is tried again 250 ms later. Returns the accepted requests that the journal lacks."""
         self.stuck = True
         self._retry_ns = now_ns + _RETRY_NS
         return tuple(self._accepted.values())
 
     def next_wakeup_ns(self, *, live: bool) -> int | None:
-        """When time alone makes a page."""
+        """Monotonic nanoseconds at which a page is due by time alone; None if none is."""
         if not self.on:
             return None
         if self.stuck:

@@ -26,14 +26,14 @@ _WHOLE: Final = (End.STOP, End.LENGTH)
 
 
 class CountedCosts(NamedTuple):
-    """How much the scheduler of incarnation `incarnation` has told of costs: those numbered 1 to `number`."""
+    """Which costs are counted: those numbered 1 to `number` of the scheduler process `incarnation`."""
 
     incarnation: int = 0
     number: int = 0
 
 
 class UsageCounters:
-    """All accounts, as they were first heard of.
+    """Counters of usage by tenant and class, in the order in which they first occurred.
 
     traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
     spread over pages. unwritten: what was used since it was last taken. costs: the costs in it. owes_answer: the scheduler

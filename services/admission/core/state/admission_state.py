@@ -1,6 +1,6 @@
-"""Everything admission keeps, and the few acts that touch several parts of it at once: refuse, end, forget.
+"""The whole state of admission, and the operations on several parts of it at once: accept, refuse, end, forget.
 
-An end is entered in the ledger first; the scheduler, the detokenizer and the client hear of it in the same turn.
+An end is entered in the ledger first; the scheduler, the detokenizer and the client are sent it in the same turn.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,11 +37,11 @@ _SHED = "dropped to make room for requests of a higher class; try again"
 class AdmissionState:
     """All state of admission.
 
-    accounts: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
+    usage_counters: what has happened, by tenant and class. policy: classes and tenants as last read. tenants: what each has
     under way.
-    queues: requests without a token yet. record: what the journal knows.
+    waiting: requests without a token yet. unsaved: changes that the journal does not have yet.
     orphans: unfinished requests whose client is gone, and until when it may come back for them. unread: those that
-    need no reader, and have none just now: in the background, or to be asked for again after their client died.
+    need no reader and have none just now: in the background, or to be asked for again after their client died.
     drain_ns: until when a draining process finishes.
     """
 
@@ -65,7 +65,7 @@ class AdmissionState:
 
     @classmethod
     def open(cls, limits: AdmissionLimits, first_number: int, policy: TenantPolicy) -> "AdmissionState":
-        """Empty books; requests are numbered from `first_number`."""
+        """An empty state; requests are numbered from `first_number`."""
         credit = SchedulerCredit()
         return cls(
             limits,
@@ -245,14 +245,14 @@ class AdmissionState:
                 pass
 
     def forget(self, request: Request) -> None:
-        """Nothing is owed to anyone: the request leaves the books."""
+        """Remove a request that nobody can ask for any more from every part of the state."""
         self.delivery.detach(request)
         self.stop_waiting_for_reader(request)
         self.ledger.forget(request)
         self.unsaved.forgotten(request)
 
     def suspected(self, doubts: Mapping[Stream, Doubt]) -> None:
-        """The scheduler suspects these streams and no others."""
+        """Keep which streams the scheduler suspects, for its successor; they replace all earlier ones."""
         doubts = {stream: doubt for stream, doubt in doubts.items() if self.ledger.choice(stream) is not None}
         if doubts != self.scheduler.doubts:
             self.scheduler.doubts = doubts

@@ -1,4 +1,4 @@
-"""What happens to admission, and what it has others do: the values that cross between the core and its shell."""
+"""The events that the shell passes to the core, and the output that it takes back."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class PromptTokenized:
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A peer's message; life: the incarnation that sent it."""
+    """A message of the scheduler or the detokenizer. life: the incarnation that sent it."""
 
     body: Capacity | Reclaims | Expenses | Suspected | Texts | Unknown
     now_ns: int
@@ -64,14 +64,14 @@ class PeerMessage:
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """A peer began a new life."""
+    """A peer has started, or has reconnected and needs everything again."""
 
     peer: Service
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A peer is taken for dead."""
+    """A peer has been silent for too long and counts as dead."""
 
     peer: Service
 
@@ -184,7 +184,7 @@ RequestLogEntry = AcceptedLogEntry | RefusedLogEntry | AttachedLogEntry | EndedL
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOutput:
-    """Everything a turn has others do, except what clients are sent (see `Delivery`)."""
+    """Messages to peers, tokenizer jobs and log entries of one turn. Messages to clients come from `ClientDelivery`."""
 
     scheduler: list[ToScheduler]
     detokenizer: list[ToDetokenizer]

@@ -1,4 +1,4 @@
-"""What a turn has to say to the scheduler and the detokenizer, gathered so that each edge gets few messages.
+"""Outboxes for the scheduler and the detokenizer: they collect what a turn changes, and make few messages of it.
 
 Everything is keyed by stream, so what waits is bounded by the streams that live. What a full socket does not take is
 put back. A peer that has not joined is owed nothing: when it joins it is told of every stream that lives, and when that
@@ -35,14 +35,14 @@ class SchedulerOutbox:
     doubts: Mapping[Stream, Doubt] = field(default_factory=dict)
 
     def join(self, unfinished: Iterable[RequestChoice]) -> None:
-        """A new scheduler: it must be told of every unfinished stream, and of nothing else."""
+        """Queue every unfinished stream, and nothing else, for a scheduler that has started."""
         self.leave()
         self.joined = self.complete_due = True
         for request, choice in unfinished:
             self.submit(request, choice)
 
     def leave(self) -> None:
-        """The scheduler is gone."""
+        """Drop everything queued: the scheduler has died."""
         self.joined = self.complete_due = False
         self.accounted = None
         for request, _ in self.submissions.values():
@@ -59,7 +59,7 @@ class SchedulerOutbox:
             self.credit.queue(request.prompt_tokens, request.traffic_class)
 
     def end(self, request: Request, stream: Stream, withdraw: End | None) -> bool:
-        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Says if it was told of it."""
+        """A stream ended; `withdraw`: the scheduler does not know yet and may be running it. Returns whether it was ever sent it."""
         if not self.joined:
             return False
         pending = self.submissions.pop(stream, None)
@@ -138,7 +138,7 @@ class DetokenizerOutbox:
             self.open(request, choice)
 
     def leave(self) -> None:
-        """The detokenizer is gone."""
+        """Drop everything queued: the detokenizer has died."""
         self.joined = self.complete_due = False
         self.openings.clear()
         self.gaps.clear()

@@ -1,4 +1,4 @@
-"""What admission holds requests against: the model's facts, the limits on input, and its own bounds and patience."""
+"""The fixed limits of admission: facts of the model, limits on input, sizes of queues and messages, and timeouts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What has happened to the streams of one tenant in one class: counts, what was used, and how long everything took.
+"""Counters and histograms of the streams of one tenant in one traffic class.
 
 All numbers are whole, so that sums are exact: times are nanoseconds, sizes tokens. The same form says what has happened ever
 and what has happened since it was last put on record. Where the buckets of a distribution end is not known here.
@@ -13,7 +13,7 @@ from noria.proto.frontdoor import Code
 
 
 class UsageKey(NamedTuple):
-    """Whose, and in which class."""
+    """The tenant and traffic class that usage is counted for."""
 
     tenant: str
     traffic_class: str
@@ -47,7 +47,7 @@ class MeasureKey(NamedTuple):
 
 @dataclass(slots=True)
 class MeasureHistogram:
-    """How often what was measured fell into each bucket, the last without a bound, and the sum of it."""
+    """A histogram: how many measurements fell into each bucket, the last without a bound, and their sum."""
 
     counts: list[int]
     total: int = 0
@@ -71,7 +71,7 @@ class MeasureHistogram:
 
 @dataclass(slots=True)
 class TokenUsage:
-    """What was used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
+    """Tokens, cache and requests used. prompt_tokens: of requests that were begun; cached_tokens: those of them found in the cache.
 
     output_tokens: what clients got. computed_tokens: query tokens computed, again after preemptions included;
     wasted_tokens: those of them computed after the end. block_us: cache blocks held, times microseconds.
@@ -93,7 +93,10 @@ class TokenUsage:
 
 @dataclass(slots=True)
 class ClassTotals:
-    """What has happened. prompt_tokens: of accepted requests, once for each. generated: tokens that entered the ledger."""
+    """Counts of streams, refusals and tokens, with histograms.
+
+    prompt_tokens: of accepted requests, once for each. generated: tokens that entered the ledger.
+    """
 
     used: TokenUsage = field(default_factory=TokenUsage)
     accepted: int = 0
@@ -127,7 +130,7 @@ class ClassTotals:
                 known.add(histogram)
 
     def check(self, in_flight: int) -> None:
-        """Assert that whatever is told of the same streams agrees; in_flight: accepted ones that have not ended."""
+        """Assert that counts of the same streams agree. in_flight: accepted ones that have not ended."""
         assert self.accepted == sum(self.ended.values()) + in_flight
         for end, count in self.ended.items():
             assert self.of(StreamMeasure.WHOLE, end).count == count

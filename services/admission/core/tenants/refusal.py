@@ -1,4 +1,4 @@
-"""Why a request is not accepted, and how its client is told."""
+"""Why a request is not accepted, and the messages that say so to its client."""
 
 from dataclasses import dataclass
 

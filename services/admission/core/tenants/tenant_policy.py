@@ -1,4 +1,4 @@
-"""Who may ask for what: traffic classes and tenants as admission enforces them, and whose a credential is.
+"""Traffic classes and tenants with their limits, and which tenant a credential belongs to.
 
 Decides from the configuration alone. Knows nothing of load, nor of what a tenant has used so far.
 """
@@ -68,7 +68,7 @@ class TenantPolicy:
         return next((each for each in self.tenants if each.name == name), TenantRule(name, (), ""))
 
     def identify(self, credential: str) -> TenantRule | None:
-        """Whose a credential is; None for nobody's."""
+        """The tenant that a credential belongs to; None if it is unknown."""
         if not self.tenants:
             return self._open()
         given = hashlib.sha256(credential.encode("utf-8", "surrogatepass")).digest()

@@ -25,7 +25,7 @@ _RETRY_MS_USUAL: Final = 1_000
 
 @dataclass(slots=True, eq=False)
 class TenantState:
-    """One tenant. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
+    """What one tenant has in flight and may still use. streams: reserved or unfinished. outputs: lengths of its latest answers, in tokens.
 
     bucket_changed: its bucket has been drawn from since it was last put on record.
     """
@@ -84,7 +84,7 @@ class TenantState:
         return refusal
 
     def affords(self, tokens: int, now_ns: int) -> Refusal | None:
-        """What `charge` would say."""
+        """The refusal that `charge` would return, without taking tokens; None if the bucket has enough."""
         if self.bucket is None:
             return None
         if tokens > self.bucket.capacity:
@@ -124,7 +124,7 @@ class TenantState:
 
 
 class TenantStates:
-    """All tenants heard of, by name."""
+    """The state of every tenant that has sent a request, by name."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantState] = {}
@@ -133,7 +133,7 @@ class TenantStates:
         return iter(self._tenants.values())
 
     def get(self, rule: TenantRule, now_ns: int) -> TenantState:
-        """The state of a tenant, begun when it is first heard of."""
+        """The state of a tenant, created at its first request."""
         tenant = self._tenants.get(rule.name)
         if tenant is None:
             tenant = self._tenants[rule.name] = TenantState(rule)

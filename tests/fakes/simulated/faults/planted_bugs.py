@@ -157,7 +157,7 @@ def _late_commit() -> AbstractContextManager[None]:
     sound = AdmissionService._write_journal
     told: set[int] = set()
 
-    def put_on_record(self: AdmissionService, now_ns: int) -> int | None:
+    def write_journal(self: AdmissionService, now_ns: int) -> int | None:
         if id(self) in told:
             told.discard(id(self))
             return sound(self, now_ns)

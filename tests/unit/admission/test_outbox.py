@@ -1,4 +1,4 @@
-"""Whom the scheduler suspects is kept for its successor, on disk too, and told with the submission."""
+"""Streams that the scheduler suspects are kept for its successor, on disk too, and sent with the submission."""
 
 from fakes.admission_bench import ALICE, Bench, token_request
 

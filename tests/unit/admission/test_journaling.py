@@ -1,4 +1,4 @@
-"""What a new life takes over from the journal: streams, readers, deadlines, quotas, counts; and what a full disk does."""
+"""What a new process takes over from the journal: streams, readers, deadlines, quotas, counts; and what a full disk does."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""Whose a request is, what that allows, and what it costs."""
+"""Tenants: credentials, classes, limits and quotas."""
 
 import pytest
 from fakes.admission_bench import ALICE, BOB, SECOND, Bench, finishes, policy, tenant, token_request

@@ -1,4 +1,4 @@
-"""What streams cost is counted once, whoever dies between the scheduler's word and the disk."""
+"""The cost of a stream is counted once, whichever process dies between the scheduler's message and the disk."""
 
 from fakes.admission_bench import ALICE, Bench, policy, tenant, token_request
 

@@ -1,4 +1,4 @@
-"""Token buckets: what is there, what is owed, and how long to wait."""
+"""Token buckets: their level, debts, and waits."""
 
 import pytest
 

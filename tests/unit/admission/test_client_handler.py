@@ -1,4 +1,4 @@
-"""How a request stands, who may ask and end it, and how long it goes on without a reader."""
+"""Questions about a request, who may ask and end it, and how long it goes on without a reader."""
 
 from fakes.admission_bench import ALICE, BOB, Bench, deltas, finishes, policy, tenant, token_request
 

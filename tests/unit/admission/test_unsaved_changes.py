@@ -1,4 +1,4 @@
-"""A unsaved whose page was not taken."""
+"""Changes whose journal page could not be written are tried again."""
 
 from noria.proto.base import Stream
 from noria.proto.sampling import Sampling

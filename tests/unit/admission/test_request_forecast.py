@@ -1,4 +1,4 @@
-"""What is foretold of a request from the scheduler's capacity, and what is refused for it."""
+"""Predicted start, first token and end of a request, and refusals of deadlines that would be missed."""
 
 import pytest
 

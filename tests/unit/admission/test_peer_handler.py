@@ -1,4 +1,4 @@
-"""What streams emit, how they end, and who hears of it."""
+"""Output and ends of streams as the peers send them, and as clients and peers get them."""
 
 from collections.abc import Sequence
 
