@@ -65,17 +65,17 @@ GEOMETRY: Final = Geometry("", (Group(0, 1),), 16_384, 2, 16, 64, 512, 1 << 17, 
 LOADS: Final = (50, 80, 100, 130)
 
 
-class Row(NamedTuple):
-    """One request of the trace: nanoseconds since its first, and tokens."""
+class TraceRow(NamedTuple):
+    """One request of the trace: nanoseconds since the trace's first request, and tokens of prompt and answer."""
 
     at_ns: int
     prompt_tokens: int
     output_tokens: int
 
 
-def read(path: Path, most: int) -> list[Row]:
-    """The first rows of the trace."""
-    rows: list[Row] = []
+def read(path: Path, most: int) -> list[TraceRow]:
+    """Read the first rows of the trace."""
+    rows: list[TraceRow] = []
     first: datetime.datetime | None = None
     with path.open() as file:
         for entry in csv.DictReader(file):
@@ -84,19 +84,19 @@ def read(path: Path, most: int) -> list[Row]:
             at = datetime.datetime.fromisoformat(entry["TIMESTAMP"][:26])
             first = first or at
             since_ns = int((at - first).total_seconds() * 1e9)
-            rows.append(Row(since_ns, max(1, int(entry["ContextTokens"])), max(1, int(entry["GeneratedTokens"]))))
+            rows.append(TraceRow(since_ns, max(1, int(entry["ContextTokens"])), max(1, int(entry["GeneratedTokens"]))))
     return rows
 
 
 def class_of(prompt_tokens: int) -> str:
-    """The class of a request."""
+    """Return the traffic class of a request, by the length of its prompt."""
     if prompt_tokens <= INTERACTIVE_TOKENS:
         return "interactive"
     return "standard" if prompt_tokens <= STANDARD_TOKENS else "batch"
 
 
-def jobs(rows: list[Row], stretch: float) -> list[SimulatedRequest]:
-    """The trace's requests with its time stretched; 0 lets all arrive at once."""
+def jobs(rows: list[TraceRow], stretch: float) -> list[SimulatedRequest]:
+    """Return the trace's requests with all times multiplied by `stretch`; 0 lets all arrive at once."""
     return [
         simulated_request(
             number,
@@ -111,20 +111,20 @@ def jobs(rows: list[Row], stretch: float) -> list[SimulatedRequest]:
 
 
 def run(policy: str, work: list[SimulatedRequest]) -> list[SimulatedOutcome]:
-    """Serve the jobs under a policy."""
+    """Simulate requests under a policy and return their outcomes."""
     settings = replace(SETTINGS, policy=policy)
     return Simulation(settings, GEOMETRY, lambda token: SimulatedDevice(DEVICE, token), work).run()
 
 
-def saturation_s(rows: list[Row]) -> float:
-    """Requests that the device ends in a second when all of them wait from the start, under fifo."""
+def saturation_s(rows: list[TraceRow]) -> float:
+    """Return the throughput in requests a second under fifo when all of them wait from the start."""
     ends = sorted(each.ended_ns or 0 for each in run("fifo", jobs(rows, 0.0)))
     counted = max(1, len(ends) * 9 // 10)
     return counted / (ends[counted - 1] / 1e9)
 
 
-def attainment(rows: list[Row], policy: str, stretch: float) -> dict[str, float]:
-    """The share of each class's requests, and of all (""), within their objective."""
+def attainment(rows: list[TraceRow], policy: str, stretch: float) -> dict[str, float]:
+    """Return the share of requests within their objective, by class, and for all under ""."""
     outcomes = run(policy, jobs(rows, stretch))
     shares = {
         name: attained([each for each in outcomes if each.job.submission.traffic_class == name], OBJECTIVES)
@@ -133,8 +133,8 @@ def attainment(rows: list[Row], policy: str, stretch: float) -> dict[str, float]
     return {**shares, "": attained(outcomes, OBJECTIVES)}
 
 
-def stretch_for(rows: list[Row], load_percent: float, per_second: float) -> float:
-    """How the trace's time is stretched so that requests come at this share of a rate."""
+def stretch_for(rows: list[TraceRow], load_percent: float, per_second: float) -> float:
+    """Return the factor on the trace's times so that requests arrive at this percentage of a rate."""
     span_s = max(1e-9, (rows[-1].at_ns - rows[0].at_ns) / 1e9)
     return (len(rows) / span_s) / (per_second * load_percent / 100)
 

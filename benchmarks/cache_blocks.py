@@ -18,31 +18,31 @@ PAGE, STREAM_PAGES = 4, 50
 RESERVED = 2
 HYBRID = (Group(0, 1, 2), Group(24, 2, 3, 12))
 Meter = Callable[[Callable[[], int]], float]
-"""Runs a phase, which returns how many blocks it touched, and says what a block cost."""
+"""Runs a phase, which returns how many blocks it touched; returns microseconds per block."""
 
 
 def costs(blocks: int, meter: Meter) -> Iterator[tuple[str, float]]:
-    """What a block costs in each phase, in a cache of so many."""
-    made = _Filled(CacheAllocator(_geometry(blocks, (Group(0, 1),))), blocks // STREAM_PAGES)
+    """Yield the name and the microseconds per block of each phase, in a cache of so many blocks."""
+    made = _FilledCache(CacheAllocator(_geometry(blocks, (Group(0, 1),))), blocks // STREAM_PAGES)
     yield "allocate", meter(lambda: made.allocate(0))
     yield "publish", meter(made.publish)
     yield "free", meter(made.free)
     yield "match", meter(lambda: made.match(0))
     yield "evict", meter(lambda: made.allocate(1))
-    hybrid = _Filled(CacheAllocator(_geometry(blocks, HYBRID)), blocks * 2 // STREAM_PAGES // 2)
+    hybrid = _FilledCache(CacheAllocator(_geometry(blocks, HYBRID)), blocks * 2 // STREAM_PAGES // 2)
     yield "allocate, hybrid", meter(lambda: hybrid.allocate(0))
     yield "free, hybrid", meter(hybrid.free)
 
 
-class _Filled:
-    """A cache and the streams in it, all of one length."""
+class _FilledCache:
+    """A cache with streams of one length."""
 
     def __init__(self, cache: CacheAllocator, streams: int) -> None:
         self._cache, self._streams = cache, streams
         self._holdings: list[RequestBlocks] = []
 
     def allocate(self, generation: int) -> int:
-        """Give each stream all its blocks; those of another generation have other ids."""
+        """Allocate all blocks of each stream; another generation has other token ids."""
         length = STREAM_PAGES * PAGE
         self._holdings = [self._cache.open(self._prefix(generation, each), []) for each in range(self._streams)]
         touched = 0
@@ -54,13 +54,13 @@ class _Filled:
         return touched
 
     def publish(self) -> int:
-        """Make all pages known."""
+        """Publish all pages for prefix sharing."""
         for holding in self._holdings:
             self._cache.publish(holding, STREAM_PAGES * PAGE)
         return self._streams * STREAM_PAGES
 
     def free(self) -> int:
-        """End all; what is published stays cached."""
+        """Free all streams; published pages stay cached."""
         touched = sum(len(table) for holding in self._holdings for table in holding.tables)
         for holding in self._holdings:
             self._cache.release(holding)
@@ -68,7 +68,7 @@ class _Filled:
         return touched
 
     def match(self, generation: int) -> int:
-        """Look for what each stream has in the cache, use it and leave it."""
+        """Look up each stream's prefix in the cache, take its blocks and free them."""
         found = 0
         for each in range(self._streams):
             prefix = self._prefix(generation, each)

@@ -35,13 +35,13 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=1, max_tokens=1000)
 
 
 def settings(model: str, cache_dtype: str, blocks: int | None, context: int | None = None) -> ExecutorConfig:
-    """The default sizes of a step, with a pinned pool."""
+    """Return an executor configuration with the default step sizes and a fixed number of cache blocks."""
     named = ModelSettings(name=model, dtype="bfloat16", max_model_tokens=context)
     return ExecutorConfig(named, SLOTS, BATCH, PAGE, blocks, 0.6, None, cache_dtype)
 
 
 def largest_steps(engine: CpuEngine) -> None:
-    """One request of the whole context, in slices as large as a step; then a step in which all slots sample."""
+    """Run one request of the whole context in slices as large as a step, then a step in which all slots sample."""
     shape, slots, number = engine.shape, SlotTable(engine.shape), 0
     length, pages = shape.max_model_tokens - 2, -(-shape.max_model_tokens // PAGE)
     tiles = [group.blocks_per_chunk for group in shape.groups]
@@ -67,27 +67,27 @@ def largest_steps(engine: CpuEngine) -> None:
 
 
 def own_bytes() -> int:
-    """Bytes of this process's memory that no file backs."""
+    """Return this process's anonymous memory in bytes."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
 
 
-class Peak:
-    """While entered, looks every few milliseconds at how much this process takes; `bytes` is the most it saw."""
+class MemoryPeak:
+    """Samples this process's memory every few milliseconds while entered; `bytes` is the largest sample."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
-    def __enter__(self) -> "Peak":
-        """Begin to look."""
+    def __enter__(self) -> "MemoryPeak":
+        """Start sampling."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join()
 
@@ -106,10 +106,10 @@ def bytes_taken(model: str, cache_dtype: str) -> None:
     )
     torch.ones(256, 256) @ torch.ones(256, 256)  # what the libraries allocate for themselves when first used
     before = own_bytes()
-    with Peak() as loading:
+    with MemoryPeak() as loading:
         engine, loaded = load(settings(model, cache_dtype, blocks))
     after = own_bytes() - before
-    with Peak() as stepping:
+    with MemoryPeak() as stepping:
         largest_steps(engine)
     shares = ", ".join(f"{share.name} {share.bytes / 2**20:.1f}" for share in loaded.memory.shares if share.bytes)
     said = sum(share.bytes for share in loaded.memory.shares)
@@ -154,7 +154,7 @@ def decode_times(model: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Each measure in a process of its own: `--bytes DTYPE` and `--decodes` are what it calls itself with."""
+    """Run each measure in a process of its own, by calling this program with `--bytes DTYPE` or `--decodes`."""
     if arguments[:1] == ["--bytes"]:
         bytes_taken(arguments[2], arguments[1])
     elif arguments[:1] == ["--decodes"]:

@@ -36,8 +36,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=FREE)
 ROOT = Path(__file__).parent.parent
 
 
-class Apart(msgspec.Struct, frozen=True):
-    """How far two caches' logits of the same text are apart: share of tokens with the same likeliest one, rms, largest."""
+class LogitDifference(msgspec.Struct, frozen=True):
+    """Difference between two caches' logits on the same text: share of equal argmax tokens, rms and largest difference."""
 
     tokens: int
     agreement: float
@@ -46,7 +46,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 def prose(folder: Path, texts: list[Path]) -> list[int]:
-    """Token ids of the texts, or of the repository's own prose."""
+    """Return token ids of the texts, or of the repository's own documents."""
     texts = texts or [
         *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE")),
         *sorted((ROOT / "docs/decisions").glob("*.md")),
@@ -56,13 +56,13 @@ def prose(folder: Path, texts: list[Path]) -> list[int]:
 
 
 def sequences_of(ids: list[int]) -> list[list[int]]:
-    """The first SEQUENCES pieces of SEQUENCE tokens."""
+    """Return the first SEQUENCES pieces of SEQUENCE tokens."""
     count = min(SEQUENCES, len(ids) // SEQUENCE)
     return [ids[i * SEQUENCE : (i + 1) * SEQUENCE] for i in range(count)]
 
 
-def compare(exact: CpuEngine, coarse: CpuEngine, sequences: list[list[int]]) -> Apart:
-    """Read the same text with both (teacher forced)."""
+def compare(exact: CpuEngine, coarse: CpuEngine, sequences: list[list[int]]) -> LogitDifference:
+    """Run both engines over the same text, teacher forced, and compare their logits."""
     same, squares, largest = 0, 0.0, 0.0
     for sequence in sequences:
         wanted, found = forced(exact, sequence), forced(coarse, sequence)
@@ -71,11 +71,11 @@ def compare(exact: CpuEngine, coarse: CpuEngine, sequences: list[list[int]]) -> 
         squares += float(off.pow(2).mean()) / len(sequences)
         largest = max(largest, float(off.abs().max()))
     tokens = len(sequences) * SEQUENCE
-    return Apart(tokens, same / tokens, math.sqrt(squares), largest)
+    return LogitDifference(tokens, same / tokens, math.sqrt(squares), largest)
 
 
 def shape_of(decoder: Decoder, slots: int) -> ExecutorLimits:
-    """A pool that holds SEQUENCE tokens for each slot."""
+    """Return limits with a cache that holds SEQUENCE tokens for each slot."""
     facts = decoder.architecture
     groups = cache_groups(facts.windows, SEQUENCE + 1, STEP, PAGE)
     chunks = RESERVED_CHUNKS + len(groups) * slots * (SEQUENCE // PAGE + 1)
@@ -83,7 +83,7 @@ def shape_of(decoder: Decoder, slots: int) -> ExecutorLimits:
 
 
 def fill(shape: ExecutorLimits, slot: int, ids: list[int]) -> Fill:
-    """A slot with all the blocks that SEQUENCE tokens need, from chunks of its own."""
+    """Return the fill of a slot with all blocks that SEQUENCE tokens need, from chunks of its own."""
     pages = SEQUENCE // PAGE + 1
     tables = []
     for number, group in enumerate(shape.groups):
@@ -94,7 +94,7 @@ def fill(shape: ExecutorLimits, slot: int, ids: list[int]) -> Fill:
 
 
 def forced(engine: CpuEngine, sequence: list[int]) -> torch.Tensor:
-    """Logits [tokens, vocabulary] of every position of a text."""
+    """Return the logits [tokens, vocabulary] of every position of a text."""
     slots, found = SlotTable(engine.shape), []
     for number, start in enumerate(range(0, SEQUENCE, STEP), 1):
         first = (fill(engine.shape, 0, sequence),) if number == 1 else ()
@@ -106,7 +106,7 @@ def forced(engine: CpuEngine, sequence: list[int]) -> torch.Tensor:
 
 
 def free(engine: CpuEngine, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations of FREE tokens, all together."""
+    """Return greedy continuations of FREE tokens, computed in one batch."""
     slots, number = SlotTable(engine.shape), 0
     found: list[list[int]] = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):

@@ -40,7 +40,7 @@ THRESHOLDS: Final = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000)
 
 
 class Figures(NamedTuple):
-    """The three figures, and how many were admitted and refused."""
+    """The three results of one workload, and how many requests were admitted and refused."""
 
     admitted: int
     refused: int
@@ -52,7 +52,7 @@ class Figures(NamedTuple):
 
 
 def workload(requests: int, seed: int) -> list[SimulatedRequest]:
-    """The overload."""
+    """Draw the requests of the overload."""
     draw, at_ns, jobs = random.Random(seed), 0, []
     for number in range(requests):
         at_ns += int(draw.expovariate(PER_SECOND * OVERLOAD) * 1e9)
@@ -75,7 +75,7 @@ def workload(requests: int, seed: int) -> list[SimulatedRequest]:
 
 
 def honest(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
-    """Admission's own judgement."""
+    """Return whether admission's own prediction accepts a request."""
     del now_ns
     asked = each.submission
     forecast = predict(capacity, asked.traffic_class, QueueAhead(), len(asked.prompt_ids), each.output_tokens)
@@ -83,7 +83,7 @@ def honest(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
 
 
 def met(outcome: SimulatedOutcome) -> bool:
-    """Whether a request was served within its deadlines."""
+    """Return whether a request was served within its deadlines."""
     asked, ttft_ms, total_ms = outcome.job.submission, outcome.ttft_ms, outcome.total_ms
     if not outcome.served or ttft_ms is None or total_ms is None:
         return False
@@ -93,7 +93,7 @@ def met(outcome: SimulatedOutcome) -> bool:
 
 
 def simulation(policy: str, jobs: list[SimulatedRequest], gate: ArrivalGate) -> Simulation:
-    """The same device, whose jitter follows from the number of the step."""
+    """Return a simulation on the same device, whose jitter depends on the step number only."""
     settings = replace(SETTINGS, policy=policy)
     return Simulation(
         settings, GEOMETRY, lambda token: SimulatedDevice(DEVICE, token, jitter=JITTER, seed=1), jobs, gate=gate
@@ -101,14 +101,14 @@ def simulation(policy: str, jobs: list[SimulatedRequest], gate: ArrivalGate) -> 
 
 
 class Forced:
-    """Children of this process, each with one request that was forced in; as many at a time as there are processors."""
+    """Child processes, each with one refused request that is admitted anyway; as many at a time as there are processors."""
 
     def __init__(self) -> None:
         self._running: dict[int, None] = {}
         self.late = 0
 
     def fork(self) -> bool:
-        """Whether this is the child."""
+        """Fork; returns whether this is the child."""
         if len(self._running) >= (os.cpu_count() or 1):
             self._wait()
         child = os.fork()
@@ -117,7 +117,7 @@ class Forced:
         return not child
 
     def finish(self) -> int:
-        """Wait for all; returns how many were late."""
+        """Wait for all children; returns how many requests were late."""
         while self._running:
             self._wait()
         return self.late
@@ -131,7 +131,7 @@ class Forced:
 
 
 def missed(policy: str, jobs: list[SimulatedRequest], admitted: set[int], drawn: set[int]) -> int:
-    """How many of some refused requests would have missed their deadline, each forced in alone; requests by number.
+    """Return how many of some refused requests miss their deadline when each is admitted alone; requests are by number.
 
     The run is repeated; where one of them arrives, a child of this process admits it and goes on until it has ended, with
     everybody else admitted or refused as before.
@@ -165,7 +165,7 @@ def missed(policy: str, jobs: list[SimulatedRequest], admitted: set[int], drawn:
 
 
 def static(policy: str, jobs: list[SimulatedRequest], threshold: int) -> int:
-    """How many meet their deadline when less than so many waiting prompt tokens admit."""
+    """Return how many requests meet their deadline if requests are admitted below so many waiting prompt tokens."""
     whole: Simulation | None = None
 
     def below(each: SimulatedRequest, capacity: Capacity, now_ns: int) -> bool:
@@ -177,7 +177,7 @@ def static(policy: str, jobs: list[SimulatedRequest], threshold: int) -> int:
 
 
 def measure(requests: int, seed: int, forced_in: int, policy: str, thresholds: Sequence[int] = THRESHOLDS) -> Figures:
-    """All figures of one workload."""
+    """Measure all results of one workload."""
     jobs = workload(requests, seed)
     outcomes = simulation(policy, jobs, honest).run()
     admitted = [each for each in outcomes if not each.refused]

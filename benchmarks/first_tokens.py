@@ -25,14 +25,14 @@ from noria.shared.model.tokenizer import Tokenizer
 
 
 def lengths(workload: Path, model: str) -> list[tuple[int, int]]:
-    """Prompt and output tokens of each request."""
+    """Return prompt and output tokens of each request."""
     tokenizer = Tokenizer.load(resolve_model_folder(ModelSettings(name=model)))
     rows = [json.loads(line) for line in workload.read_text().splitlines()]
     return [(len(tokenizer.encode(row["prompt"])), row["max_tokens"]) for row in rows]
 
 
 def arrivals(sizes: list[tuple[int, int]], rate: float, seed: int) -> list[SimulatedRequest]:
-    """Jobs of these sizes, so many a second on average."""
+    """Return requests of these sizes at Poisson times, so many a second on average."""
     draw, at_s, made = random.Random(seed), 0.0, []
     for number, (prompt, output) in enumerate(sizes):
         made.append(simulated_request(number, int(at_s * 1e9), prompt, output))
@@ -43,7 +43,7 @@ def arrivals(sizes: list[tuple[int, int]], rate: float, seed: int) -> list[Simul
 def simulated(
     options: argparse.Namespace, alone: int, beside: int, few: int, jobs: list[SimulatedRequest], seed: int
 ) -> list[SimulatedOutcome]:
-    """One run."""
+    """Simulate one run and return its outcomes."""
     geometry = Geometry(
         "simulated", (Group(0, 1),), 40_000, 2, 16, 64, 512, 2048, 50_000, "", "",
         prefill_tokens=alone, prefill_tokens_beside=beside, prefill_tokens_few=few, prefill_decodes=DECODES,
@@ -56,7 +56,7 @@ def simulated(
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The value below which this part of them lies."""
+    """Return a quantile of the values."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 

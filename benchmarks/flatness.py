@@ -1,4 +1,4 @@
-"""Whether a stack that has served many requests holds more than one that has served few.
+"""Checks that a stack that has served many requests uses no more memory than one that has served few.
 
     PYTHONPATH=tests python benchmarks/flatness.py [--requests 100000] [--from 10000] [--in-flight 48]
 
@@ -41,7 +41,7 @@ _CROWDED = 5000
 
 
 def main() -> int:
-    """Serve, measure, judge."""
+    """Serve requests, measure memory, and return 1 if it grew too much."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--from", dest="first", type=int, default=10_000)
@@ -89,7 +89,7 @@ async def _measure(stack: Stack, requests: int, first: int, in_flight: int) -> i
 
 
 async def _serve(stack: Stack, begin: int, end: int, in_flight: int) -> None:
-    """Requests `begin` to `end`, by a client for each few hundred."""
+    """Send requests `begin` to `end`, with one client for every few hundred."""
     for start in range(begin, end, _CLIENT_REQUESTS):
         room = asyncio.Semaphore(_CLIENT_REQUESTS if start < _CROWDED else in_flight)
         async with (
@@ -143,7 +143,7 @@ async def _request(client: AsyncClient, http: httpx.AsyncClient, number: int) ->
 
 
 async def _idle(stack: Stack) -> Mapping[str, object]:
-    """Wait until nothing is alive; what still is, by name."""
+    """Wait until no request is alive; returns the counts that are still not zero."""
     deadline_s = time.monotonic() + _IDLE_S_MAX
     while True:
         state = stack.state()

@@ -53,8 +53,8 @@ classes = ["batch"]
 IDS: Final = range(1000, 9000)
 
 
-class Load(msgspec.Struct, frozen=True):
-    """What is asked. rate: interactive requests a second. flood: long requests kept in flight."""
+class FloodLoad(msgspec.Struct, frozen=True):
+    """The load of one run. rate: interactive requests a second. flood: long requests kept in flight."""
 
     seconds: float = 20.0
     warm_seconds: float = 8.0
@@ -66,27 +66,27 @@ class Load(msgspec.Struct, frozen=True):
     flood_output_tokens: int = 16
 
 
-class Seen(msgspec.Struct):
-    """What one tenant saw, in milliseconds."""
+class TenantLatencies(msgspec.Struct):
+    """First-token and inter-token latencies that one tenant observed, in milliseconds, and its failed requests."""
 
     ttft: list[float] = []
     gaps: list[float] = []
     failures: int = 0
 
 
-class Phase(msgspec.Struct, frozen=True):
+class FloodRun(msgspec.Struct, frozen=True, rename={"latencies": "seen"}):
     """One run of one policy, with or without the flood. tokens_s: query tokens computed for good in a second."""
 
     policy: str
     flooded: bool
     repeat: int
-    seen: Seen
+    latencies: TenantLatencies
     floods_done: int
     tokens_s: float
 
 
-class Row(msgspec.Struct, frozen=True):
-    """All repeats of one policy."""
+class PolicyRow(msgspec.Struct, frozen=True):
+    """Quantiles over all repeats of one policy, with or without the flood."""
 
     policy: str
     flooded: bool
@@ -98,19 +98,19 @@ class Row(msgspec.Struct, frozen=True):
     tokens_s: float
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The whole run."""
+class FloodReport(msgspec.Struct, frozen=True):
+    """The result of the whole benchmark."""
 
     model: str
     flags: list[str]
-    load: Load
-    rows: list[Row]
-    phases: list[Phase]
+    load: FloodLoad
+    rows: list[PolicyRow]
+    phases: list[FloodRun]
 
 
 @contextlib.contextmanager
 def serving(policy: str, model: str, flags: Sequence[str]) -> Iterator[Path]:
-    """A stack in a folder of its own; gives its runtime folder."""
+    """Run a stack in a folder of its own; yields its runtime folder."""
     folder = Path(tempfile.mkdtemp(prefix="noria-flood-"))
     config, runtime = folder / "noria.toml", folder / "run"
     config.write_text(CONFIG)
@@ -142,7 +142,7 @@ def _port() -> int:
 
 
 async def _ready(runtime: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until a first token comes."""
+    """Wait until the stack generates a first token."""
     deadline = time.monotonic() + 300
     while True:
         with contextlib.suppress(Exception):  # refused while it starts, in many ways
@@ -154,26 +154,28 @@ async def _ready(runtime: Path, process: "subprocess.Popen[bytes]", log: Path) -
         await asyncio.sleep(0.2)
 
 
-class _Counters(msgspec.Struct, frozen=True):
+class _TokenCounters(msgspec.Struct, frozen=True):
     tokens: int
     wasted_tokens: int
     recomputed_tokens: int
 
 
-class _State(msgspec.Struct, frozen=True):
-    counters: _Counters
+class _SchedulerState(msgspec.Struct, frozen=True):
+    counters: _TokenCounters
 
 
-async def computed(runtime: Path) -> int:
-    """Query tokens that the stack has computed for good since its start."""
+async def computed_tokens(runtime: Path) -> int:
+    """Return how many query tokens the stack has computed since its start, discarded ones left out."""
     snapshot = await asyncio.to_thread(inspect, RuntimeSettings(dir=str(runtime)), Service.SCHEDULER, 10.0)
     assert snapshot is not None, "the scheduler answers"
-    counters = msgspec.json.decode(snapshot.json, type=_State).counters
+    counters = msgspec.json.decode(snapshot.json, type=_SchedulerState).counters
     return counters.tokens - counters.wasted_tokens - counters.recomputed_tokens
 
 
-async def ask(client: AsyncClient, draw: random.Random, prompt_tokens: int, output_tokens: int, seen: Seen) -> None:
-    """One request to its end."""
+async def send_request(
+    client: AsyncClient, draw: random.Random, prompt_tokens: int, output_tokens: int, latencies: TenantLatencies
+) -> None:
+    """Send one request and record its latencies until its end."""
     asked = time.perf_counter()
     last = 0.0
     try:
@@ -184,17 +186,19 @@ async def ask(client: AsyncClient, draw: random.Random, prompt_tokens: int, outp
                 continue
             now = time.perf_counter()
             if last:
-                seen.gaps.append((now - last) * 1e3)
+                latencies.gaps.append((now - last) * 1e3)
             else:
-                seen.ttft.append((now - asked) * 1e3)
+                latencies.ttft.append((now - asked) * 1e3)
             last = now
     except ClientError as error:
         print(f"failed: {error}", file=sys.stderr)
-        seen.failures += 1
+        latencies.failures += 1
 
 
-async def people(client: AsyncClient, load: Load, seed: int, seen: Seen, prompts: str) -> None:
-    """Interactive requests as they come, whether or not earlier ones are answered; returns when all are.
+async def send_interactive(
+    client: AsyncClient, load: FloodLoad, seed: int, latencies: TenantLatencies, prompts: str
+) -> None:
+    """Send interactive requests at Poisson times; returns when all are answered.
 
     seed: of their arrivals. prompts: a seed of their prompts; the same ones again would be in the cache.
     """
@@ -204,66 +208,66 @@ async def people(client: AsyncClient, load: Load, seed: int, seen: Seen, prompts
         while (at := at + draw.expovariate(load.rate)) < load.seconds:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
             own = random.Random(words.random())
-            tasks.create_task(ask(client, own, load.prompt_tokens, load.output_tokens, seen))
+            tasks.create_task(send_request(client, own, load.prompt_tokens, load.output_tokens, latencies))
 
 
-async def crawler(client: AsyncClient, load: Load, seed: int, seen: Seen) -> None:
-    """One long request after another, until cancelled."""
+async def send_flood(client: AsyncClient, load: FloodLoad, seed: int, latencies: TenantLatencies) -> None:
+    """Send one long request after another, until cancelled."""
     draw = random.Random(seed)
     while True:
-        await ask(client, draw, load.flood_prompt_tokens, load.flood_output_tokens, seen)
+        await send_request(client, draw, load.flood_prompt_tokens, load.flood_output_tokens, latencies)
 
 
-async def phase(runtime: Path, load: Load, policy: str, repeat: int, *, flooded: bool) -> Phase:
-    """The people, alone or beside the flood."""
-    seen, flood = Seen([], []), Seen([], [])
+async def run_phase(runtime: Path, load: FloodLoad, policy: str, repeat: int, *, flooded: bool) -> FloodRun:
+    """Measure the interactive tenant, alone or beside the flood."""
+    latencies, flood = TenantLatencies([], []), TenantLatencies([], [])
     async with (
         AsyncClient(runtime_dir=str(runtime), credential=PEOPLE) as theirs,
         AsyncClient(runtime_dir=str(runtime), credential=CRAWLER, traffic_class="batch") as bulk,
     ):
         # Without the flood too: what the server learns of its steps, it has learned before anything is measured.
         warm = msgspec.structs.replace(load, seconds=load.warm_seconds / 2)
-        await people(theirs, warm, 17 + repeat, Seen([], []), f"warm {repeat} {flooded}")
+        await send_interactive(theirs, warm, 17 + repeat, TenantLatencies([], []), f"warm {repeat} {flooded}")
         streams = [
-            asyncio.create_task(crawler(bulk, load, 100 * repeat + n, flood)) for n in range(load.flood * flooded)
+            asyncio.create_task(send_flood(bulk, load, 100 * repeat + n, flood)) for n in range(load.flood * flooded)
         ]
         await asyncio.sleep(load.warm_seconds * flooded)
-        began, tokens, floods = time.perf_counter(), await computed(runtime), len(flood.ttft)
-        served = asyncio.create_task(people(theirs, load, 1 + repeat, seen, f"{repeat} {flooded}"))
+        began, tokens, floods = time.perf_counter(), await computed_tokens(runtime), len(flood.ttft)
+        served = asyncio.create_task(send_interactive(theirs, load, 1 + repeat, latencies, f"{repeat} {flooded}"))
         await asyncio.sleep(load.seconds)
-        tokens = await computed(runtime) - tokens
+        tokens = await computed_tokens(runtime) - tokens
         seconds, floods = time.perf_counter() - began, len(flood.ttft) - floods
         await served
         for each in streams:
             each.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
     await asyncio.sleep(1.0)
-    return Phase(policy, flooded, repeat, seen, floods, tokens / seconds)
+    return FloodRun(policy, flooded, repeat, latencies, floods, tokens / seconds)
 
 
-def summed(phases: Sequence[Phase]) -> list[Row]:
-    """One row for each policy, without and with the flood; quantiles over all repeats."""
+def policy_rows(phases: Sequence[FloodRun]) -> list[PolicyRow]:
+    """Return one row for each policy, without and with the flood; quantiles are over all repeats."""
     rows = []
     for policy in dict.fromkeys(each.policy for each in phases):
         for flooded in (False, True):
             mine = [each for each in phases if each.policy == policy and each.flooded is flooded]
-            ttft = [value for each in mine for value in each.seen.ttft]
-            gaps = [value for each in mine for value in each.seen.gaps]
+            ttft = [value for each in mine for value in each.latencies.ttft]
+            gaps = [value for each in mine for value in each.latencies.gaps]
             if not mine:
                 continue
             rate = sum(each.tokens_s for each in mine) / len(mine)
             points = [quantile(values, share) for values in (ttft, gaps) for share in (0.5, 0.99)]
-            rows.append(Row(policy, flooded, len(ttft), *points, rate))
+            rows.append(PolicyRow(policy, flooded, len(ttft), *points, rate))
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows, and how they stand to the goals."""
+def render_table(rows: Sequence[PolicyRow]) -> str:
+    """Return the table of all rows, with the goals that they meet or miss."""
     lines = [
         "| policy | flood | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | all tokens/s |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    lines += map(line, rows)
+    lines += map(render_row, rows)
     found = {(row.policy, row.flooded): row for row in rows}
     fair, alone, fifo = (found.get(key) for key in (("fair", True), ("fair", False), ("fifo", True)))
     if fair is not None and alone is not None and fifo is not None:
@@ -276,50 +280,50 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def line(row: Row) -> str:
-    """One row of the table."""
+def render_row(row: PolicyRow) -> str:
+    """Return one row of the table."""
     times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms)
     cells = " | ".join(f"{each:.0f} ms" for each in times)
     return f"| {row.policy} | {'yes' if row.flooded else 'no'} | {row.requests} | {cells} | {row.tokens_s:.0f} |"
 
 
-def earlier(path: Path | None, model: str, flags: list[str], load: Load) -> list[Phase]:
-    """The phases that a file holds already; ends the program when they are of another load."""
+def read_earlier(path: Path | None, model: str, flags: list[str], load: FloodLoad) -> list[FloodRun]:
+    """Read the runs that a file holds already; ends the program when they are of another load."""
     if path is None or not path.exists():
         return []
-    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    report = msgspec.json.decode(path.read_bytes(), type=FloodReport)
     if (report.model, report.flags, report.load) != (model, flags, load):
         raise SystemExit(f"{path} holds another measurement: name another file, or remove it")
     return report.phases
 
 
 def main() -> None:
-    """Measure, print the table, write the rest."""
-    load = Load()
+    """Measure, print the table, and write all results."""
+    load = FloodLoad()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--out", type=Path)
-    for name in Load.__struct_fields__:
+    for name in FloodLoad.__struct_fields__:
         default = getattr(load, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("flags", nargs="*", help="for `noria up`, after --")
     chosen = parser.parse_args()
-    load = Load(**{name: getattr(chosen, name) for name in Load.__struct_fields__})
-    phases = earlier(chosen.out, chosen.model, chosen.flags, load)
+    load = FloodLoad(**{name: getattr(chosen, name) for name in FloodLoad.__struct_fields__})
+    phases = read_earlier(chosen.out, chosen.model, chosen.flags, load)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the stack is ended, too
     for turn in range(chosen.repeats):
         for policy in chosen.policy if turn % 2 == 0 else chosen.policy[::-1]:
             repeat = sum(each.policy == policy for each in phases) // 2
             with serving(policy, chosen.model, chosen.flags) as runtime:
                 for flooded in (False, True):
-                    phases.append(asyncio.run(phase(runtime, load, policy, repeat, flooded=flooded)))
-                    print(line(summed(phases[-1:])[0]), file=sys.stderr, flush=True)
+                    phases.append(asyncio.run(run_phase(runtime, load, policy, repeat, flooded=flooded)))
+                    print(render_row(policy_rows(phases[-1:])[0]), file=sys.stderr, flush=True)
             if chosen.out is not None:
-                report = Report(chosen.model, chosen.flags, load, summed(phases), phases)
+                report = FloodReport(chosen.model, chosen.flags, load, policy_rows(phases), phases)
                 chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    print(table(summed(phases)))
+    print(render_table(policy_rows(phases)))
 
 
 if __name__ == "__main__":

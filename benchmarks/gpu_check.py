@@ -27,7 +27,7 @@ from noria.shared.errors import UserError
 from noria.shared.telemetry.log import configure
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu.bench import Bench, Report
+from gpu.bench import GpuBench, GpuReport
 from gpu.equality import equalities, numerics, real_model, swaps
 from gpu.models import FAMILIES, LLAMAS, SMALL, tiny
 from gpu.speeds import speeds
@@ -35,16 +35,16 @@ from gpu.speeds import speeds
 SECONDS: Final = 450.0
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> GpuReport:
     """All checks, as long as there is time."""
     began_s = time.monotonic()
-    bench = Bench(options)
+    bench = GpuBench(options)
     with torch.no_grad():
         look(bench)
     hardware = platform.processor() or platform.machine()
     if not bench.dry:
         hardware = f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory >> 30} GiB"
-    return Report(
+    return GpuReport(
         hardware,
         {"torch": str(torch.__version__), "cuda": str(torch.version.cuda), "python": platform.python_version()},
         datetime.now(UTC).date().isoformat(),
@@ -54,23 +54,23 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def look(bench: Bench) -> None:
+def look(bench: GpuBench) -> None:
     """One check after the other."""
     bench.device()  # without one, nothing else need be tried
     families = dict(list(FAMILIES.items())[: 4 if bench.dry else None])
     for name, (family, changes) in families.items():
         folder = bench.folder / name.replace(" ", "-").replace(",", "")
-        with bench.looking(f"weights: {name}"):
+        with bench.checking(f"weights: {name}"):
             tiny(folder, family, changes)
-        if (folder / "config.json").exists() and not bench.over(f"numerics: {name}"):
+        if (folder / "config.json").exists() and not bench.out_of_time(f"numerics: {name}"):
             numerics(bench, name, folder)
     equalities(bench, bench.folder / "llama")
     swaps(bench, bench.folder / "llama")
     real_model(bench)
     shapes = {"dry": {**SMALL, "tie_word_embeddings": True}} if bench.dry else LLAMAS
     for name, sizes in shapes.items():
-        if not bench.over(name):
-            with bench.looking(f"{name}: set up"):
+        if not bench.out_of_time(name):
+            with bench.checking(f"{name}: set up"):
                 speeds(bench, name, sizes)
             gc.collect()
 

@@ -1,4 +1,4 @@
-"""What sampling costs a whole step: `python benchmarks/sampled_steps.py [OPTIONS]`, see --help.
+"""Measures what sampling adds to a whole step: `python benchmarks/sampled_steps.py [OPTIONS]`, see --help.
 
 Drives the executor's engine directly: decode steps of many sequences that sample in one way or another, in turns in one
 process, so that a change of the machine's mood meets all of them. Each way's time is compared with greedy steps; medians.
@@ -9,7 +9,7 @@ import statistics
 import time
 
 from sampling import KINDS
-from steps import Bench
+from steps import StepBench
 
 from noria.proto.base import Stream
 from noria.proto.execution import Fill, Slice, StepPlan
@@ -23,8 +23,10 @@ from noria.services.executor.runner.machine import cores
 STEPS = 6  # of a turn, of which the first is not counted
 
 
-def turn(bench: Bench, slots: SlotTable, epoch: int, sampling: Sampling, sequences: int, context: int) -> list[float]:
-    """Milliseconds of steps that all sample alike."""
+def turn(
+    bench: StepBench, slots: SlotTable, epoch: int, sampling: Sampling, sequences: int, context: int
+) -> list[float]:
+    """Return milliseconds of steps in which all rows sample with the same parameters."""
     pages = (context + STEPS) // bench.shape.page_size + 1
     fills = tuple(
         Fill(slot, Stream(slot, epoch), 0, tuple(range(1, context + 1)), (), sampling, (), (_pages(slot, pages),))
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--cache-gib", type=float, default=1.0)
     options = parser.parse_args()
-    bench, epoch = Bench(options, "auto"), 0
+    bench, epoch = StepBench(options, "auto"), 0
     slots = SlotTable(bench.shape)
     for sequences in options.sequences:
         for context in options.contexts:

@@ -1,4 +1,4 @@
-"""What sampling costs: native and reference kernels on the same logits, in one run.
+"""Measures sampling: native and reference kernels on the same logits, in one run.
 
 `python benchmarks/sampling.py` prints milliseconds per step, medians of alternating rounds, for 1, 8 and 32 rows. Logits
 are peaked like a language model's: a few likely tokens before a long tail; `flat` draws at a temperature that makes half
@@ -36,14 +36,14 @@ Sample = Callable[[torch.Tensor, SamplingMetadata], SamplerOutput]
 
 
 def peaked(rows: int, vocabulary: int) -> NDArray[np.float32]:
-    """Normal logits with some raised by a heavy tail."""
+    """Return normal logits, some of them raised by a heavy tail."""
     random = np.random.default_rng(1)
     body = random.standard_normal((rows, vocabulary)) * 2.5
     return (body + random.exponential(1.2, (rows, vocabulary))).astype(np.float32)
 
 
 def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> SamplingMetadata:
-    """Rows that all sample alike, each with so many tokens behind it."""
+    """Return sampler rows with the same parameters, each with so many earlier tokens."""
     penalised = sampling.repetition_penalty != 1
     counted = history if penalised else 0
     nothing = np.zeros(0, np.int64)
@@ -66,7 +66,7 @@ def sampler(sampling: Sampling, rows: int, vocabulary: int, history: int) -> Sam
 
 
 def measured(function: Sample, logits: NDArray[np.float32], rows: SamplingMetadata, least_s: float) -> float:
-    """Median milliseconds of one call; the logits are fresh each time."""
+    """Return the median milliseconds of one call; each call gets new logits."""
     times = []
     began = time.monotonic()
     while time.monotonic() - began < least_s or len(times) < 3:

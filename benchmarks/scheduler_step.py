@@ -1,4 +1,4 @@
-"""What a step costs the scheduler core: plan and apply, per running request, with many waiting.
+"""Measures the scheduler core's time for a step (plan and apply) per running request, with many waiting.
 
 Run: python benchmarks/scheduler_step.py [RUNNING] [WAITING]
 Prints the median over steps, with one and with two steps in flight, for decodes alone, and for a steady state in which
@@ -32,8 +32,8 @@ RULES = FairRules(
 )
 
 
-class Bench:
-    """A core and an executor that answers every sampling slice with token 5."""
+class CoreBench:
+    """A scheduler core, with an executor that answers every sampling slice with token 5."""
 
     def __init__(
         self, running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool, policy: str
@@ -80,7 +80,7 @@ class Bench:
         return [each.stream for each in replies if isinstance(each, TokenRun) and each.end]
 
     def answer(self, plan: StepPlan) -> StepDone:
-        """What the executor answers."""
+        """Return the executor's answer to a plan."""
         for fill in plan.fill:
             self.slots[fill.slot] = (fill.stream, len(fill.output_ids))
         sampled = []
@@ -92,7 +92,7 @@ class Bench:
         return StepDone(plan.epoch, plan.number, tuple(sampled), 1000)
 
     def step(self) -> tuple[float, int]:
-        """One plan and one result; seconds spent in the core, and requests in the step."""
+        """Run one plan and its result; returns seconds spent in the core, and requests in the step."""
         begun = time.perf_counter()
         while (plan := self.core.plan(self.now_ns)) is not None:
             spent = time.perf_counter() - begun
@@ -114,8 +114,8 @@ class Bench:
 
 
 def measure(running: int, waiting: int, steps_in_flight: int, output_tokens: int, *, sharing: bool, policy: str) -> str:
-    """Median microseconds for each running request and step."""
-    bench = Bench(running, waiting, steps_in_flight, output_tokens, sharing=sharing, policy=policy)
+    """Return the median microseconds per running request and step, as a line."""
+    bench = CoreBench(running, waiting, steps_in_flight, output_tokens, sharing=sharing, policy=policy)
     for _ in range(10):
         bench.step()
     gc.collect()

@@ -1,4 +1,4 @@
-"""How soon the stack is ready, and how much memory its processes hold: at once, and after a burst of requests.
+"""Measures how soon the stack is ready, and the memory of its processes at start and after a burst of requests.
 
     python benchmarks/start_up.py [--model smollm2] [--repeats 3] [--concurrency 32] [--requests 64] [more flags of `noria up`]
 
@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 
 class Process(msgspec.Struct):
-    """What `/debug/state` says of one process; the rest is not needed."""
+    """The part of one process's state in `/debug/state` that is needed here."""
 
     pid: int
     garbage: dict[str, int] = {}
@@ -57,7 +57,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _stack(model: str, flags: list[str]) -> Iterator[float]:
-    """A running stack, and the seconds from its first instruction until it was ready."""
+    """Run a stack; yields the seconds from its first instruction until it was ready."""
     with tempfile.TemporaryDirectory(prefix="noria-start-") as folder:
         command = [sys.executable, "-c", "import sys; from noria.cli import main; sys.exit(main())", "up"]
         command += ["--model", model, "--http", f"{_HOST}:{_PORT}", "--runtime-dir", folder, "--log-level", "warning"]
@@ -96,7 +96,7 @@ def _processes() -> dict[str, Process]:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes by process."""
+    """Return the memory of each process in bytes."""
     return {name: _proportional_bytes(process.pid) for name, process in _processes().items()}
 
 

@@ -38,8 +38,8 @@ from noria.shared.model.model_folder import resolve_model_folder
 PREFILL_MAX = 512
 
 
-class Timed(msgspec.Struct, frozen=True):
-    """One kind of step. kernels: what computed. bound_ms: what the machine allows; spread_ms: middle half of the times."""
+class StepTiming(msgspec.Struct, frozen=True):
+    """The time of one kind of step. kernels: those used. bound_ms: the roofline; spread_ms: interquartile range of the times."""
 
     kernels: str
     sequences: int
@@ -51,27 +51,27 @@ class Timed(msgspec.Struct, frozen=True):
     bound_ms: float
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """Measured: multiplications and additions a second, and bytes read a second."""
+class MachinePeaks(msgspec.Struct, frozen=True):
+    """Measured peaks of the machine: multiply-add operations and bytes read, per second."""
 
     threads: int
     flops: float
     bytes_per_s: float
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The whole run."""
+class StepReport(msgspec.Struct, frozen=True):
+    """The result of the whole benchmark."""
 
     model: str
     dtype: str
     quantization: str
     cache: str
-    machine: Machine
-    steps: list[Timed]
+    machine: MachinePeaks
+    steps: list[StepTiming]
 
 
-class Bench:
-    """One engine and how it is driven."""
+class StepBench:
+    """One engine, and plans to drive it with."""
 
     def __init__(self, options: argparse.Namespace, kernels: str) -> None:
         folder = resolve_model_folder(
@@ -101,7 +101,7 @@ class Bench:
         self.name = kernels if computing.kernels is None else computing.name
 
     def decode(self, sequences: int, context: int, repeats: int) -> tuple[list[float], list[float]] | None:
-        """Milliseconds of steps and of their preparation; None when the pool is too small."""
+        """Return milliseconds of decode steps and of their preparation; None when the cache is too small."""
         fills = self._fills(sequences, context)
         if fills is None:
             return None
@@ -119,7 +119,7 @@ class Bench:
         return times[1:], prepared[1:]
 
     def prefill(self, tokens: int, repeats: int) -> tuple[list[float], list[float]] | None:
-        """The same for one prompt's tokens in one step."""
+        """Return milliseconds of prefill steps of one prompt, and of their preparation; None when the cache is too small."""
         fills = self._fills(1, tokens)
         if fills is None:
             return None
@@ -134,8 +134,8 @@ class Bench:
             prepared.append(1e3 * (middle - began))
         return times[1:], prepared[1:]
 
-    def bound_ms(self, machine: Machine, tokens: int, sampled: int, keys: int) -> float:
-        """What the machine allows: keys are all (token, key) pairs of a layer that sees everything."""
+    def bound_ms(self, machine: MachinePeaks, tokens: int, sampled: int, keys: int) -> float:
+        """Return the roofline in milliseconds. keys: all (token, key) pairs of a layer with full attention."""
         facts = self.decoder.architecture
         head = facts.vocabulary * facts.hidden
         inner = (
@@ -175,27 +175,27 @@ class Bench:
         )
 
 
-def measured(dtype: torch.dtype, threads: int) -> Machine:
-    """The peak of matrix products in a dtype by oneDNN, and of reading memory."""
+def measured(dtype: torch.dtype, threads: int) -> MachinePeaks:
+    """Measure the peak of oneDNN's matrix products in a dtype, and of reading memory."""
     size, times = 2048, []
     a, b = torch.randn(2, size, size).to(dtype)
     for _ in range(8):
         began = time.perf_counter()
         torch.mm(a, b)
         times.append(time.perf_counter() - began)
-    return Machine(threads, 2 * size**3 / min(times), 1e9 * bandwidth(threads))
+    return MachinePeaks(threads, 2 * size**3 / min(times), 1e9 * bandwidth(threads))
 
 
-def steps(options: argparse.Namespace) -> Report:
-    """Run everything; the kinds of kernels take turns for each kind of step."""
+def steps(options: argparse.Namespace) -> StepReport:
+    """Run all kinds of steps; for each, the kinds of kernels take turns."""
     torch.set_num_threads(options.threads)
-    benches = [Bench(options, kernels) for kernels in options.kernels]
+    benches = [StepBench(options, kernels) for kernels in options.kernels]
     dtype = benches[0].decoder.dtype
     machine = measured(dtype, options.threads)
-    found: list[Timed] = []
+    found: list[StepTiming] = []
 
     def note(
-        bench: Bench,
+        bench: StepBench,
         sequences: int,
         context: int,
         tokens: int,
@@ -206,7 +206,7 @@ def steps(options: argparse.Namespace) -> Report:
             return
         quarters = statistics.quantiles(times[0], n=4) if len(times[0]) > 1 else [times[0][0]] * 3
         bound = bench.bound_ms(machine, tokens, sequences, keys)
-        timed = Timed(
+        timed = StepTiming(
             bench.name,
             sequences,
             context,
@@ -232,13 +232,13 @@ def steps(options: argparse.Namespace) -> Report:
         for bench in benches:
             note(bench, 1, tokens, tokens, tokens * tokens // 2, bench.prefill(tokens, options.repeats))
     cache = str(benches[0].cache_dtype).removeprefix("torch.")
-    return Report(
+    return StepReport(
         options.model or "smollm2", str(dtype).removeprefix("torch."), options.quantization, cache, machine, found
     )
 
 
-def plot(report: Report, path: Path) -> None:
-    """One panel for each context: step time by sequences, and the bound."""
+def plot(report: StepReport, path: Path) -> None:
+    """Plot step time and roofline by number of sequences, one panel for each context."""
     from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]  # optional
 
     decodes = [each for each in report.steps if each.tokens == each.sequences]

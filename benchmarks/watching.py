@@ -1,4 +1,4 @@
-"""What it costs to be watched: tracing and metrics, and an open console, as ratios of throughput in one run.
+"""Measures what observation costs (tracing, metrics, an open console), as ratios of throughput in one run.
 
 Three stacks stand side by side and take turns (loaded.py): one that records nothing, one that traces a share of its requests,
 sends spans and metrics to a collector in this process and is scraped, and one that records nothing with a console open.
@@ -26,7 +26,7 @@ BLOCKS = "2048"  # so few that memory is soon used again, whose first use costs 
 
 @contextlib.contextmanager
 def scraped(running: Stack) -> Iterator[None]:
-    """Somebody reads /metrics now and then."""
+    """Read /metrics periodically while the body runs."""
     over = threading.Event()
 
     def scrape() -> None:
@@ -40,7 +40,7 @@ def scraped(running: Stack) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(running: Stack) -> Iterator[None]:
-    """A console is open."""
+    """Read the live view, as an open console does, while the body runs."""
     over = threading.Event()
 
     def watch() -> None:

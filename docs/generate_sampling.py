@@ -23,7 +23,7 @@ list, `logit_bias` an object, and `logprobs` has the form of OpenAI's API in eac
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     return _HEAD + "".join(map(_row, parameters().values()))
 
 

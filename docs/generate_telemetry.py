@@ -1,4 +1,4 @@
-"""Writes docs/telemetry.md from the registry itself: every metric, span, event and attribute.
+"""Writes docs/telemetry.md from the registry of instruments: every metric, span, event and attribute.
 
 `python docs/generate_telemetry.py` rewrites the page; a test compares it with the registry.
 """
@@ -40,7 +40,7 @@ belong to one moment of the ledger at every scrape.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     lines = [_HEAD]
     for name, metrics in _GROUPS:
         lines.append(f"\n### {name}\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n")

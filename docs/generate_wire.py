@@ -1,4 +1,4 @@
-"""Writes docs/wire.md from the protocol itself: who sends what to whom, and what each message holds.
+"""Writes docs/wire.md from the protocol's own definitions: each message with its sender, receiver and fields.
 
 `python docs/generate_wire.py` rewrites the page; a test compares it with the protocol.
 """
@@ -37,7 +37,7 @@ All services also send each other `Hello` and `Heartbeat` along these edges. Any
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     edges: list[tuple[str, str, tuple[type[msgspec.Struct], ...]]] = [
         ("client", "admission (public mailbox)", frontdoor.TO_ADMISSION),
         ("admission", "client", frontdoor.TO_CLIENT),
@@ -95,7 +95,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """What fields mean, where their annotations say it."""
+    """Return the meanings of fields whose annotations say them."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: meta.description

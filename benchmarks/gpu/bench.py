@@ -1,4 +1,4 @@
-"""What the checks of a GPU share: a device or what plays one, configurations, the time that is left, and what was found."""
+"""Shared by all GPU checks: the device or a stand-in, configurations, the remaining time, and the results."""
 
 import argparse
 import sys
@@ -19,8 +19,8 @@ from noria.services.executor.cuda.loading import MakeOperations
 from noria.shared.config.config import ModelSettings
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One thing looked at. goal: in words; passed: None where it has no goal or could not be looked at."""
+class GpuCheck(msgspec.Struct, frozen=True):
+    """The result of one check. goal: in words; passed: None without a goal, or where the check was skipped."""
 
     name: str
     passed: bool | None
@@ -28,30 +28,30 @@ class Check(msgspec.Struct, frozen=True):
     goal: str = ""
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The whole run."""
+class GpuReport(msgspec.Struct, frozen=True):
+    """The results of all checks."""
 
     hardware: str
     software: dict[str, str]
     date: str
     dry_run: bool
     seconds: float
-    checks: list[Check]
+    checks: list[GpuCheck]
 
 
-class Bench:
-    """What the checks share: a device, sizes, and the time that is left."""
+class GpuBench:
+    """A device, sizes, the remaining time, and the checks so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.dry: bool = options.dry_run
         self.model: str = options.model
         self.ends_s = time.monotonic() + options.seconds
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
-        self.checks: list[Check] = []
+        self.checks: list[GpuCheck] = []
         self.dtype = "float32" if self.dry else "bfloat16"
 
     def device(self) -> Device:
-        """A GPU, or in a dry run a processor that plays one."""
+        """Return the GPU, or in a dry run a CPU that stands in for one."""
         if not self.dry:
             return open_device()
         from fakes.device import FakeDevice
@@ -68,7 +68,7 @@ class Bench:
         return make_plain_operations
 
     def config(self, name: str, **changes: Any) -> ExecutorConfig:
-        """An executor's configuration for a small model."""
+        """Return an executor configuration for a small model."""
         values: dict[str, Any] = {
             "max_slots": 8,
             "max_batch_tokens": 128,
@@ -84,16 +84,16 @@ class Bench:
         settings = ModelSettings(name=name, dtype=changes.pop("dtype", self.dtype), max_model_tokens=384)  # type: ignore[arg-type]
         return ExecutorConfig(model=settings, **{**values, **changes})
 
-    def over(self, name: str) -> bool:
-        """Whether there is no time left for a check; it is told among the others then."""
+    def out_of_time(self, name: str) -> bool:
+        """Return whether no time is left for a check; it is then reported as skipped."""
         if time.monotonic() < self.ends_s:
             return False
-        self.checks.append(Check(name, None, {"skipped": "the time is up"}))
+        self.checks.append(GpuCheck(name, None, {"skipped": "the time is up"}))
         return True
 
     @contextmanager
-    def looking(self, name: str, goal: str = "") -> Iterator[dict[str, Any]]:
-        """One check: what raises has failed. `found["passed"]`, where set, becomes its verdict."""
+    def checking(self, name: str, goal: str = "") -> Iterator[dict[str, Any]]:
+        """Run the body as one check: an exception fails it. `found["passed"]`, if set, is its result."""
         found: dict[str, Any] = {}
         began_s = time.monotonic()
         try:
@@ -102,5 +102,5 @@ class Bench:
             found |= {"passed": False, "error": f"{type(error).__name__}: {error}"[:500]}
         found["seconds"] = round(time.monotonic() - began_s, 2)
         passed = found.pop("passed", None)
-        self.checks.append(Check(name, passed, found, goal))
+        self.checks.append(GpuCheck(name, passed, found, goal))
         print(f"{name}: {'passed' if passed else 'FAILED' if passed is False else '-'} {found}", file=sys.stderr)

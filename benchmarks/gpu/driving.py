@@ -1,4 +1,4 @@
-"""The product's scheduler and executor shell over a GPU's lane, in one process."""
+"""Drives the product's scheduler and executor shell on a GPU, in one process."""
 
 from fakes.shell_drive import ShellDrive
 
@@ -9,7 +9,7 @@ from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def driven(pipeline: Pipeline, loaded: LoadedModel, in_flight: int = 2) -> ShellDrive:
-    """The product's scheduler and shell over a lane of this pipeline."""
+    """Return the product's scheduler and shell, running on this pipeline."""
     shape = loaded.shape
     return ShellDrive(
         lambda wake: CudaModelRunner(lambda tell: (pipeline, loaded), wake),

@@ -1,4 +1,4 @@
-"""Whether a GPU computes what a processor does, and the same in every way there is."""
+"""Checks that a GPU computes the same as a CPU, and the same with graphs, two steps in flight and swaps."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu.bench import Bench
+from gpu.bench import GpuBench
 from gpu.driving import driven
 from gpu.models import SMALL
 
@@ -35,7 +35,7 @@ from noria.shared.model.model_folder import resolve_model_folder
 
 
 def asked(count: int, vocabulary: int, seed: int = 0) -> list[tuple[tuple[int, ...], Sampling]]:
-    """Requests of mixed lengths: greedy ones, and some that sample with a seed."""
+    """Return requests of mixed lengths: greedy ones, and some that sample with a seed."""
     chance = random.Random(seed)
     return [
         (
@@ -47,7 +47,7 @@ def asked(count: int, vocabulary: int, seed: int = 0) -> list[tuple[tuple[int, .
 
 
 def tokens(pipeline: Pipeline, loaded: LoadedModel, requests: Sequence[Any], in_flight: int = 2) -> list[list[int]]:
-    """What a lane answers."""
+    """Return the tokens of each request, computed by a pipeline."""
     drive = driven(pipeline, loaded, in_flight)
     found = drive.run(drive.load(), list(requests))
     drive.close()
@@ -55,7 +55,7 @@ def tokens(pipeline: Pipeline, loaded: LoadedModel, requests: Sequence[Any], in_
 
 
 def prompts_batch(shape: ExecutorLimits, lengths: Sequence[int]) -> Batch:
-    """One step of whole prompts, each sampled."""
+    """Return one step of whole prompts, each sampled."""
     chance = np.random.default_rng(3)
     pages = -(-max(lengths) // shape.page_size)
     fills, slices = [], []
@@ -74,7 +74,7 @@ def prompts_batch(shape: ExecutorLimits, lengths: Sequence[int]) -> Batch:
 
 
 def device_logits(pipeline: Pipeline, batch: Batch) -> torch.Tensor:
-    """The logits of a step's sampled rows, computed plainly."""
+    """Return the logits of a step's sampled rows, computed without graphs."""
     engine = pipeline.engine
     layout = StepLayout(engine.shape, needed(batch, engine.operations.tile_tokens), engine.operations.tile_tokens)
     host = host_buffer(layout)
@@ -86,13 +86,13 @@ def device_logits(pipeline: Pipeline, batch: Batch) -> torch.Tensor:
     return logits.float().cpu()
 
 
-def numerics(bench: Bench, name: str, folder: Path) -> None:
+def numerics(bench: GpuBench, name: str, folder: Path) -> None:
     """A step of prompts of several lengths by the device and by the processor's reference, in float32 and bfloat16."""
     for dtype, allowed in (("float32", 1e-3), ("bfloat16", 0.08)):
         if bench.dry and dtype != bench.dtype:
             continue
         goal = f"root mean square error at most {allowed:g} of the logits' spread"
-        with bench.looking(f"numerics: {name}, {dtype}", goal) as found:
+        with bench.checking(f"numerics: {name}, {dtype}", goal) as found:
             pipeline, loaded = load(bench.config(str(folder), dtype=dtype), bench.device(), bench.operations)
             batch = prompts_batch(loaded.shape, (1, 2, 17, 40, 60))
             facts, shape = architecture(folder), loaded.shape
@@ -103,25 +103,25 @@ def numerics(bench: Bench, name: str, folder: Path) -> None:
             found |= {"error": float(error), "kernels": loaded.kernels, "passed": bool(error <= allowed)}
 
 
-def equalities(bench: Bench, folder: Path) -> None:
+def equalities(bench: GpuBench, folder: Path) -> None:
     """Graph replay and plain computing, two steps in flight and one: the same tokens."""
     requests = asked(12, SMALL["vocab_size"])  # type: ignore[arg-type]
-    with bench.looking("replay equals plain computing", "the same tokens") as found:
+    with bench.checking("replay equals plain computing", "the same tokens") as found:
         recorded = load(bench.config(str(folder)), bench.device(), bench.operations)
         eager = load(bench.config(str(folder), graphs_max=0), bench.device(), bench.operations)
         one, other = tokens(*recorded, requests), tokens(*eager, requests)
         again = tokens(*recorded, requests)  # by now every shape has its graph
         found["graphs"] = len(recorded[0].graph_runner.dispatcher)
         found["passed"] = one == other == again and len(recorded[0].graph_runner.dispatcher) > 0
-    with bench.looking("two steps in flight equal one", "the same tokens") as found:
+    with bench.checking("two steps in flight equal one", "the same tokens") as found:
         pipeline = load(bench.config(str(folder)), bench.device(), bench.operations)
         alone = tokens(*pipeline, requests, in_flight=1)
         found["passed"] = tokens(*pipeline, requests, in_flight=2) == alone
 
 
-def swaps(bench: Bench, folder: Path) -> None:
+def swaps(bench: GpuBench, folder: Path) -> None:
     """What goes to the host comes back with its bytes, into other blocks, while steps compute."""
-    with bench.looking("swap round trip", "the same bytes") as found:
+    with bench.checking("swap round trip", "the same bytes") as found:
         settings = bench.config(str(folder), host_gib=0.25)
         pipeline, loaded = load(settings, bench.device(), bench.operations)
         shape, pool = loaded.shape, pipeline.engine.pool
@@ -148,9 +148,9 @@ def swaps(bench: Bench, folder: Path) -> None:
         found["passed"] = torch.equal(pool.pages[to_rows], noise)
 
 
-def real_model(bench: Bench) -> None:
+def real_model(bench: GpuBench) -> None:
     """The greedy tokens of a real model, by the device and by the processor, in float32."""
-    with bench.looking(f"tokens of {bench.model}", "equal until two ids are as likely") as found:
+    with bench.checking(f"tokens of {bench.model}", "equal until two ids are as likely") as found:
         try:
             folder = resolve_model_folder(ModelSettings(name=bench.model))
         except UserError as error:

@@ -5,18 +5,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpu.bench import Bench
+from gpu.bench import GpuBench
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
 
 
-def peer_speeds(bench: Bench, name: str, network: Any, vocabulary: int, batches: Sequence[int]) -> dict[int, float]:
+def peer_speeds(bench: GpuBench, name: str, network: Any, vocabulary: int, batches: Sequence[int]) -> dict[int, float]:
     """Tokens per second of transformers' continuous batching for the same requests."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     found: dict[int, float] = {}
-    with bench.looking(f"{name}, transformers' continuous batching") as told:
+    with bench.checking(f"{name}, transformers' continuous batching") as report:
         generation = GenerationConfig(max_new_tokens=OUTPUT_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
         batching = ContinuousBatchingConfig(
             max_requests_per_batch=max(batches), max_memory_percent=0.5, use_cuda_graph=True
@@ -33,5 +33,5 @@ def peer_speeds(bench: Bench, name: str, network: Any, vocabulary: int, batches:
             count = sum(len(each.generated_tokens) for each in outputs.values())
             found[batch] = count / seconds
         network.destroy_cached_continuous_batching_manager()
-        told |= {f"tokens_per_s at {batch}": rate for batch, rate in found.items()}
+        report |= {f"tokens_per_s at {batch}": rate for batch, rate in found.items()}
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fakes.shell_drive import ShellDrive
-from gpu.bench import Bench
+from gpu.bench import GpuBench
 from gpu.driving import driven
 from gpu.peer import OUTPUT_TOKENS, PROMPT_TOKENS, peer_speeds
 
@@ -49,7 +49,7 @@ class StateWeights:
         return None
 
 
-def speeds(bench: Bench, name: str, sizes: dict[str, Any]) -> None:
+def speeds(bench: GpuBench, name: str, sizes: dict[str, Any]) -> None:
     """Tokens per second by batch size, beside transformers; idle share; share of the bandwidth."""
     import transformers
 
@@ -94,9 +94,9 @@ def speeds(bench: Bench, name: str, sizes: dict[str, Any]) -> None:
     drive = driven(pipeline, loaded)
     geometry = drive.load()
     for batch in batches:
-        if bench.over(f"{name}, batch {batch}"):
+        if bench.out_of_time(f"{name}, batch {batch}"):
             break
-        with bench.looking(f"{name}, batch {batch}", f"idle at most {IDLE_MAX:.0%}") as found:
+        with bench.checking(f"{name}, batch {batch}", f"idle at most {IDLE_MAX:.0%}") as found:
             for _ in range(2):  # afterwards every shape is recorded
                 measure(drive, geometry, batch, config.vocab_size, output)
             own[batch] = measure(drive, geometry, batch, config.vocab_size, output, found)
@@ -147,7 +147,7 @@ def measure(
 
 
 def bandwidth_share(
-    bench: Bench, decoder: Decoder, geometry: Geometry, batch: int, context: int, found: dict[str, Any]
+    bench: GpuBench, decoder: Decoder, geometry: Geometry, batch: int, context: int, found: dict[str, Any]
 ) -> float | None:
     """Bytes that a decode step must read, by its time, as a share of what a large copy reads and writes."""
     if bench.dry or not found.get("decode_step_ms"):
@@ -171,15 +171,15 @@ def bandwidth_share(
     return read / (found["decode_step_ms"] / 1e3) / max(rates)
 
 
-def beside(bench: Bench, name: str, own: dict[int, float], peers: dict[int, float]) -> None:
+def beside(bench: GpuBench, name: str, own: dict[int, float], peers: dict[int, float]) -> None:
     """Both side by side; at batch 1 of the 8B shape the bandwidth counts."""
-    with bench.looking(f"{name}, beside transformers", f"at least {PEER_MIN:g} times as fast") as found:
+    with bench.checking(f"{name}, beside transformers", f"at least {PEER_MIN:g} times as fast") as found:
         ratios = {batch: own[batch] / peer for batch, peer in peers.items() if batch in own}
         found |= {f"times at {batch}": ratio for batch, ratio in ratios.items()}
         if ratios:
             found["passed"] = min(ratios.values()) >= PEER_MIN
     single = next((each for each in bench.checks if each.name == f"{name}, batch 1"), None)
-    with bench.looking(f"{name}, bandwidth at batch 1", f"at least {BANDWIDTH_MIN:.0%} for 8B") as found:
+    with bench.checking(f"{name}, bandwidth at batch 1", f"at least {BANDWIDTH_MIN:.0%} for 8B") as found:
         share = single.found.get("bandwidth_share") if single else None
         found["share"] = share
         if share is not None and name == "8B":

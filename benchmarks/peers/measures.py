@@ -12,7 +12,7 @@ import msgspec
 RATE: Final = "{rate}"
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class LatencyPercentiles(msgspec.Struct, frozen=True):
     """Milliseconds."""
 
     mean: float
@@ -21,7 +21,7 @@ class Distribution(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Summary(msgspec.Struct, frozen=True):
+class BenchSummary(msgspec.Struct, frozen=True):
     """The part of a result that is looked at."""
 
     requests: int
@@ -33,17 +33,17 @@ class Summary(msgspec.Struct, frozen=True):
     output_tokens_s: float
     total_tokens_s: float
     cached_tokens: int
-    ttft_ms: Distribution
-    itl_ms: Distribution
-    e2e_ms: Distribution
+    ttft_ms: LatencyPercentiles
+    itl_ms: LatencyPercentiles
+    e2e_ms: LatencyPercentiles
 
 
-class Result(msgspec.Struct, frozen=True):
+class BenchResult(msgspec.Struct, frozen=True):
     """One run of `noria bench`."""
 
     began: str
     client_cpu: float
-    summary: Summary
+    summary: BenchSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Figure:
     measure: str
     name: str
     title: str
-    of: Callable[[Summary], float]
+    of: Callable[[BenchSummary], float]
     more: bool
 
 
@@ -117,7 +117,7 @@ FIGURES: Final = (
 
 def measured(
     measure: Measure, url: str, workloads: Path, rate: float | None, out: Path, requests: int | None
-) -> Result:
+) -> BenchResult:
     """Run it and keep its result in `out`. Raises CalledProcessError when requests fail."""
     tried = out.with_suffix(".tried")  # what failed is to be measured again
     arguments = [f"{rate:.6g}" if each == RATE and rate is not None else each for each in measure.arguments]
@@ -132,6 +132,6 @@ def measured(
     return read(out)
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> BenchResult:
     """A result written earlier."""
-    return msgspec.json.decode(path.read_bytes(), type=Result)
+    return msgspec.json.decode(path.read_bytes(), type=BenchResult)

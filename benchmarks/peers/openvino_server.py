@@ -20,19 +20,19 @@ TURNS = 6  # of the loop between two steps: enough to read a request's head and 
 
 
 @dataclass(eq=False)
-class Call:
-    """One request; `news` takes (text, tokens so far, whether it has ended)."""
+class PendingRequest:
+    """One request; `on_text` receives (text, tokens so far, whether it has ended)."""
 
     ids: list[int]
     config: openvino_genai.GenerationConfig
-    news: asyncio.Queue = field(default_factory=asyncio.Queue)
+    on_text: asyncio.Queue = field(default_factory=asyncio.Queue)
     handle: object = None
     tokens: int = 0
     decoder: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
 
 
 class Stepper:
-    """Adds what waits, steps, and tells what came.
+    """Adds waiting requests, runs steps, and passes on new text.
 
     OpenVINO's step holds Python's lock, so a thread of its own would starve the loop: the loop itself steps, and serves
     its sockets between two steps.
@@ -54,11 +54,11 @@ class Stepper:
             options.model, scheduler, "CPU", properties=properties, tokenizer_properties={}
         )
         self.tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
-        self.waiting: asyncio.Queue[Call] = asyncio.Queue()
+        self.waiting: asyncio.Queue[PendingRequest] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Step for ever."""
-        running: list[Call] = []
+        """Run steps forever."""
+        running: list[PendingRequest] = []
         number = 0
         while True:
             while not running or not self.waiting.empty():
@@ -74,17 +74,17 @@ class Stepper:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
 
-    def _read(self, call: Call) -> None:
+    def _read(self, call: PendingRequest) -> None:
         while call.handle.can_read():
             for output in call.handle.read().values():
                 texts = (call.decoder.step(self.tokenizer, token) for token in output.generated_ids)
                 text = "".join(each for each in texts if each)
                 call.tokens += len(output.generated_ids)
-                call.news.put_nowait((text, call.tokens, call.tokens >= call.config.max_new_tokens))
+                call.on_text.put_nowait((text, call.tokens, call.tokens >= call.config.max_new_tokens))
 
 
 class Server:
-    """HTTP/1.1, kept connections, server-sent events."""
+    """An HTTP/1.1 server with kept connections and server-sent events."""
 
     def __init__(self, stepper: Stepper, name: str) -> None:
         self.stepper = stepper
@@ -114,12 +114,12 @@ class Server:
         config.max_new_tokens = body["max_tokens"]
         config.ignore_eos = bool(body.get("ignore_eos"))
         config.do_sample = body.get("temperature", 0) > 0
-        call = Call(self.stepper.tokenizer.encode(body["prompt"]).ids, config)
+        call = PendingRequest(self.stepper.tokenizer.encode(body["prompt"]).ids, config)
         self.stepper.waiting.put_nowait(call)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         ended = False
         while not ended:
-            text, tokens, ended = await call.news.get()
+            text, tokens, ended = await call.on_text.get()
             finish = "length" if ended else None
             choice = {"index": 0, "text": text, "finish_reason": None}
             _event(writer, {"object": "text_completion", "model": self.name, "choices": [choice]})

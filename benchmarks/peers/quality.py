@@ -45,18 +45,18 @@ def main() -> None:
     )
     torch.set_num_threads(threads)
     exact = scores(engine_of(place.model, torch.float32, None, "none", threads), windows)
-    tell("float32, plain PyTorch", exact, exact)
+    print_line("float32, plain PyTorch", exact, exact)
     for kind in ("bf16", "q8_0"):
-        tell(f"llama.cpp {kind.upper()}", llama_scores(place, kind, windows), exact)
+        print_line(f"llama.cpp {kind.upper()}", llama_scores(place, kind, windows), exact)
     if options.ours:
         kernels = open_kernels()
         for name, quantization in (("Noria bfloat16", "none"), ("Noria int8", "int8")):
             engine = engine_of(place.model, torch.bfloat16, kernels, quantization, threads)
-            tell(name, scores(engine, windows), exact)
+            print_line(name, scores(engine, windows), exact)
 
 
-def tell(name: str, found: Scores, exact: Scores) -> None:
-    """One line. NLL is the mean negative log-likelihood of the next token."""
+def print_line(name: str, found: Scores, exact: Scores) -> None:
+    """Print one line of scores. NLL is the mean negative log-likelihood of the next token."""
     more = exact.likelihood - found.likelihood
     mean, standard = -float(found.likelihood.mean()), -float(exact.likelihood.mean())
     error = float(more.std()) / math.sqrt(len(more))
@@ -69,7 +69,7 @@ def tell(name: str, found: Scores, exact: Scores) -> None:
 
 
 def llama_scores(place: Place, kind: str, windows: list[list[int]]) -> Scores:
-    """The same as llama.cpp reads it."""
+    """Compute the scores with llama.cpp."""
     with tempfile.TemporaryDirectory() as folder:
         ids, out = Path(folder) / "ids", Path(folder) / "out"
         np.array(windows, np.int32).tofile(ids)

@@ -1,4 +1,4 @@
-"""Medians and ranges of all rounds, ratios against the peers, and the goals: as JSON, as a table, as a picture."""
+"""Reports medians and ranges of all rounds, ratios against other engines, and goals, as JSON, table and plot."""
 
 import datetime
 import os
@@ -13,8 +13,8 @@ from engines import Engine
 from measures import FIGURES, Figure, Measure, read
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """A figure over all rounds."""
+class FigureSpread(msgspec.Struct, frozen=True):
+    """Median, range and values of one figure over all rounds."""
 
     median: float
     least: float
@@ -22,8 +22,8 @@ class Spread(msgspec.Struct, frozen=True):
     rounds: tuple[float, ...]
 
 
-class Goal(msgspec.Struct, frozen=True):
-    """One ratio that is promised, and what was found. ratio: of medians; rounds: of each round by itself."""
+class PeerGoal(msgspec.Struct, frozen=True):
+    """One goal and its result. ratio: of medians; rounds: the ratio of each round."""
 
     title: str
     against: str
@@ -33,8 +33,8 @@ class Goal(msgspec.Struct, frozen=True):
     met: bool
 
 
-class Report(msgspec.Struct, frozen=True):
-    """Everything."""
+class PeerReport(msgspec.Struct, frozen=True):
+    """The whole report."""
 
     date: str
     processor: str
@@ -43,35 +43,35 @@ class Report(msgspec.Struct, frozen=True):
     settings: dict[str, str]
     start_s: dict[str, float]
     memory_gb: dict[str, float]
-    figures: dict[str, dict[str, Spread]]
-    goals: tuple[Goal, ...]
+    figures: dict[str, dict[str, FigureSpread]]
+    goals: tuple[PeerGoal, ...]
 
 
-class _Noted(msgspec.Struct):
+class _ServerNotes(msgspec.Struct):
     start_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
     memory_gb: dict[str, list[float]] = msgspec.field(default_factory=dict)
 
 
-class Notes:
-    """What is seen of servers besides measures, kept in a file."""
+class ServerNotes:
+    """Start times and memory of servers, kept in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.noted = msgspec.json.decode(path.read_bytes(), type=_Noted) if path.exists() else _Noted()
+        self.noted = msgspec.json.decode(path.read_bytes(), type=_ServerNotes) if path.exists() else _ServerNotes()
 
     def started(self, name: str, seconds: float) -> None:
-        """It came up in so many seconds."""
+        """Record that a server started in so many seconds."""
         self.noted.start_s.setdefault(name, []).append(seconds)
         self._path.write_bytes(msgspec.json.encode(self.noted))
 
     def weighed(self, name: str, gigabytes: float) -> None:
-        """It held so much after its measures."""
+        """Record a server's memory after its measures."""
         self.noted.memory_gb.setdefault(name, []).append(gigabytes)
         self._path.write_bytes(msgspec.json.encode(self.noted))
 
 
-class _Wanted(msgspec.Struct, frozen=True):
-    """A goal: ours against the best of `peers`, at least (more) or at most (not more) `bound`."""
+class _GoalDefinition(msgspec.Struct, frozen=True):
+    """A goal: Noria against the best of `peers`, at least (more) or at most (not more) `bound`."""
 
     title: str
     measure: str
@@ -84,20 +84,22 @@ class _Wanted(msgspec.Struct, frozen=True):
 _BF16: Final = ("vllm-bf16", "openvino-bf16", "llama.cpp-bf16")
 _INT8: Final = ("openvino-int8", "llama.cpp-q8_0")
 _GOALS: Final = (
-    _Wanted("mixed, output tok/s, bf16", "mixed", "output", "noria-bf16", _BF16, 1.4),
-    _Wanted("mixed, output tok/s, int8", "mixed", "output", "noria-int8", _INT8, 1.5),
-    _Wanted("one stream, decode tok/s, bf16", "single", "decode", "noria-bf16", ("llama.cpp-bf16",), 1.05),
-    _Wanted("one stream, decode tok/s, int8", "single", "decode", "noria-int8", ("llama.cpp-q8_0",), 1.15),
-    _Wanted("shared prefix, total tok/s, bf16", "shared", "total", "noria-bf16", ("vllm-bf16",), 1.5),
-    _Wanted("half load, first token p50, bf16", "half", "ttft_p50", "noria-bf16", _BF16, 0.9),
-    _Wanted("half load, first token p99, bf16", "half", "ttft_p99", "noria-bf16", _BF16, 0.9),
-    _Wanted("half load, first token p50, int8", "half", "ttft_p50", "noria-int8", _INT8, 0.9),
-    _Wanted("half load, first token p99, int8", "half", "ttft_p99", "noria-int8", _INT8, 0.9),
+    _GoalDefinition("mixed, output tok/s, bf16", "mixed", "output", "noria-bf16", _BF16, 1.4),
+    _GoalDefinition("mixed, output tok/s, int8", "mixed", "output", "noria-int8", _INT8, 1.5),
+    _GoalDefinition("one stream, decode tok/s, bf16", "single", "decode", "noria-bf16", ("llama.cpp-bf16",), 1.05),
+    _GoalDefinition("one stream, decode tok/s, int8", "single", "decode", "noria-int8", ("llama.cpp-q8_0",), 1.15),
+    _GoalDefinition("shared prefix, total tok/s, bf16", "shared", "total", "noria-bf16", ("vllm-bf16",), 1.5),
+    _GoalDefinition("half load, first token p50, bf16", "half", "ttft_p50", "noria-bf16", _BF16, 0.9),
+    _GoalDefinition("half load, first token p99, bf16", "half", "ttft_p99", "noria-bf16", _BF16, 0.9),
+    _GoalDefinition("half load, first token p50, int8", "half", "ttft_p50", "noria-int8", _INT8, 0.9),
+    _GoalDefinition("half load, first token p99, int8", "half", "ttft_p99", "noria-int8", _INT8, 0.9),
 )
 _ITL_SPREAD_MAX: Final = 4.0
 
 
-def write_report(out: Path, raw: Path, engines: Sequence[Engine], measures: Sequence[Measure], notes: Notes) -> None:
+def write_report(
+    out: Path, raw: Path, engines: Sequence[Engine], measures: Sequence[Measure], notes: ServerNotes
+) -> None:
     """Write report.json, report.md and report.svg into `out`, and print the table."""
     figures = {
         f"{figure.measure}.{figure.name}": found
@@ -105,7 +107,7 @@ def write_report(out: Path, raw: Path, engines: Sequence[Engine], measures: Sequ
         if figure.measure in {each.name for each in measures} and (found := _figure(figure, raw, engines))
     }
     rate = raw / "rate"
-    report = Report(
+    report = PeerReport(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)),
@@ -123,17 +125,17 @@ def write_report(out: Path, raw: Path, engines: Sequence[Engine], measures: Sequ
     _draw(out / "report.svg", report)
 
 
-def _figure(figure: Figure, raw: Path, engines: Sequence[Engine]) -> dict[str, Spread]:
-    found: dict[str, Spread] = {}
+def _figure(figure: Figure, raw: Path, engines: Sequence[Engine]) -> dict[str, FigureSpread]:
+    found: dict[str, FigureSpread] = {}
     for engine in engines:
         paths = sorted(raw.glob(f"{engine.name}.{figure.measure}.*.json"))
         values = tuple(figure.of(read(path).summary) for path in paths)
         if values:
-            found[engine.name] = Spread(statistics.median(values), min(values), max(values), values)
+            found[engine.name] = FigureSpread(statistics.median(values), min(values), max(values), values)
     return found
 
 
-def _goals(figures: dict[str, dict[str, Spread]]) -> list[Goal]:
+def _goals(figures: dict[str, dict[str, FigureSpread]]) -> list[PeerGoal]:
     goals = []
     for wanted in _GOALS:
         figure = next(each for each in FIGURES if (each.measure, each.name) == (wanted.measure, wanted.figure))
@@ -148,16 +150,16 @@ def _goals(figures: dict[str, dict[str, Spread]]) -> list[Goal]:
         rounds = tuple(one / other for one, other in zip(ours.rounds, peers[best].rounds, strict=False))
         met = ratio >= wanted.bound if figure.more else ratio <= wanted.bound
         sign = "≥" if figure.more else "≤"
-        goals.append(Goal(wanted.title, best, ratio, rounds, f"{sign} {wanted.bound:g}", met))
+        goals.append(PeerGoal(wanted.title, best, ratio, rounds, f"{sign} {wanted.bound:g}", met))
     for name, spread in figures.get("mixed.itl_spread", {}).items():
         if name.startswith("noria"):
             met = spread.median <= _ITL_SPREAD_MAX
             title = f"mixed, between tokens p99 / p50, {name}"
-            goals.append(Goal(title, "", spread.median, spread.rounds, f"≤ {_ITL_SPREAD_MAX:g}", met))
+            goals.append(PeerGoal(title, "", spread.median, spread.rounds, f"≤ {_ITL_SPREAD_MAX:g}", met))
     return goals
 
 
-def _markdown(report: Report, engines: Sequence[Engine]) -> str:
+def _markdown(report: PeerReport, engines: Sequence[Engine]) -> str:
     names = [each.name for each in engines if any(each.name in found for found in report.figures.values())]
     lines = [f"{report.date}, {report.cores} cores of {report.processor}", ""]
     if report.rate is not None:
@@ -183,14 +185,14 @@ def _markdown(report: Report, engines: Sequence[Engine]) -> str:
     return "\n".join(lines)
 
 
-def _cell(spread: Spread | None) -> str:
+def _cell(spread: FigureSpread | None) -> str:
     if spread is None:
         return ""
     digits = 0 if spread.median >= 100 else 1
     return f"{spread.median:.{digits}f} ({spread.least:.{digits}f} to {spread.most:.{digits}f})"
 
 
-def _draw(path: Path, report: Report) -> None:
+def _draw(path: Path, report: PeerReport) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Picture
 

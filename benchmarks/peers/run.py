@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from engines import DEFAULT_FOLDER, ENGINES, Engine, Place
-from measures import MEASURES, Measure, Result, measured
-from report import Notes, write_report
+from measures import MEASURES, BenchResult, Measure, measured
+from report import ServerNotes, write_report
 from serving import Server, StartError, serving
 
 _RATE_FILE: Final = "rate"
@@ -43,7 +43,7 @@ def main() -> None:
     raw.mkdir(parents=True, exist_ok=True)
     engines = [each for each in ENGINES if each.name in (options.engines or [other.name for other in ENGINES])]
     wanted = [each for each in MEASURES if each.name in (options.measures or [other.name for other in MEASURES])]
-    notes = Notes(raw / "notes.json")
+    notes = ServerNotes(raw / "notes.json")
     for engine in [each for each in engines if not each.needs(place).exists()]:
         print(f"{engine.name} is left out: {engine.needs(place)} is missing (install.py)", flush=True)
         engines.remove(engine)
@@ -59,10 +59,10 @@ def round_of(
     wanted: list[Measure],
     place: Place,
     raw: Path,
-    notes: Notes,
+    notes: ServerNotes,
     options: argparse.Namespace,
 ) -> None:
-    """All measures of one engine that are still missing from this round."""
+    """Run all measures of one engine that are still missing from this round."""
     names = {
         each.name: raw / f"{engine.name}.{each.name}.{number}.json" for each in wanted if engine.kind in each.kinds
     }
@@ -81,23 +81,23 @@ def round_of(
 
 
 def one(measure: Measure, server: Server, out: Path, raw: Path, options: argparse.Namespace) -> None:
-    """One measure, told in one line."""
+    """Run one measure and print its result."""
     began = time.monotonic()
     found = measured(measure, server.url, options.workloads, rate(raw, options.rate), out, options.requests)
     if measure.name == "mixed" and not (raw / _RATE_FILE).exists():
         (raw / _RATE_FILE).write_text(f"{found.summary.requests_s / 2:.4f}\n")
-    tell(measure, found, time.monotonic() - began)
+    print_line(measure, found, time.monotonic() - began)
 
 
 def rate(raw: Path, given: float | None) -> float:
-    """Requests a second at half load; 1 before anything is known."""
+    """Return requests a second at half load; 1 before anything is measured."""
     if given is not None:
         return given
     return float((raw / _RATE_FILE).read_text()) if (raw / _RATE_FILE).exists() else 1.0
 
 
-def tell(measure: Measure, found: Result, took_s: float) -> None:
-    """A line for whoever watches."""
+def print_line(measure: Measure, found: BenchResult, took_s: float) -> None:
+    """Print one line with a measure's result."""
     summary = found.summary
     print(
         f"  {measure.name:7} {summary.output_tokens_s:7.1f} out, {summary.total_tokens_s:7.1f} total tok/s, "

@@ -1,4 +1,4 @@
-"""One peer's server as a child: started, waited for, weighed, stopped with all its processes."""
+"""Runs one engine's server as a child process: starts it, waits for it, measures its memory, and stops it."""
 
 import contextlib
 import ctypes
@@ -52,7 +52,7 @@ class Server:
             )
 
     def wait_ready(self) -> None:
-        """Until it names its models. Raises StartError."""
+        """Wait until the server generates. Raises StartError."""
         began = time.monotonic()
         while time.monotonic() - began < READY_S:
             if self.process.poll() is not None:
@@ -65,7 +65,7 @@ class Server:
         raise StartError(f"{self.process.args[0]} did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def memory_gb(self) -> float:
-        """What all its processes take together, each shared page once."""
+        """Return the memory of all its processes in GB, each shared page once."""
         total_kb = 0
         for process in _family(self.process.pid):
             with contextlib.suppress(OSError, StopIteration):
@@ -73,18 +73,18 @@ class Server:
                 total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return total_kb / 1e6
 
-    def stop(self, patience_s: float = STOP_S) -> None:
-        """End it, gently first."""
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Stop the server: SIGTERM first, SIGKILL after `timeout_s`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
+                self.process.wait(timeout_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _generates(self) -> bool:
-        """Whether a first token comes: some servers answer before their model is loaded."""
+        """Return whether the server generates a token: some answer before their model is loaded."""
         body = b'{"model": "%b", "prompt": "a", "max_tokens": 1, "stream": true, "temperature": 0}' % self._model()
         request = urllib.request.Request(
             f"{self.url}/v1/completions", body, {"content-type": "application/json", "accept": "text/event-stream"}
@@ -98,7 +98,7 @@ class Server:
 
 
 def _family(first: int) -> set[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -111,20 +111,20 @@ def _family(first: int) -> set[int]:
 
 
 def _die_with_parent() -> None:
-    """A server outlives no run, not even one that was killed: it would spoil whatever is measured next."""
+    """Make the kernel end this process when its parent dies: a server left over would disturb the next measures."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def serving(engine: Engine, place: Place, log: Path) -> Iterator[Server]:
-    """The engine's server, ready; stopped at the end whatever happens."""
+    """Run an engine's server while the body runs; yields it when it is ready."""
     server = Server(engine, place, log)
-    patience_s = STOP_S
+    timeout_s = STOP_S
     try:
         server.wait_ready()
         yield server
     except (SystemExit, KeyboardInterrupt):
-        patience_s = 3.0  # whoever ended the run waits no longer
+        timeout_s = 3.0  # the run was interrupted: do not wait long
         raise
     finally:
-        server.stop(patience_s)
+        server.stop(timeout_s)

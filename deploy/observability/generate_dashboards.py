@@ -12,7 +12,7 @@ _WHOSE: Final = 'class=~"$class",tenant=~"$tenant"'
 
 
 class Panel(NamedTuple):
-    """One panel. targets: expression and legend. wide: of 24 columns. kind: timeseries, stat, bargauge or table."""
+    """One panel of a dashboard. targets: expression and legend. wide: of 24 columns. kind: timeseries, stat, bargauge or table."""
 
     title: str
     unit: str
@@ -23,7 +23,7 @@ class Panel(NamedTuple):
 
 
 def quantiles(metric: str, by: str = "", only: str = _WHOSE) -> tuple[tuple[str, str], ...]:
-    """The median and the 95th and 99th percentile of a histogram."""
+    """Return queries for the median and the 95th and 99th percentile of a histogram, with legends."""
     group = f"le, {by}" if by else "le"
     rate = f"sum by ({group}) (rate({metric}_bucket{{{only}}}[$__rate_interval]))"
     name = f"{{{{{by}}}}} " if by else ""
@@ -31,7 +31,7 @@ def quantiles(metric: str, by: str = "", only: str = _WHOSE) -> tuple[tuple[str,
 
 
 def rate(metric: str, by: str, only: str = "") -> tuple[str, str]:
-    """A counter's rate by one label."""
+    """Return the query for a counter's rate by one label, with its legend."""
     selector = f"{{{only}}}" if only else ""
     return f"sum by ({by}) (rate({metric}{selector}[$__rate_interval]))", f"{{{{{by}}}}}"
 
@@ -160,7 +160,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """One dashboard as Grafana reads it."""
+    """Return one dashboard as Grafana reads it."""
     title, panels = DASHBOARDS[name]
     placed, x, y, high = [], 0, 0, 0
     for number, panel in enumerate(panels, 1):
@@ -221,7 +221,7 @@ def _variable(name: str) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """The file of one dashboard."""
+    """Return the file content of one dashboard."""
     return json.dumps(dashboard(name), indent=1) + "\n"
 
 

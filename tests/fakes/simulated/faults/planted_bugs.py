@@ -164,7 +164,7 @@ def _late_commit() -> AbstractContextManager[None]:
         told.add(id(self))
         return now_ns
 
-    return planted(AdmissionService, "_write_journal", put_on_record)
+    return planted(AdmissionService, "_write_journal", write_journal)
 
 
 def _condemned_together() -> AbstractContextManager[None]:
