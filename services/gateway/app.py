@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from noria.client import AsyncClient
 from noria.proto.base import Service
 from noria.services.gateway.api.background import PATH, Background
-from noria.services.gateway.api.endpoints import Pages
 from noria.services.gateway.api.errors import HttpError
 from noria.services.gateway.api.generation_endpoints import (
     GENERATION_PATHS,
@@ -21,11 +20,12 @@ from noria.services.gateway.api.generation_endpoints import (
     understand_chat,
     understand_completion,
 )
+from noria.services.gateway.api.info_endpoints import Pages
 from noria.services.gateway.api.operator_access import Operators
 from noria.services.gateway.config import GatewayConfig
 from noria.services.gateway.monitoring.console_endpoints import Console
 from noria.services.gateway.monitoring.metrics import HttpMetrics, Measured, RouteNames
-from noria.services.gateway.monitoring.scraping import Scraping
+from noria.services.gateway.monitoring.metrics_endpoints import Scraping
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.telemetry import Telemetry
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from noria.services.supervisor.core.restart_limits import Limits
+from noria.services.supervisor.core.supervision_limits import Limits
 from noria.shared.actor.endpoints import runtime_dir, state_dir
 from noria.shared.config.config import Config
 from noria.shared.model.model_folder import cache_dir, resolve, served_names

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from noria.proto.base import Service
-from noria.services.supervisor.processes import Processes
+from noria.services.supervisor.child_processes import Processes
 from noria.shared.actor.actor import Actor
 from noria.shared.config.config import Config
 from noria.shared.config.sources import write

@@ -15,12 +15,12 @@ import msgspec
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import Drain, State
 from noria.services.supervisor import startup_report
+from noria.services.supervisor.child_processes import Processes
 from noria.services.supervisor.config import SupervisorConfig
 from noria.services.supervisor.core import events, stack
 from noria.services.supervisor.core.stack_phase import EXIT_FAILED, EXIT_USER_ERROR, START_ORDER, Course
 from noria.services.supervisor.metrics import StackMetrics
 from noria.services.supervisor.policy_reload import Rereading
-from noria.services.supervisor.processes import Processes
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import split_address
 from noria.shared.config.config import Config

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from actors.test_gateway import Gateway
 
-from noria.services.gateway.monitoring.live_watch import Watcher
+from noria.services.gateway.monitoring.live_subscribers import Watcher
 
 
 @pytest.fixture

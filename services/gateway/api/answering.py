@@ -11,9 +11,8 @@ from starlette.types import Receive, Send
 
 from noria.client import Accepted, ClientError, Completion, Delta, Generation
 from noria.services.gateway.api.errors import HttpError, from_client, from_finish
-from noria.services.gateway.api.event_stream import event
+from noria.services.gateway.api.event_stream import Position, event, written
 from noria.services.gateway.api.response_bodies import AnswerBody, ChoiceBody, Form, encode, stop_reason, usage_body
-from noria.services.gateway.api.stream_positions import Position, written
 
 _T = TypeVar("_T")
 _STREAM_HEADERS: Final = (

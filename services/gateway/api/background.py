@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from noria.client import AsyncClient, ClientError, Code, Completion, Refused, Standing
 from noria.proto.base import End
-from noria.services.gateway.api import stream_positions
+from noria.services.gateway.api import event_stream
 from noria.services.gateway.api.answer_feeds import Feeds
 from noria.services.gateway.api.answering import Disconnected, EventStream, Outcome, answer, while_connected
 from noria.services.gateway.api.errors import HttpError, from_client, from_finish
@@ -71,7 +71,7 @@ class Background:
             request.query_params.get("include_usage", "") in _YES,
         )
         if asks and request.query_params.get("stream", "") in _YES:
-            have = stream_positions.read(request.headers.get(stream_positions.HEADER, ""), form.choices)
+            have = event_stream.read(request.headers.get(event_stream.HEADER, ""), form.choices)
             reading = self._feeds.read(wire_name, form.choices, credential)
             try:
                 stream = EventStream(form, [reading], standing.model, have, Outcome())

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.client import AsyncClient, ClientError, Generation
-from noria.services.gateway.api import stream_positions
+from noria.services.gateway.api import event_stream, generation_spans
 from noria.services.gateway.api.answering import (
     Disconnected,
     EventStream,
@@ -25,7 +25,6 @@ from noria.services.gateway.api.errors import HttpError, from_client
 from noria.services.gateway.api.generation_request import Work, chat_work, completion_work
 from noria.services.gateway.api.request_bodies import chat_body, completion_body, read_body
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.monitoring import generation_spans
 from noria.shared.telemetry.telemetry import Span, Telemetry
 
 GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
@@ -106,7 +105,7 @@ class Generations:
         outcome.model = accepted[0].model
         outcome.input_tokens = sum(each.prompt_tokens for each in accepted)
         outcome.status = 200
-        have = stream_positions.read(work.caller.last_event, len(generations) * work.choices)
+        have = event_stream.read(work.caller.last_event, len(generations) * work.choices)
         stream = EventStream(work.form, generations, outcome.model, have, outcome)
         await while_connected(receive, stream.run(send))
 

@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from noria.proto.frontdoor import REQUEST_ID_CHARACTERS_MAX
-from noria.services.gateway.api import stream_positions
+from noria.services.gateway.api import event_stream
 from noria.services.gateway.api.errors import invalid
 
 CLASS_HEADER: Final = "x-noria-class"
@@ -86,7 +86,7 @@ def caller(
         name=key or _name(headers, ID_HEADER, "X-Request-Id", room),
         keep=bool(key),
         background=_flag(headers, BACKGROUND_HEADER, "X-Noria-Background", background),
-        last_event=headers.get(stream_positions.HEADER, ""),
+        last_event=headers.get(event_stream.HEADER, ""),
     )
 
 

@@ -21,7 +21,7 @@ from noria.services.gateway.api.answering import Disconnected, while_connected
 from noria.services.gateway.api.errors import HttpError
 from noria.services.gateway.api.operator_access import Operators
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.monitoring.live_watch import WATCHERS_MAX, Watch
+from noria.services.gateway.monitoring.live_subscribers import WATCHERS_MAX, Watch
 from noria.services.gateway.monitoring.metrics import HttpMetrics
 from noria.shared.actor.inspect import explain, inspect, numbers_of
 

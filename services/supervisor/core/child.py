@@ -10,7 +10,7 @@ from typing import Final
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
 from noria.services.supervisor.core.events import Heard
-from noria.services.supervisor.core.restart_limits import Limits
+from noria.services.supervisor.core.supervision_limits import Limits
 
 # Only the executor's work depends on nobody else: a scheduler that waits for it is busy without progress, and well.
 _JUDGED_BY_PROGRESS: Final = (Service.EXECUTOR,)

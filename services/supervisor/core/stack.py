@@ -28,7 +28,6 @@ from noria.services.supervisor.core.events import (
     Ticked,
 )
 from noria.services.supervisor.core.exit_causes import describe_exit, quote
-from noria.services.supervisor.core.restart_limits import Limits
 from noria.services.supervisor.core.stack_phase import (
     EXIT_FAILED,
     EXIT_ORDERLY,
@@ -38,6 +37,7 @@ from noria.services.supervisor.core.stack_phase import (
     Course,
     IllegalEvent,
 )
+from noria.services.supervisor.core.supervision_limits import Limits
 
 _SIGTERM: Final = 15
 # Whose steps show that tokens are made.

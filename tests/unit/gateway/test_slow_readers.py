@@ -8,8 +8,8 @@ from starlette.types import Message
 from noria.client import Completion, Delta
 from noria.client.results import Choice, Finish
 from noria.services.gateway.api.answering import EventStream, Outcome
+from noria.services.gateway.api.event_stream import read
 from noria.services.gateway.api.response_bodies import Form, TextShape
-from noria.services.gateway.api.stream_positions import read
 
 WORDS = [f"word{number} " for number in range(100)]
 MANY_TURNS = 1000

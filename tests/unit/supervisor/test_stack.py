@@ -28,9 +28,9 @@ from noria.services.supervisor.core.events import (
     Ticked,
 )
 from noria.services.supervisor.core.exit_causes import describe_exit
-from noria.services.supervisor.core.restart_limits import Limits
 from noria.services.supervisor.core.stack import Stack
 from noria.services.supervisor.core.stack_phase import START_ORDER, STOP_ORDER, Course, IllegalEvent
+from noria.services.supervisor.core.supervision_limits import Limits
 
 SECOND = 1_000_000_000
 LIMITS = Limits(
