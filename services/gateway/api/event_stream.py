@@ -13,7 +13,7 @@ import msgspec
 
 from noria.services.gateway.api.errors import invalid
 
-HEADER: Final = "last-event-id"
+LAST_EVENT_HEADER: Final = "last-event-id"
 _PART: Final = re.compile(r"-|(\d{1,9})\.(\d{1,9})\.(\d{1,9})(\.end)?", re.ASCII)
 # Line ends to Unicode, and to clients that split decoded text by it (httpx's `iter_lines` among them), though not to the
 # format; as escapes they mean the same within JSON. The other such characters are escaped in JSON anyway.
@@ -21,8 +21,11 @@ _LINE_ENDS: Final = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 _ESCAPES: Final = {b"\xc2\x85": rb"\u0085", b"\xe2\x80\xa8": rb"\u2028", b"\xe2\x80\xa9": rb"\u2029"}
 
 
-class Position(msgspec.Struct, frozen=True):
-    """What was sent of one choice. begun: that it exists; ended: how it ended."""
+class StreamPosition(msgspec.Struct, frozen=True):
+    """How much of one choice was sent: attempt, tokens and characters.
+
+    begun: its first chunk was sent. ended: its last chunk was sent.
+    """
 
     attempt: int = 0
     tokens: int = 0
@@ -31,38 +34,38 @@ class Position(msgspec.Struct, frozen=True):
     ended: bool = False
 
 
-def event(data: bytes, position: str = "") -> bytes:
-    """One event whose data is JSON in one line; position becomes its id, where there is one."""
+def encode_event(data: bytes, position: str = "") -> bytes:
+    """Encode one event. data: JSON in one line. position: becomes the event's id, unless empty."""
     name = b"id: " + position.encode() + b"\n" if position else b""
     return name + b"data: " + _LINE_ENDS.sub(lambda found: _ESCAPES[found[0]], data) + b"\n\n"
 
 
-def written(positions: Sequence[Position]) -> str:
-    """The text of all choices' positions."""
-    return ",".join(map(_written, positions))
+def format_positions(positions: Sequence[StreamPosition]) -> str:
+    """Format the positions of all choices as an event id."""
+    return ",".join(map(_format_position, positions))
 
 
-def read(text: str, choices: int) -> list[Position]:
-    """The positions in a header; of a stream's beginning where it is empty. Raises HttpError 400."""
+def parse_positions(text: str, choices: int) -> list[StreamPosition]:
+    """Parse the positions in a Last-Event-ID; an empty one means the start of the stream. Raises HttpError 400."""
     if not text:
-        return [Position()] * choices
+        return [StreamPosition()] * choices
     parts = [_PART.fullmatch(part) for part in text.split(",", choices)]
     found = [match for match in parts if match is not None]
     if len(found) != choices or len(parts) != choices:
         raise invalid(
             f"Last-Event-ID is not an id of an event of this stream, which has {choices} choices", "Last-Event-ID"
         )
-    return [_read(match) for match in found]
+    return [_parse_position(match) for match in found]
 
 
-def _written(position: Position) -> str:
+def _format_position(position: StreamPosition) -> str:
     if not position.begun:
         return "-"
     end = ".end" if position.ended else ""
     return f"{position.attempt}.{position.tokens}.{position.characters}{end}"
 
 
-def _read(part: "re.Match[str]") -> Position:
+def _parse_position(part: "re.Match[str]") -> StreamPosition:
     if part[1] is None:
-        return Position()
-    return Position(int(part[1]), int(part[2]), int(part[3]), begun=True, ended=part[4] is not None)
+        return StreamPosition()
+    return StreamPosition(int(part[1]), int(part[2]), int(part[3]), begun=True, ended=part[4] is not None)
