@@ -1,4 +1,4 @@
-"""`python -m noria.services.detokenizer --config FILE`."""
+"""Run the detokenizer alone: `python -m noria.services.detokenizer --config FILE`."""
 
 from noria.proto.base import Service
 from noria.services.detokenizer.config import detokenizer_config

@@ -1,4 +1,4 @@
-"""What the detokenizer takes from the configuration."""
+"""The detokenizer's part of the configuration."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from noria.shared.model.model_folder import resolve_model_folder
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True):
-    """folder: of the model whose tokenizer is used."""
+    """The detokenizer's configuration. folder: of the model whose tokenizer is used."""
 
     folder: Path
 
 
 def detokenizer_config(config: Config) -> DetokenizerConfig:
-    """Raises UserError when the model is not there."""
+    """Build the detokenizer's configuration. Raises UserError when the model cannot be found."""
     return DetokenizerConfig(resolve_model_folder(config.model))

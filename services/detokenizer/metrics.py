@@ -1,4 +1,4 @@
-"""What the detokenizer's core stands at, as metrics."""
+"""The detokenizer's metrics: open streams and tokens decoded."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ from noria.shared.telemetry.metrics import MetricValue
 from noria.shared.telemetry.telemetry import MetricSource
 
 
-class TextMetrics(MetricSource):
-    """Metrics of a core."""
+class DetokenizerMetrics(MetricSource):
+    """Reports the metrics of one detokenizer core."""
 
     def __init__(self, core: Detokenizer) -> None:
         self._core = core
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """The current values of all metrics."""
         yield MetricValue(instruments.TEXT_STREAMS, self._core.streams)
         yield MetricValue(instruments.TEXT_TOKENS, self._core.tokens)

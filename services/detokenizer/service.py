@@ -1,4 +1,4 @@
-"""The detokenizer's shell: mail to the core, one message per turn and edge back, a span per stream."""
+"""The detokenizer's shell: passes messages to the core, sends its output once per turn, and keeps a span per stream."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ import msgspec
 from noria.proto.base import End, Ended, Header, Service, Stream
 from noria.proto.lifecycle import State
 from noria.proto.output import Open, Progress, Resend, Texts, Tokens, Unknown
-from noria.services.detokenizer.core.detokenizer import AdmissionJoined, Detokenizer, News, SchedulerJoined
-from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
-from noria.services.detokenizer.metrics import TextMetrics
+from noria.services.detokenizer.core.detokenizer import AdmissionConnected, Detokenizer, SchedulerConnected, TurnOutput
+from noria.services.detokenizer.core.vocabulary import DecodingScheme, Vocabulary
+from noria.services.detokenizer.metrics import DetokenizerMetrics
 from noria.shared.actor.actor import Actor
 from noria.shared.model import tokenizer as tokenizers
 from noria.shared.telemetry.spans import (
@@ -27,18 +27,18 @@ _RETRY_NS: Final = 10_000_000
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """Read a model folder's tokenizer as the core needs it. Raises UserError when it cannot be read."""
+    """Load the vocabulary of a model folder's tokenizer. Raises UserError when it cannot be read."""
     return vocabulary_of(tokenizers.Tokenizer.load(folder))
 
 
 def vocabulary_of(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
-    """The core's view of a tokenizer."""
+    """The vocabulary of a tokenizer."""
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
         return tokenizer.decode(ids, skip_special_tokens)
 
     return Vocabulary(
-        scheme=Scheme(tokenizer.scheme.value),
+        scheme=DecodingScheme(tokenizer.scheme.value),
         pieces=tuple(piece or b"" for piece in tokenizer.byte_table()),
         special=frozenset(tokenizer.special),
         byte_ids=tokenizer.byte_ids(),
@@ -48,13 +48,13 @@ def vocabulary_of(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
 
 
 class DetokenizerService:
-    """The shell of one detokenizer process."""
+    """One detokenizer process: its core between admission and scheduler."""
 
     def __init__(self, actor: Actor, telemetry: Telemetry, vocabulary: Vocabulary) -> None:
         self._actor = actor
         self._telemetry = telemetry
         self._core = Detokenizer(vocabulary)
-        telemetry.add(TextMetrics(self._core))
+        telemetry.add(DetokenizerMetrics(self._core))
         self._spans: dict[Stream, Span] = {}
         self._congested = 0
 
@@ -67,7 +67,7 @@ class DetokenizerService:
                 self._core.apply(body)
                 self._begin_spans(body)
                 if body.complete:
-                    for stream in [each for each in self._spans if not self._core.holds(each)]:
+                    for stream in [each for each in self._spans if not self._core.is_open(each)]:
                         self._end_span(stream, "", 0)
             case Ended():
                 self._core.apply(body)
@@ -77,12 +77,12 @@ class DetokenizerService:
                 raise AssertionError(f"{sender} sent {header.kind}")
 
     def joined(self, peer: Service) -> None:
-        """A new scheduler is asked for everything; a new admission opens its streams by itself, and says which are all."""
+        """Tell the core of a new scheduler or admission."""
         match peer:
             case Service.SCHEDULER:
-                self._core.apply(SchedulerJoined())
+                self._core.apply(SchedulerConnected())
             case Service.ADMISSION:
-                self._core.apply(AdmissionJoined())
+                self._core.apply(AdmissionConnected())
             case Service.SUPERVISOR:
                 pass
             case Service.GATEWAY | Service.EXECUTOR | Service.DETOKENIZER:
@@ -91,44 +91,44 @@ class DetokenizerService:
                 assert_never(peer)
 
     def lost(self, peer: Service) -> None:
-        """Streams stay open until admission ends them, now or in its next life."""
+        """Do nothing: streams stay open until admission ends them, also after its restart."""
 
     def congested(self, peer: Service) -> None:
-        """What was not taken is put back and sent again."""
+        """Count a full queue; output that was not taken is sent again by `advance`."""
         self._congested += 1
 
     def advance(self, now_ns: int) -> int | None:
-        """Send the turn's news."""
-        news = self._core.collect()
+        """Send the turn's output; returns when to try again, None when all was sent."""
+        output = self._core.collect()
         unsent = False
-        if news.texts and not self._post(Service.ADMISSION, Texts(news.texts)):
-            self._core.put_back(News(texts=news.texts))
+        if output.texts and not self._post(Service.ADMISSION, Texts(output.texts)):
+            self._core.put_back(TurnOutput(texts=output.texts))
             unsent = True
         else:
-            for run in news.texts:
+            for run in output.texts:
                 if run.end:
                     self._end_span(run.stream, End(run.end).label, run.start + len(run.ids))
-        if news.unknown and not self._post(Service.ADMISSION, Unknown(news.unknown)):
-            self._core.put_back(News(unknown=news.unknown))
+        if output.unknown and not self._post(Service.ADMISSION, Unknown(output.unknown)):
+            self._core.put_back(TurnOutput(unknown=output.unknown))
             unsent = True
-        if news.gaps and not self._post(Service.SCHEDULER, Resend(news.gaps)):
-            self._core.put_back(News(gaps=news.gaps))
+        if output.gaps and not self._post(Service.SCHEDULER, Resend(output.gaps)):
+            self._core.put_back(TurnOutput(gaps=output.gaps))
             unsent = True
-        if news.seen and not self._post(Service.SCHEDULER, Progress(news.seen)):
-            self._core.put_back(News(seen=news.seen))
+        if output.progress and not self._post(Service.SCHEDULER, Progress(output.progress)):
+            self._core.put_back(TurnOutput(progress=output.progress))
             unsent = True
         return now_ns + _RETRY_NS if unsent else None
 
     def state(self) -> State:
-        """Ready from the start: the vocabulary is loaded before the mailbox opens."""
+        """Always READY: the vocabulary is loaded before the mailbox opens."""
         return State.READY
 
     def progress(self) -> tuple[int, bool]:
-        """Tokens decoded; nothing is ever left waiting between turns."""
+        """Tokens decoded so far, and never busy: no work waits between turns."""
         return self._core.tokens, False
 
     def snapshot(self) -> dict[str, Any]:
-        """Open streams, and tokens decoded so far."""
+        """The detokenizer's part of /debug/state: open streams, spans, tokens decoded, full queues met."""
         return {
             "streams": self._core.streams,
             "spans": len(self._spans),
@@ -137,7 +137,7 @@ class DetokenizerService:
         }
 
     def drain(self, timeout_ms: int) -> None:
-        """Streams end when admission says so."""
+        """Do nothing: streams end when admission ends them."""
 
     def close(self) -> None:
         """End the spans of streams that are still open."""
@@ -145,7 +145,7 @@ class DetokenizerService:
             self._end_span(stream, "", 0)
 
     def _post(self, peer: Service, body: msgspec.Struct) -> bool:
-        """False when the message must be sent again; a peer that is not there needs none, it will be told at join."""
+        """Send a message; returns False when it must be sent again. A peer that is not connected gets it all when it joins."""
         return self._actor.send(self, peer, body) or not self._actor.mailbox.links[peer].joined
 
     def _begin_spans(self, message: Open) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP application: all routes, and how errors are answered."""
+"""Builds the HTTP application: all routes and the error handlers."""
 
 import traceback
 
@@ -11,45 +11,47 @@ from starlette.types import ASGIApp
 
 from noria.client import AsyncClient
 from noria.proto.base import Service
-from noria.services.gateway.api.background import PATH, Background
-from noria.services.gateway.api.endpoints import Pages
+from noria.services.gateway.api.background import REQUEST_PATH, BackgroundEndpoint
 from noria.services.gateway.api.errors import HttpError
 from noria.services.gateway.api.generation_endpoints import (
     GENERATION_PATHS,
-    Generations,
-    Traffic,
-    understand_chat,
-    understand_completion,
+    GenerationEndpoint,
+    OpenRequests,
+    parse_chat_request,
+    parse_completion_request,
 )
-from noria.services.gateway.api.operator_access import Operators
+from noria.services.gateway.api.info_endpoints import InfoEndpoints
+from noria.services.gateway.api.operator_access import OperatorAccess
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.monitoring.console_endpoints import Console
-from noria.services.gateway.monitoring.metrics import HttpMetrics, Measured, RouteNames
-from noria.services.gateway.monitoring.scraping import Scraping
+from noria.services.gateway.monitoring.console_endpoints import ConsoleEndpoints
+from noria.services.gateway.monitoring.metrics import HttpMetrics, RequestTimingMiddleware, RouteNames
+from noria.services.gateway.monitoring.metrics_endpoints import MetricsEndpoints
 from noria.shared.telemetry.log import logger
 from noria.shared.telemetry.telemetry import Telemetry
 
 
-def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: Traffic) -> ASGIApp:
-    """Make the application around a client that lives in the same event loop."""
-    background = Background(client)
-    operators = Operators(client)
+def build(client: AsyncClient, config: GatewayConfig, telemetry: Telemetry, traffic: OpenRequests) -> ASGIApp:
+    """Build the application around a client of admission that runs in the same event loop."""
+    background = BackgroundEndpoint(client)
+    operator_access = OperatorAccess(client)
     metrics = HttpMetrics(lambda: traffic.open)
     telemetry.add(metrics)
-    chat = Generations("chat", understand_chat, client, config, telemetry, traffic, background)
-    text = Generations("text_completion", understand_completion, client, config, telemetry, traffic, background)
+    chat = GenerationEndpoint("chat", parse_chat_request, client, config, telemetry, traffic, background)
+    text = GenerationEndpoint(
+        "text_completion", parse_completion_request, client, config, telemetry, traffic, background
+    )
     routes = [
         Route(GENERATION_PATHS[0], chat, methods=["POST"]),
         Route(GENERATION_PATHS[1], text, methods=["POST"]),
-        Route(PATH, background, methods=["GET", "DELETE"]),
-        Route(f"{PATH}/cancel", background, methods=["POST"]),
-        *Pages(client, config, operators, traffic).routes(),
-        *Scraping(client, config, operators).routes(),
-        *Console(config, operators, metrics, lambda: traffic.leaving).routes(),
+        Route(REQUEST_PATH, background, methods=["GET", "DELETE"]),
+        Route(f"{REQUEST_PATH}/cancel", background, methods=["POST"]),
+        *InfoEndpoints(client, config, operator_access, traffic).routes(),
+        *MetricsEndpoints(client, config, operator_access).routes(),
+        *ConsoleEndpoints(config, operator_access, metrics, lambda: traffic.leaving).routes(),
     ]
-    handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _fault}
+    handlers = {HttpError: _http_error, HTTPException: _routing_error, Exception: _internal_error}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Measured(app, metrics, RouteNames(each.path for each in routes).of)
+    return RequestTimingMiddleware(app, metrics, RouteNames(each.path for each in routes).of)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -69,7 +71,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _fault(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     # The error's own text may quote what was sent.
     place = traceback.extract_tb(error.__traceback__)[-1]
     logger(Service.GATEWAY.value).error(

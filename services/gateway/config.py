@@ -1,4 +1,4 @@
-"""What the gateway needs of the configuration."""
+"""The gateway's part of the configuration."""
 
 import msgspec
 
@@ -9,7 +9,10 @@ from noria.shared.config.config import Config, RuntimeSettings
 
 
 class GatewayConfig(msgspec.Struct, frozen=True):
-    """Where to listen, how much to read, how long to wait."""
+    """The gateway's address, limits and timeouts.
+
+    grace_ms: how long requests go on after their gateway died. admission: address of admission's public mailbox.
+    """
 
     host: str
     port: int
@@ -25,13 +28,13 @@ class GatewayConfig(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """The base URL for people."""
+        """The base URL, as shown to people."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
 
 def gateway_config(config: Config) -> GatewayConfig:
-    """Take the gateway's part. Raises UserError when the address is not HOST:PORT or keys are missing."""
+    """Build the gateway's configuration. Raises UserError when the address is not HOST:PORT or keys are missing."""
     host, port = split_address(config.http.address)
     return GatewayConfig(
         host=host,

@@ -1,4 +1,4 @@
-"""The gateway's shell: HTTP in a thread of its own, the mailbox for supervisor and inspectors in the main one."""
+"""The gateway's shell: HTTP runs in a second thread, the mailbox for supervisor and inspectors in the main thread."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ import uvloop
 from noria.client import AsyncClient
 from noria.proto.base import Header, Service
 from noria.proto.lifecycle import State
-from noria.services.gateway.api.generation_endpoints import Traffic
+from noria.services.gateway.api.generation_endpoints import OpenRequests
 from noria.services.gateway.app import build
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.http_protocol import BoundedHttp
+from noria.services.gateway.http_protocol import BoundedHttpProtocol
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import runtime_dir
 from noria.shared.process.listener import ListenerHandover, listen
@@ -26,14 +26,14 @@ _KEEP_ALIVE_S: Final = 30
 _LAST_WORDS_S: Final = 1
 
 
-class GatewayShell:
+class GatewayService:
     """Serves HTTP from construction to `close`; raises UserError when the address cannot be had."""
 
     def __init__(self, actor: Actor, config: GatewayConfig, telemetry: Telemetry) -> None:
         self._actor = actor
         self._config = config
         self._telemetry = telemetry
-        self._traffic = Traffic()
+        self._traffic = OpenRequests()
         self._listener = listen(config.host, config.port)
         self._offer = ListenerHandover(self._listener, runtime_dir(config.runtime))
         if self._offer.available:
@@ -48,38 +48,38 @@ class GatewayShell:
 
     @property
     def port(self) -> int:
-        """The port in use, also where 0 was asked for."""
+        """The port in use, also if the configuration says 0."""
         return int(self._listener.getsockname()[1])
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
-        """No peer sends the gateway anything but lifecycle messages."""
+        """Do nothing: peers send the gateway only lifecycle messages."""
 
     def joined(self, peer: Service) -> None:
-        """Nobody needs to be told anything."""
+        """Do nothing: a peer needs nothing from the gateway when it joins."""
 
     def lost(self, peer: Service) -> None:
-        """HTTP goes on without the supervisor."""
+        """Do nothing: HTTP goes on without the supervisor."""
 
     def congested(self, peer: Service) -> None:
-        """Nothing is ever queued for a peer."""
+        """Do nothing: the gateway queues no messages for peers."""
 
     def advance(self, now_ns: int) -> int | None:
-        """Everything happens in the HTTP thread."""
+        """Do nothing: all work happens in the HTTP thread."""
         del now_ns
         return None
 
     def state(self) -> State:
-        """READY once HTTP listens."""
+        """The gateway's state: READY once HTTP listens, DRAINING after a drain."""
         if self._draining:
             return State.DRAINING
         return State.READY if self._server is not None and self._server.started else State.STARTING
 
     def progress(self) -> tuple[int, bool]:
-        """Requests answered, and whether some are open."""
+        """Requests answered so far, and whether some are open."""
         return self._traffic.served, self._traffic.open > 0
 
     def snapshot(self) -> dict[str, Any]:
-        """What is open."""
+        """The gateway's part of /debug/state: URL, open responses, and responses so far."""
         return {"http": self._config.url, "open_responses": self._traffic.open, "served": self._traffic.served}
 
     def drain(self, timeout_ms: int) -> None:
@@ -122,7 +122,7 @@ class GatewayShell:
             settings = uvicorn.Config(
                 app,
                 loop="none",
-                http=BoundedHttp,
+                http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,4 +1,4 @@
-"""What the supervisor takes from the configuration."""
+"""The supervisor's part of the configuration, and the command and environment of its children."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from noria.services.supervisor.core.restart_limits import Limits
+from noria.services.supervisor.core.supervision_limits import SupervisionLimits
 from noria.shared.actor.endpoints import runtime_dir, state_dir
 from noria.shared.config.config import Config
 from noria.shared.model.model_folder import cache_dir, resolve_model_folder, served_names
@@ -17,20 +17,20 @@ _DEATHS: Final = 5
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """How patient the supervisor is, and the configuration that its children read.
+    """The supervisor's limits, and the configuration that its children read.
 
-    folder: the runtime folder. children: the effective configuration, in which every path is absolute, so that it means
-    the same whatever folder a child runs in.
+    folder: the runtime folder. http: HOST:PORT of the gateway. children: the effective configuration, in which every path
+    is absolute, so that it means the same whatever folder a child runs in.
     """
 
     folder: Path
     http: str
-    limits: Limits
+    limits: SupervisionLimits
     children: Config
 
 
 def supervisor_config(config: Config) -> SupervisorConfig:
-    """Take what the supervisor needs. Raises UserError when the model is not there."""
+    """Build the supervisor's configuration. Raises UserError when the model cannot be found."""
     folder = runtime_dir(config.runtime)
     model = msgspec.structs.replace(
         config.model,
@@ -54,11 +54,11 @@ def supervisor_config(config: Config) -> SupervisorConfig:
     )
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config) -> SupervisionLimits:
     settings = config.runtime
     # A bad request is found by rerunning those under suspicion in halves: each half may kill the executor once more.
     halvings = math.ceil(math.log2(config.scheduler.max_requests_per_batch))
-    return Limits(
+    return SupervisionLimits(
         start_ns=int(settings.start_timeout_s * 1e9),
         stop_ns=int(settings.stop_timeout_s * 1e9),
         drain_ns=int(settings.drain_timeout_s * 1e9),

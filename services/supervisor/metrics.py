@@ -1,4 +1,4 @@
-"""How often services were started, and whether they are ready."""
+"""The supervisor's metrics: how often each service was started, and whether it is ready."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -10,18 +10,18 @@ from noria.shared.telemetry.telemetry import MetricSource
 
 
 class StackMetrics(MetricSource):
-    """Metrics of the children. ready: which services there are, and whether they are ready."""
+    """Counts starts of each service and reports readiness. ready: returns for each service whether it is ready."""
 
     def __init__(self, ready: Callable[[], Mapping[Service, bool]]) -> None:
         self._ready = ready
         self._starts: dict[Service, int] = {}
 
     def started(self, service: Service) -> None:
-        """A service was started, for the first time or again."""
+        """Count a start of a service."""
         self._starts[service] = self._starts.get(service, 0) + 1
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """The current values of all metrics."""
         for service, ready in self._ready().items():
             whose = ((ATTRIBUTE_SERVICE, service.value),)
             yield MetricValue(instruments.SERVICE_UP, int(ready), whose)

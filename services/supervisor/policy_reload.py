@@ -1,4 +1,4 @@
-"""Classes and tenants that are read again: by the supervisor from the user's file, by the services from theirs."""
+"""Reloads traffic classes and tenants at SIGHUP: writes them to the services' file, then signals each service."""
 
 import signal
 from pathlib import Path
@@ -6,47 +6,47 @@ from pathlib import Path
 import msgspec
 
 from noria.proto.base import Service
-from noria.services.supervisor.processes import Processes
+from noria.services.supervisor.child_processes import ChildProcesses
 from noria.shared.actor.actor import Actor
 from noria.shared.config.config import Config
 from noria.shared.config.sources import write
 from noria.shared.process.service_process import reload
 
 
-class Rereading:
-    """Writes the services' file anew at a hang-up, and tells each of them once it listens.
+class PolicyReload:
+    """Rewrites the services' configuration file at SIGHUP, and sends SIGHUP to each service once it handles signals.
 
     original: the configuration as the user gave it. children: as the services read it, at `path`.
     """
 
-    def __init__(self, original: Config, children: Config, path: Path, processes: Processes, actor: Actor) -> None:
+    def __init__(self, original: Config, children: Config, path: Path, processes: ChildProcesses, actor: Actor) -> None:
         self._original = original
         self._children = children
         self._path = path
         self._processes = processes
         self._links = actor.mailbox.links
-        self._untold: set[Service] = set()
-        actor.on_reload(lambda: reload(Service.SUPERVISOR, self._original, self._take))
+        self._to_notify: set[Service] = set()
+        actor.on_reload(lambda: reload(Service.SUPERVISOR, self._original, self._write_policies))
 
     def started(self, service: Service) -> None:
-        """A service's new process reads the file as it is."""
-        self._untold.discard(service)
+        """A new process was started: it reads the current file, so it needs no signal."""
+        self._to_notify.discard(service)
 
     def adopted(self, service: Service) -> None:
-        """A service's process runs by a file that was written before this supervisor's."""
-        self._untold.add(service)
+        """A process was adopted: it read an older file, so it needs a signal."""
+        self._to_notify.add(service)
 
     def advance(self) -> None:
-        """Have services read their file again; one that has not greeted yet may not listen to signals."""
-        for service in list(self._untold):
-            process, link = self._processes.of.get(service), self._links[service]
+        """Send SIGHUP to services that need it and have joined; before that they may not handle the signal."""
+        for service in list(self._to_notify):
+            process, link = self._processes.by_service.get(service), self._links[service]
             if process is None:
-                self._untold.discard(service)
+                self._to_notify.discard(service)
             elif link.joined and link.pid == process.pid:
-                self._untold.discard(service)
+                self._to_notify.discard(service)
                 process.send(signal.SIGHUP)
 
-    def _take(self, config: Config) -> None:
+    def _write_policies(self, config: Config) -> None:
         self._children = msgspec.structs.replace(self._children, classes=config.classes, tenants=config.tenants)
         write(self._children, self._path)
-        self._untold = set(self._processes.of)
+        self._to_notify = set(self._processes.by_service)

@@ -1,6 +1,6 @@
-"""The runtime folder as the supervisor's premises: taken with a lock, cleared of leftovers, furnished with a configuration.
+"""Prepares the runtime folder: takes its lock, removes leftovers, and writes the children's configuration.
 
-Services of an earlier supervisor may live in it. They can be taken over if they run by the same configuration.
+Services of an earlier supervisor may still run in it. They can be adopted if their configuration is the same.
 """
 
 import os
@@ -36,8 +36,8 @@ _MAY_DIFFER: Final = frozenset(
 )
 
 
-def take(config: SupervisorConfig) -> Lock:
-    """Own the runtime folder, or say who does.
+def acquire(config: SupervisorConfig) -> Lock:
+    """Take the runtime folder's lock and return it.
 
     Raises UserError when another supervisor runs in it, or when services of one that was killed run by another
     configuration.
@@ -51,7 +51,7 @@ def take(config: SupervisorConfig) -> Lock:
             f"noria already runs in {folder} as process {owner.pid}{serving}; stop it with `noria down` or choose "
             "another --runtime-dir and --http"
         )
-    left = _living(folder)
+    left = _running_services(folder)
     different = _differences(folder / CONFIG_NAME, config.children) if left else ()
     if different:
         lock.release()
@@ -63,35 +63,35 @@ def take(config: SupervisorConfig) -> Lock:
     return lock
 
 
-def open_door(config: SupervisorConfig) -> socket.socket | None:
-    """Bind the HTTP address, to be kept for all gateways; None while one of an earlier start has it. Raises UserError."""
+def open_http_socket(config: SupervisorConfig) -> socket.socket | None:
+    """Listen at the HTTP address for this and later gateways; None when an earlier start's gateway has it. Raises UserError."""
     if living_holder(config.folder, Service.GATEWAY.value) is not None:
         return None
     return listen(*split_address(config.http))
 
 
-def clear(config: SupervisorConfig) -> None:
-    """Remove sockets, last words and the children's configuration; nobody may be running."""
-    words = [crash_log_path(config.folder, service.value) for service in START_ORDER]
-    for left in (*config.folder.glob("*.sock"), *words, config.folder / CONFIG_NAME):
+def remove_leftovers(config: SupervisorConfig) -> None:
+    """Remove sockets, crash logs and the children's configuration; no service may be running."""
+    last_output = [crash_log_path(config.folder, service.value) for service in START_ORDER]
+    for left in (*config.folder.glob("*.sock"), *last_output, config.folder / CONFIG_NAME):
         left.unlink(missing_ok=True)
 
 
-def furnish(config: SupervisorConfig) -> Path:
-    """Remove what an earlier life left, if nobody lives any more, and write the children's configuration; returns its path."""
-    if not _living(config.folder):
-        clear(config)
+def prepare(config: SupervisorConfig) -> Path:
+    """Write the children's configuration and return its path; leftovers go first when no service runs."""
+    if not _running_services(config.folder):
+        remove_leftovers(config)
     path = config.folder / CONFIG_NAME
     write(config.children, path)
     return path
 
 
-def _living(folder: Path) -> list[LockRecord]:
+def _running_services(folder: Path) -> list[LockRecord]:
     return [holder for service in START_ORDER if (holder := living_holder(folder, service.value)) is not None]
 
 
 def _differences(path: Path, children: Config) -> tuple[str, ...]:
-    """The options that differ between what services run by and ours; classes and tenants may, for they are read again."""
+    """The names of options that differ between the running services and ours, except those that may."""
     try:
         theirs = msgspec.json.decode(path.read_bytes(), type=Config)
     except (OSError, msgspec.DecodeError):

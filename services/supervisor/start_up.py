@@ -1,4 +1,4 @@
-"""How a supervisor begins and ends: it takes the premises, opens the door, binds its mailbox, and runs."""
+"""Starts a supervisor: takes the runtime folder, opens the HTTP socket, binds the mailbox, and runs until the end."""
 
 import os
 import socket
@@ -28,21 +28,21 @@ from noria.shared.telemetry.telemetry import Telemetry
 def start(config: Config, command: Callable[[str, Path], list[str]] = child_command) -> int:
     """Run the whole stack in the foreground; returns the exit status.
 
-    command: what runs a service's module with a configuration file.
+    command: makes the command line for a service's module and its configuration file.
     Raises UserError when the model is missing, the runtime folder is taken, or the mailbox cannot be bound.
     """
     own = supervisor_config(config)
     runtime = own.children.runtime
-    lock = runtime_folder.take(own)
+    lock = runtime_folder.acquire(own)
     listener: socket.socket | None = None
     try:
-        listener = runtime_folder.open_door(own)
+        listener = runtime_folder.open_http_socket(own)
         if listener is not None:
             own = msgspec.structs.replace(own, http=address_of(listener, own.http))
-        path = runtime_folder.furnish(own)
+        path = runtime_folder.prepare(own)
         endpoint = mailbox(runtime, Service.SUPERVISOR, binding=True)
         try:
-            post = Mailbox(
+            own_mailbox = Mailbox(
                 Service.SUPERVISOR,
                 endpoint,
                 {service: mailbox(runtime, service) for service in START_ORDER},
@@ -50,9 +50,9 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             )
         except zmq.ZMQError as error:
             raise UserError(f"cannot bind {endpoint}: {error.strerror}; choose another --base-port") from error
-        lock.sign(LockRecord(Service.SUPERVISOR.value, os.getpid(), f"{post.incarnation:x}", own.http))
-        actor = Actor(post, runtime)
-        telemetry = Telemetry(Service.SUPERVISOR, post.incarnation, config.telemetry)
+        lock.sign(LockRecord(Service.SUPERVISOR.value, os.getpid(), f"{own_mailbox.incarnation:x}", own.http))
+        actor = Actor(own_mailbox, runtime)
+        telemetry = Telemetry(Service.SUPERVISOR, own_mailbox.incarnation, config.telemetry)
         attach_telemetry(actor, telemetry)
         shell = Supervisor(own, path, actor, command, config, telemetry, listener)
         shell.listen_to_signals()
@@ -65,7 +65,7 @@ def start(config: Config, command: Callable[[str, Path], list[str]] = child_comm
             raise
         finally:
             telemetry.close()
-        runtime_folder.clear(own)
+        runtime_folder.remove_leftovers(own)
     finally:
         if listener is not None:
             listener.close()

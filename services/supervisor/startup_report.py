@@ -1,4 +1,4 @@
-"""What a person is told when the stack is ready: what is served, how, where, and by which processes."""
+"""The table that `noria up` prints when the stack is ready: model, device, memory, addresses, processes."""
 
 import sys
 from collections.abc import Mapping
@@ -12,45 +12,48 @@ from noria.shared.actor.endpoints import public_mailbox
 from noria.shared.actor.inspect import inspect
 
 
-class Share(msgspec.Struct, frozen=True):
-    """What takes how many bytes of memory."""
+class MemoryUse(msgspec.Struct, frozen=True):
+    """One named use of device memory, in bytes."""
 
     name: str
     bytes: int
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """Where the executor's memory goes, and how much of the cache that leaves."""
+class MemoryReport(msgspec.Struct, frozen=True):
+    """How the executor divides its memory, and what the cache holds.
+
+    cache_tokens: tokens that fit. full_requests: requests of maximum length that fit at once.
+    """
 
     free_bytes: int
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryUse, ...]
     cache_tokens: int
     full_requests: int
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What the executor's snapshot says of itself; `geometry` and `memory` are None and `threads` 0 while it says nothing."""
+class ExecutorReport(msgspec.Struct, frozen=True):
+    """The fields of the executor's snapshot that the table shows; None, 0 or empty where the snapshot lacks them."""
 
     geometry: Geometry | None = None
     threads: int = 0
     kernels: str = ""
-    memory: Memory | None = None
+    memory: MemoryReport | None = None
 
 
-def ready(config: SupervisorConfig, pids: Mapping[Service, int], start_ms: int) -> None:
+def print_ready(config: SupervisorConfig, pids: Mapping[Service, int], start_ms: int) -> None:
     """Print the start-up table to standard output."""
     snapshot = inspect(config.children.runtime, Service.EXECUTOR)
-    facts = msgspec.json.decode(snapshot.json, type=Facts) if snapshot is not None else Facts()
-    sys.stdout.write(table(config, pids, facts, start_ms))
+    report = msgspec.json.decode(snapshot.json, type=ExecutorReport) if snapshot is not None else ExecutorReport()
+    sys.stdout.write(ready_table(config, pids, report, start_ms))
     sys.stdout.flush()
 
 
-def table(config: SupervisorConfig, pids: Mapping[Service, int], facts: Facts, start_ms: int) -> str:
-    """The start-up table as text; what the executor does not say is left out."""
+def ready_table(config: SupervisorConfig, pids: Mapping[Service, int], report: ExecutorReport, start_ms: int) -> str:
+    """The start-up table as text; lines without data are left out."""
     model = config.children.model
     rows = [
         ("model", f"{', '.join(model.served_names)} ({model.name})"),
-        *_compute(facts),
+        *_compute_rows(report),
         ("HTTP", f"http://{config.http}/v1"),
         ("ZeroMQ", public_mailbox(config.children.runtime)),
         ("processes", ", ".join(f"{service.value} {pid}" for service, pid in pids.items())),
@@ -60,21 +63,21 @@ def table(config: SupervisorConfig, pids: Mapping[Service, int], facts: Facts, s
     return "\n".join(["", head, "", *lines, "", "Ctrl-C or `noria down` stops it.", ""])
 
 
-def _compute(facts: Facts) -> list[tuple[str, str]]:
-    geometry = facts.geometry
+def _compute_rows(report: ExecutorReport) -> list[tuple[str, str]]:
+    geometry = report.geometry
     if geometry is None:
         return []
-    threads = f", {facts.threads} {'thread' if facts.threads == 1 else 'threads'}" if facts.threads else ""
+    threads = f", {report.threads} {'thread' if report.threads == 1 else 'threads'}" if report.threads else ""
     return [
         ("compute", f"{geometry.dtype} on {geometry.device}{threads}"),
-        *([("kernels", facts.kernels)] if facts.kernels else []),
-        *_memory(facts, geometry),
+        *([("kernels", report.kernels)] if report.kernels else []),
+        *_memory_rows(report, geometry),
         ("context", f"{geometry.max_model_tokens} tokens"),
     ]
 
 
-def _memory(facts: Facts, geometry: Geometry) -> list[tuple[str, str]]:
-    memory, chunks = facts.memory, geometry.num_blocks - geometry.reserved_blocks
+def _memory_rows(report: ExecutorReport, geometry: Geometry) -> list[tuple[str, str]]:
+    memory, chunks = report.memory, geometry.num_blocks - geometry.reserved_blocks
     if memory is None:
         return [("cache", f"{chunks} blocks")]
     taken = "requests" if memory.full_requests != 1 else "request"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from actors.test_gateway import Gateway
 
-from noria.services.gateway.monitoring.live_watch import Watcher
+from noria.services.gateway.monitoring.live_subscribers import LiveSubscriber
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def test_the_metrics_page_says_when_nobody_answers_and_the_page_is_there_all_the
 
 
 def test_a_console_that_does_not_read_loses_the_oldest_events_and_is_told_so() -> None:
-    watcher = Watcher()
+    subscriber = LiveSubscriber()
     for number in range(100):
-        watcher.put(b"%d" % number)
-    watcher.end()
+        subscriber.put(b"%d" % number)
+    subscriber.close()
 
     async def everything() -> list[bytes]:
         found = []
-        while event := await watcher.next():
+        while event := await subscriber.next():
             found.append(event)
         return found
 
     assert asyncio.run(everything()) == [b"%d" % number for number in range(36, 100)]
-    assert watcher.missed == 36
+    assert subscriber.missed == 36

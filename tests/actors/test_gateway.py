@@ -25,8 +25,8 @@ from noria.proto.base import End, Service
 from noria.proto.frontdoor import Acknowledge, Cancel, Code, Description, Forecast, Generate, Message, Preview
 from noria.proto.lifecycle import State
 from noria.services.gateway.config import gateway_config
-from noria.services.gateway.http_protocol import HEAD_BYTES_MAX, BoundedHttp
-from noria.services.gateway.service import GatewayShell
+from noria.services.gateway.http_protocol import HEAD_BYTES_MAX, BoundedHttpProtocol
+from noria.services.gateway.service import GatewayService
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
 from noria.shared.actor.inspect import inspect
@@ -49,7 +49,7 @@ class Gateway:
         self.config = Config(http=HttpSettings(address="127.0.0.1:0", body_bytes_max=100_000), runtime=runtime)
         self.door = FrontDoor(public_mailbox(runtime)).start()
         actor = Actor(Mailbox(Service.GATEWAY, mailbox(runtime, Service.GATEWAY), {}, runtime), runtime)
-        self.shell = GatewayShell(
+        self.shell = GatewayService(
             actor, gateway_config(self.config), Telemetry(Service.GATEWAY, 1, TelemetrySettings())
         )
         self.actor = actor
@@ -685,7 +685,7 @@ def test_a_head_without_end_is_refused(gateway: Gateway) -> None:
 def test_a_head_that_does_not_come_closes_the_connection_and_a_late_body_does_not(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BoundedHttp, "head_s", 1.5)
+    monkeypatch.setattr(BoundedHttpProtocol, "head_s", 1.5)
     body = json.dumps(HI).encode()
     address = ("127.0.0.1", gateway.shell.port)
     with (

@@ -14,7 +14,7 @@ from fakes.front_door import FrontDoor, words
 
 from noria.proto.base import Service
 from noria.services.gateway.config import gateway_config
-from noria.services.gateway.service import GatewayShell
+from noria.services.gateway.service import GatewayService
 from noria.shared.actor.actor import Actor
 from noria.shared.actor.endpoints import mailbox, prepare_runtime_dir, public_mailbox
 from noria.shared.actor.mailbox import Mailbox
@@ -33,7 +33,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     config = gateway_config(Config(http=http, runtime=runtime))
     with FrontDoor(public_mailbox(runtime), words("hi")):
         actor = Actor(Mailbox(Service.GATEWAY, mailbox(runtime, Service.GATEWAY), {}, runtime), runtime)
-        shell = GatewayShell(actor, config, Telemetry(Service.GATEWAY, 1, TelemetrySettings()))
+        shell = GatewayService(actor, config, Telemetry(Service.GATEWAY, 1, TelemetrySettings()))
         thread = threading.Thread(target=actor.run, args=(shell,))
         thread.start()
         try:

@@ -7,7 +7,13 @@ import pytest
 
 from noria.client.generate_request import Options
 from noria.proto.sampling import Bounds, Sampling, parameters
-from noria.services.gateway.api.request_bodies import SAMPLED, ChatBody, CompletionBody, chat_body, sampling
+from noria.services.gateway.api.request_bodies import (
+    BODY_SAMPLING_PARAMETERS,
+    ChatBody,
+    CompletionBody,
+    chat_body,
+    sampling_parameters,
+)
 
 
 def test_every_parameter_has_a_description_and_every_number_a_range() -> None:
@@ -43,7 +49,7 @@ def test_what_a_body_gives_reaches_the_wire_by_its_name_there() -> None:
         "skip_special_tokens": False,
     }
     body = chat_body(msgspec.json.encode({"messages": [{"role": "user", "content": "hi"}], **given}))
-    assert sampling(body) == {
+    assert sampling_parameters(body) == {
         "temperature": 0.5,
         "top_k": -1,
         "logit_bias": {7: 1.5},
@@ -51,7 +57,7 @@ def test_what_a_body_gives_reaches_the_wire_by_its_name_there() -> None:
         "include_stop": True,
         "skip_special_tokens": False,
     }
-    assert set(sampling(body)) <= set(SAMPLED)
+    assert set(sampling_parameters(body)) <= set(BODY_SAMPLING_PARAMETERS)
 
 
 def test_reserved_positions_are_no_parameters() -> None:

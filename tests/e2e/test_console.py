@@ -16,7 +16,7 @@ from fakes.browser import Browser, find
 
 from noria.cli.commands.keys import hash_key
 from noria.client import AsyncClient
-from noria.services.gateway.api.request_bodies import Common
+from noria.services.gateway.api.request_bodies import GenerationBody
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(each.name for each in (ROOT / "services/gateway/monitoring/console").iterdir())
@@ -256,7 +256,7 @@ def test_a_browser_clicks_through_the_console_under_load(
 def test_the_playground_can_send_every_parameter(watched: Stack) -> None:
     assert BROWSER is not None
     left = {"model", "stream", "stream_options", "user", "service_tier", "background", "response_format"}
-    wanted = {each for each in Common.__struct_fields__ if not each.startswith(("guided", "structured"))} - left
+    wanted = {each for each in GenerationBody.__struct_fields__ if not each.startswith(("guided", "structured"))} - left
     with Browser(BROWSER) as page:
         page.open(f"{watched.url}/console#playground")
         page.run(

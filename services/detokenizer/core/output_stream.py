@@ -1,4 +1,4 @@
-"""One stream: its ids, the text they make, where it ends, and what has been reported of both.
+"""One open stream: its output ids, their text, its end, and how much of them has been reported to admission.
 
 Text is final id by id, so that how ids were bundled on the way never shows. A stop string is looked for in final text,
 and in what is held back once the stream ends; it then takes precedence over the end that was proposed.
@@ -12,16 +12,19 @@ from typing import Final
 from noria.proto.base import Alternative, End, Logprobs, Stream, TokenLogprob
 from noria.proto.output import Opening, TextRun
 from noria.services.detokenizer.core.stop_strings import StopMatcher
-from noria.services.detokenizer.core.text_decoder import decoder
+from noria.services.detokenizer.core.text_decoder import make_decoder
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 
-# Of an id that was known before its likelihood was asked for again: as improbable as OpenAI's API can say.
+# Stands for a log-probability that was not sent: the lowest that OpenAI's API has.
 _UNKNOWN: Final = TokenLogprob(-9999.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a stream ended, what matched, what went wrong."""
+class StreamEnd:
+    """How a stream ended.
+
+    matched: the stop string or stop token id, or empty. detail: what went wrong, or empty.
+    """
 
     end: End
     matched: str = ""
@@ -29,21 +32,21 @@ class Ending:
 
 
 class StreamText:
-    """A stream as the detokenizer holds it, from `Open` to `Ended`.
+    """The text of one stream, from the message `Open` to `Ended`.
 
-    ids: output ids, cut after the one that completed a stop string. ending: None while it goes on.
-    reported_ids, reported_characters, ending_reported: how much of it admission has been told.
+    ids: output ids, cut after the one that completed a stop string. ending: None while the stream goes on.
+    reported_ids, reported_characters, ending_reported: how much admission has received.
     released: characters of text that no later id can change and no stop string can take back.
-    likelihoods: by output position, of the ids that came with one.
+    likelihoods: log-probabilities by output position, for ids that came with one.
     """
 
     __slots__ = (
-        "_begins",
         "_decoder",
-        "_marks",
         "_matcher",
+        "_released_at",
         "_settled",
         "_settled_characters",
+        "_text_starts",
         "_unsettled",
         "_vocabulary",
         "attempt",
@@ -73,12 +76,12 @@ class StreamText:
 
     @property
     def stream(self) -> Stream:
-        """Its name."""
+        """The stream's number and choice."""
         return self.opening.stream
 
     @property
-    def news(self) -> bool:
-        """Whether there is anything to report."""
+    def has_unreported(self) -> bool:
+        """Whether ids, text or the end have not been reported yet."""
         return (
             len(self.ids) > self.reported_ids
             or self.released > self.reported_characters
@@ -88,7 +91,7 @@ class StreamText:
     def extend(
         self, ids: Sequence[int], end: End | None = None, detail: str = "", likelihoods: Sequence[TokenLogprob] = ()
     ) -> None:
-        """Take the next ids, and the end that is proposed after them. Raises AssertionError when it has ended."""
+        """Append ids, and the end that the scheduler proposes after them. Raises AssertionError when the stream has ended."""
         assert self.ending is None
         self.likelihoods.update(enumerate(likelihoods, len(self.ids)))
         stop_token = ids[-1] if ids and end is End.STOP else None
@@ -98,37 +101,37 @@ class StreamText:
         if stop_token is not None:
             self._push_stop_token(stop_token)
         elif end is not None:
-            self._flush(Ending(end, self._last_stop_token(end), detail))
+            self._flush(StreamEnd(end, self._last_stop_token(end), detail))
 
     def truncate(self, attempt: int, start: int) -> None:
-        """Begin a new attempt with the first `start` ids. Raises AssertionError when it has ended or has fewer."""
+        """Begin a newer attempt that keeps the first `start` ids. Raises AssertionError if ended or shorter than that."""
         assert self.ending is None and start <= len(self.ids) and attempt > self.attempt
         self.attempt = attempt
         if start < len(self.ids):
             self._begin(self.ids[:start])
         self.reported_ids = start
-        self.reported_characters = self._mark(start)
+        self.reported_characters = self._released_before(start)
 
     def rewind(self, start: int) -> None:
         """Report again from output position `start`."""
         self.reported_ids = min(start, self.reported_ids)
-        self.reported_characters = min(self._mark(self.reported_ids), self.reported_characters)
+        self.reported_characters = min(self._released_before(self.reported_ids), self.reported_characters)
         self.ending_reported = False
 
-    def catch_up(self, ids: int, characters: int) -> None:
-        """Admission says how much it has: report what lies beyond."""
+    def resume_from(self, ids: int, characters: int) -> None:
+        """Report from here on what lies beyond the `ids` and `characters` that admission has."""
         self.reported_ids = ids
         self.reported_characters = characters
         self.ending_reported = False
 
-    def unreport(self, run: TextRun) -> None:
-        """A report was not delivered: give it out again."""
+    def restore_report(self, run: TextRun) -> None:
+        """Take back a report that could not be sent, so that the next one contains it."""
         self.reported_ids = min(self.reported_ids, run.start)
         self.reported_characters = min(self.reported_characters, run.characters)
         self.ending_reported = False
 
     def report(self) -> TextRun:
-        """Return what admission does not know yet, and take it for told."""
+        """Return what admission has not received yet, and count it as reported."""
         ended = self.ending
         run = TextRun(
             self.stream,
@@ -147,32 +150,32 @@ class StreamText:
         self.reported_ids = len(self.ids)
         self.reported_characters = max(self.reported_characters, self.released)
         self.ending_reported = ended is not None
-        self._settle()
+        self._compact()
         return run
 
     def check(self) -> None:
-        """Assert what must hold between any two events."""
-        assert len(self._marks) == len(self._begins) == len(self.ids)
-        assert all(before <= after for before, after in zip(self._marks, self._marks[1:], strict=False))
+        """Check the invariants that hold between any two events. Raises AssertionError."""
+        assert len(self._released_at) == len(self._text_starts) == len(self.ids)
+        assert all(before <= after for before, after in zip(self._released_at, self._released_at[1:], strict=False))
         length = self._settled_characters + len(self._unsettled)
         assert self.released <= length
-        assert not self._marks or self._marks[-1] <= self.released
+        assert not self._released_at or self._released_at[-1] <= self.released
         assert self.ending is None or self.released == length
         assert sum(map(len, self._settled)) == self._settled_characters
 
     def _begin(self, ids: Sequence[int]) -> None:
         opening = self.opening
         self.ids: array[int] = array("q")
-        self._marks: array[int] = array("q")
-        self._begins: array[int] = array("q")
-        self._decoder = decoder(self._vocabulary, opening.prompt_tail, opening.skip_special_tokens)
+        self._released_at: array[int] = array("q")
+        self._text_starts: array[int] = array("q")
+        self._decoder = make_decoder(self._vocabulary, opening.prompt_tail, opening.skip_special_tokens)
         stops = tuple(stop for stop in opening.stop if stop)
         self._matcher = StopMatcher(stops) if stops else None
         self._settled: list[str] = []
         self._settled_characters = 0
         self._unsettled = ""
         self.released = 0
-        self.ending: Ending | None = None
+        self.ending: StreamEnd | None = None
         for token in ids:
             if not self._push(token):
                 return
@@ -182,35 +185,35 @@ class StreamText:
         self._append(token)
         if text := self._decoder.push(token):
             self._add(text)
-        self._marks.append(self.released)
+        self._released_at.append(self.released)
         return self.ending is None
 
     def _push_stop_token(self, token: int) -> None:
         self._append(token)
         text = self._decoder.push(token) if self.opening.include_stop else ""
         self._add(text + self._decoder.flush())
-        self._close(Ending(End.STOP, str(token)))
-        self._marks.append(self.released)
+        self._close(StreamEnd(End.STOP, str(token)))
+        self._released_at.append(self.released)
 
     def _append(self, token: int) -> None:
-        self._begins.append(self._settled_characters + len(self._unsettled))
+        self._text_starts.append(self._settled_characters + len(self._unsettled))
         self.ids.append(token)
 
     def _logprobs(self, start: int) -> tuple[Logprobs, ...]:
-        """Of the ids from a position."""
-        return tuple(self._shown(position, token) for position, token in enumerate(self.ids[start:], start))
+        """The log-probabilities of the ids from position `start` on."""
+        return tuple(self._logprobs_at(position, token) for position, token in enumerate(self.ids[start:], start))
 
-    def _shown(self, position: int, token: int) -> Logprobs:
+    def _logprobs_at(self, position: int, token: int) -> Logprobs:
         bytes_of = self._vocabulary.bytes_of
         likelihood = self.likelihoods.get(position, _UNKNOWN)
         top = tuple(Alternative(each, bytes_of(each), logprob) for each, logprob in likelihood.top)
-        return Logprobs(likelihood.logprob, bytes_of(token), self._begins[position], top)
+        return Logprobs(likelihood.logprob, bytes_of(token), self._text_starts[position], top)
 
-    def _flush(self, proposed: Ending) -> None:
+    def _flush(self, proposed: StreamEnd) -> None:
         self._add(self._decoder.flush())
         self._close(proposed)
 
-    def _close(self, proposed: Ending) -> None:
+    def _close(self, proposed: StreamEnd) -> None:
         """Accept the proposed end unless a stop string came first, and release all text."""
         if self.ending is None:
             self.ending = proposed
@@ -229,10 +232,10 @@ class StreamText:
         cut = match.end if self.opening.include_stop else match.start
         self._unsettled = self._unsettled[: cut - self._settled_characters]
         self.released = cut
-        self.ending = Ending(End.STOP, match.stop)
+        self.ending = StreamEnd(End.STOP, match.stop)
 
-    def _settle(self) -> None:
-        """Put released text aside, so that appending stays cheap however long the stream."""
+    def _compact(self) -> None:
+        """Move released text to a list of parts, so that appending stays cheap however long the stream."""
         count = self.released - self._settled_characters
         if count > 0:
             self._settled.append(self._unsettled[:count])
@@ -244,9 +247,9 @@ class StreamText:
             return self._unsettled[start - self._settled_characters : max(end - self._settled_characters, 0)]
         return ("".join(self._settled) + self._unsettled)[start:end]
 
-    def _mark(self, position: int) -> int:
+    def _released_before(self, position: int) -> int:
         """Characters released when the first `position` ids were known."""
-        return self._marks[min(position, len(self._marks)) - 1] if position and self._marks else 0
+        return self._released_at[min(position, len(self._released_at)) - 1] if position and self._released_at else 0
 
     def _last_stop_token(self, end: End) -> str:
         last = self.ids[-1] if self.ids else None

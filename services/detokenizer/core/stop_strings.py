@@ -1,4 +1,4 @@
-"""Stop strings in a growing text: which completes first, and how much of the text might still become one.
+"""Finds stop strings in a growing text, and how much of its end might still become one.
 
 An Aho-Corasick automaton (Aho and Corasick, Efficient string matching, CACM 1975), so that the cost of a character does
 not depend on the number of stop strings.
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class StopMatch(NamedTuple):
     """A completed stop string: where it begins and ends in the stream's text, in characters."""
 
     stop: str
@@ -18,8 +18,8 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Automaton:
-    """The compiled stop strings.
+class StopAutomaton:
+    """Stop strings compiled into an Aho-Corasick automaton.
 
     steps: transitions of each state by character, already resolved along suffixes; a missing one leads to state 0.
     found: for each state, the first listed stop string that ends there, or empty. held: for each state, how many of the
@@ -32,8 +32,8 @@ class Automaton:
 
 
 @lru_cache(maxsize=256)
-def compile_stops(stops: tuple[str, ...]) -> Automaton:
-    """Build the automaton of some stop strings; empty ones are ignored. Kept, as requests tend to repeat them."""
+def compile_stops(stops: tuple[str, ...]) -> StopAutomaton:
+    """Build the automaton for these stop strings; empty ones are ignored. Cached, as requests tend to repeat them."""
     children: list[dict[str, int]] = [{}]
     ranks: list[int | None] = [None]
     depths = [0]
@@ -53,7 +53,7 @@ def compile_stops(stops: tuple[str, ...]) -> Automaton:
 
 def _resolve(
     stops: tuple[str, ...], children: list[dict[str, int]], ranks: list[int | None], depths: list[int]
-) -> Automaton:
+) -> StopAutomaton:
     steps: list[dict[str, int]] = [dict(children[0])] + [{} for _ in children[1:]]
     held = [0] * len(children)
     failure = [0] * len(children)
@@ -68,11 +68,11 @@ def _resolve(
             failure[child] = steps[suffix].get(character, 0)
             queue.append(child)
     found = tuple("" if rank is None else stops[rank] for rank in ranks)
-    return Automaton(tuple(steps), found, tuple(held))
+    return StopAutomaton(tuple(steps), found, tuple(held))
 
 
 class StopMatcher:
-    """Follows one stream's text. `held` is how many of its last characters may yet be part of a stop string."""
+    """Looks for stop strings in one stream's text as it grows."""
 
     __slots__ = ("_automaton", "_position", "_state")
 
@@ -83,17 +83,17 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that are a proper prefix of a stop string."""
+        """How many characters at the end of the text are a proper prefix of a stop string."""
         return self._automaton.held[self._state]
 
-    def feed(self, text: str, armed: bool) -> Match | None:
-        """Read on; return the first stop string that completes, if armed. Nothing may be fed after a match."""
+    def feed(self, text: str, armed: bool) -> StopMatch | None:
+        """Read more text; returns the first stop string that completes, if armed. Must not be called after a match."""
         steps, found = self._automaton.steps, self._automaton.found
         state = self._state
         for offset, character in enumerate(text, self._position + 1):
             state = steps[state].get(character, 0)
             if armed and found[state]:
-                return Match(found[state], offset - len(found[state]), offset)
+                return StopMatch(found[state], offset - len(found[state]), offset)
         self._state = state
         self._position += len(text)
         return None

@@ -1,7 +1,7 @@
-"""Text from ids, one id at a time, equal to decoding all of them at once.
+"""Decodes token ids to text one id at a time, with the same result as decoding all of them at once.
 
-What `push` returned never changes; what a later id could still change waits inside, and `flush` gives it out as the
-full decoding would, U+FFFD for broken bytes. The text of a stream is the tokenizer's decoding of its output ids, with one
+Text that `push` returned never changes. Text that a later id could still change is held back; `flush` returns it as full
+decoding would, with U+FFFD for broken bytes. The text of a stream is the tokenizer's decoding of its output ids, with one
 exception: what decoding strips from the beginning of a text (Llama-style tokenizers take one space) is stripped only
 when the prompt before it shows no text, since otherwise the output continues a text and does not begin one.
 """
@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
+from noria.services.detokenizer.core.vocabulary import DecodingScheme, Vocabulary
 
 REPLACEMENT: Final = "\ufffd"
 _NOTHING: Final = frozenset[int]()
@@ -19,30 +19,30 @@ _BROKEN_IDS_MAX: Final = 3  # a character has at most four bytes
 _HELD_IDS_MAX: Final = 64
 
 
-class Decoder(Protocol):
-    """The decoder of one stream; there is one per scheme."""
+class TextDecoder(Protocol):
+    """Decodes the ids of one stream; there is one implementation for each `DecodingScheme`."""
 
     def push(self, token: int) -> str:
         """Take one id, return the text that is now final."""
 
     def flush(self) -> str:
-        """Return the text that was held back; the stream is over."""
+        """Return the text that was held back, at the end of the stream."""
 
 
-def decoder(vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Decoder:
+def make_decoder(vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> TextDecoder:
     """Make the decoder of a new stream that continues a prompt."""
     skipped = vocabulary.special if skip_special_tokens else _NOTHING
     match vocabulary.scheme:
-        case Scheme.BYTES:
-            return ByteDecoder(vocabulary.pieces, skipped)
-        case Scheme.FALLBACK:
-            return FallbackDecoder(vocabulary, prompt_tail, skipped)
-        case Scheme.WINDOW:
+        case DecodingScheme.BYTES:
+            return ByteLevelDecoder(vocabulary.pieces, skipped)
+        case DecodingScheme.FALLBACK:
+            return ByteFallbackDecoder(vocabulary, prompt_tail, skipped)
+        case DecodingScheme.WINDOW:
             return WindowDecoder(vocabulary, prompt_tail, skip_special_tokens)
 
 
-class ByteDecoder:
-    """Byte-level vocabularies: an incremental UTF-8 decoder, broken bytes replaced by maximal subparts (Unicode 3.9)."""
+class ByteLevelDecoder:
+    """Decodes byte-level vocabularies as incremental UTF-8, replacing broken bytes by maximal subparts (Unicode 3.9)."""
 
     def __init__(self, pieces: Sequence[bytes], skipped: frozenset[int]) -> None:
         self._pieces = pieces
@@ -53,15 +53,15 @@ class ByteDecoder:
         """Take one id, return the text that is now final."""
         if token in self._skipped:
             return ""
-        return self._utf8.decode(_piece(self._pieces, token))
+        return self._utf8.decode(_bytes_of_id(self._pieces, token))
 
     def flush(self) -> str:
-        """Return what an unfinished character becomes."""
+        """Return U+FFFD for an unfinished character, if there is one."""
         return self._utf8.decode(b"", final=True)
 
 
-class FallbackDecoder:
-    """Byte-fallback vocabularies: texts, and runs of single bytes that count as a whole.
+class ByteFallbackDecoder:
+    """Decodes byte-fallback vocabularies: pieces of text, and runs of single bytes that are decoded together.
 
     A run with one broken byte decodes to U+FFFD for each of its bytes, even those that were whole characters, so
     nothing of it is final before it is over.
@@ -72,14 +72,14 @@ class FallbackDecoder:
         self._byte_ids = vocabulary.byte_ids
         self._skipped = skipped
         self._run = bytearray()
-        shown = any(token not in skipped and _piece(self._pieces, token) for token in prompt_tail)
+        shown = any(token not in skipped and _bytes_of_id(self._pieces, token) for token in prompt_tail)
         self._strip = 0 if shown else vocabulary.strip_left
 
     def push(self, token: int) -> str:
         """Take one id, return the text that is now final."""
         if token in self._skipped:
             return ""
-        piece = _piece(self._pieces, token)
+        piece = _bytes_of_id(self._pieces, token)
         if token in self._byte_ids:
             self._run += piece
             return ""
@@ -88,11 +88,11 @@ class FallbackDecoder:
         text = piece.decode()
         if self._run:
             text = self._close_run() + text
-        return self._stripped(text) if self._strip and text else text
+        return self._strip_left(text) if self._strip and text else text
 
     def flush(self) -> str:
-        """Return the run that was under way."""
-        return self._stripped(self._close_run())
+        """Return the text of the run of bytes under way."""
+        return self._strip_left(self._close_run())
 
     def _close_run(self) -> str:
         run = bytes(self._run)
@@ -102,7 +102,7 @@ class FallbackDecoder:
         except UnicodeDecodeError:
             return REPLACEMENT * len(run)
 
-    def _stripped(self, text: str) -> str:
+    def _strip_left(self, text: str) -> str:
         kept = text
         while self._strip and kept.startswith(" "):
             kept = kept[1:]
@@ -113,7 +113,7 @@ class FallbackDecoder:
 
 
 class WindowDecoder:
-    """Any other tokenizer: decode each id after the few before it, and take what the text grew by.
+    """Decodes with any other tokenizer: each id after the few before it, taking what the text grew by.
 
     Exact for decoders in which an id's text depends on the ids next to it and on whether it is the first.
     """
@@ -143,7 +143,7 @@ class WindowDecoder:
         return self._take(text)
 
     def flush(self) -> str:
-        """Return what the held ids add."""
+        """Return the text that the held ids add."""
         return self._take(self._decode([*self._context, *self._held], self._skip)) if self._held else ""
 
     def _take(self, text: str) -> str:
@@ -154,6 +154,6 @@ class WindowDecoder:
         return new
 
 
-def _piece(pieces: Sequence[bytes], token: int) -> bytes:
-    """The bytes of an id; ids out of vocabulary have none, as in tokenizers."""
+def _bytes_of_id(pieces: Sequence[bytes], token: int) -> bytes:
+    """The bytes of an id; empty for ids outside the vocabulary, as in tokenizers."""
     return pieces[token] if 0 <= token < len(pieces) else b""

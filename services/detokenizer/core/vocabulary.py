@@ -1,12 +1,12 @@
-"""What decoding needs to know of a tokenizer, handed in from outside."""
+"""The part of a tokenizer that decoding needs, as plain data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Scheme(Enum):
-    """How ids become text.
+class DecodingScheme(Enum):
+    """How a tokenizer turns ids into text.
 
     BYTES: the bytes of all ids, in a row, are the text in UTF-8.
     FALLBACK: an id is a text or one byte; a run of bytes is decoded as a whole once it is over.
@@ -24,14 +24,14 @@ def _no_window(ids: Sequence[int], skip_special_tokens: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """One tokenizer, as its text side.
+    """The decoding side of one tokenizer.
 
     pieces: the bytes of each id (unused by WINDOW). special: ids that `skip_special_tokens` skips. byte_ids: ids that
     stand for one byte of a run. strip_left: spaces that decoding takes from the beginning of a text. decode: the
     tokenizer's own decoding of ids, for WINDOW alone.
     """
 
-    scheme: Scheme
+    scheme: DecodingScheme
     pieces: Sequence[bytes]
     special: frozenset[int] = frozenset()
     byte_ids: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Vocabulary:
     decode: Callable[[Sequence[int], bool], str] = field(default=_no_window)
 
     def bytes_of(self, token: int) -> bytes:
-        """What an id stands for by itself, special or not; nothing out of vocabulary."""
-        if self.scheme is Scheme.WINDOW:
+        """The bytes of one id by itself, special or not; empty for ids outside the vocabulary."""
+        if self.scheme is DecodingScheme.WINDOW:
             return self.decode((token,), False).encode()
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""

@@ -1,7 +1,7 @@
-"""Background requests that are being read: one reading of each from admission, for any number of HTTP readers.
+"""Shares the answers of background requests: one attachment to admission for any number of HTTP readers.
 
-The newest attachment to a request owns its streams, so that two readers of one gateway share theirs here. Whoever reads
-a request through another gateway takes it over; it is asked for again then, and readers drop what they have.
+The newest attachment to a request owns its streams, so two readers of one gateway must share one. A reader at another
+gateway takes the request over; this gateway then attaches again, and readers drop repeated text.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from typing import Final
 
 from noria.client import AsyncClient, ClientError, Completion, Delta, Superseded
 
-_PAUSE_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
-class Feed:
-    """What has come of one request, in order, and how it ended. Kept while somebody reads it."""
+class AnswerFeed:
+    """The deltas of one request so far, in order, and how it ended. Kept while it has readers."""
 
     def __init__(self, client: AsyncClient, name: str, choices: int, credential: str) -> None:
         self.readers = 0
@@ -37,7 +37,7 @@ class Feed:
         return self._deltas[position]
 
     async def result(self) -> Completion:
-        """Wait for the end. Raises ClientError."""
+        """Wait for the end and return the complete answer. Raises ClientError."""
         while self._completion is None:
             if self._error is not None:
                 raise self._error
@@ -45,7 +45,7 @@ class Feed:
         return self._completion
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Stop reading from admission, when the last reader has left."""
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -53,33 +53,33 @@ class Feed:
             try:
                 await self._read()
             except Superseded:
-                while self._client.reads(self._name):  # it was asked for anew, and whoever asked goes first
-                    await asyncio.sleep(_PAUSE_S)
+                while self._client.reads(self._name):  # a newer attachment of this client goes first
+                    await asyncio.sleep(_POLL_S)
             except ClientError as error:
                 self._error = error
-        self._tell()
+        self._notify_readers()
 
     async def _read(self) -> None:
         generation = self._client.attach(self._name, self._choices, self._credential)
         try:
             while (delta := await generation.next()) is not None:
                 self._deltas.append(delta)
-                self._tell()
+                self._notify_readers()
             self._completion = await generation.result()
         finally:
             generation.leave()
 
-    def _tell(self) -> None:
+    def _notify_readers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-class Reading:
-    """One reader of a feed, from its beginning."""
+class FeedReader:
+    """One reader of an answer feed, which starts at the first delta."""
 
-    def __init__(self, feed: Feed, left: Callable[[], None]) -> None:
+    def __init__(self, feed: AnswerFeed, on_leave: Callable[[], None]) -> None:
         self._feed = feed
-        self._left: Callable[[], None] | None = left
+        self._on_leave: Callable[[], None] | None = on_leave
         self._position = 0
 
     async def next(self) -> Delta | None:
@@ -89,32 +89,32 @@ class Reading:
         return delta
 
     async def result(self) -> Completion:
-        """Wait for the end. Raises ClientError."""
+        """Wait for the end and return the complete answer. Raises ClientError."""
         return await self._feed.result()
 
     def leave(self) -> None:
-        """Read no more; again changes nothing."""
-        if self._left is not None:
-            self._left()
-            self._left = None
+        """Stop reading; a second call changes nothing."""
+        if self._on_leave is not None:
+            self._on_leave()
+            self._on_leave = None
 
 
-class Feeds:
-    """All of one gateway, by the names of the requests inside."""
+class AnswerFeeds:
+    """All answer feeds of one gateway, by the names of requests on the wire."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, AnswerFeed] = {}
 
-    def read(self, name: str, choices: int, credential: str) -> Reading:
-        """Begin to read a request, of which the caller has shown that it may."""
+    def read(self, name: str, choices: int, credential: str) -> FeedReader:
+        """Begin to read a request's answer. The caller has checked that the credential may read it."""
         feed = self._feeds.get(name)
         if feed is None:
-            feed = self._feeds[name] = Feed(self._client, name, choices, credential)
+            feed = self._feeds[name] = AnswerFeed(self._client, name, choices, credential)
         feed.readers += 1
-        return Reading(feed, lambda: self._leave(name, feed))
+        return FeedReader(feed, lambda: self._leave(name, feed))
 
-    def _leave(self, name: str, feed: Feed) -> None:
+    def _leave(self, name: str, feed: AnswerFeed) -> None:
         feed.readers -= 1
         if feed.readers == 0:
             feed.close()

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them, and which HTTP status each refusal has."""
+"""Errors in the form of OpenAI's API, and the HTTP status of each refusal."""
 
 import math
 from typing import Final, assert_never
@@ -12,7 +12,7 @@ from noria.proto.frontdoor import Code
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 
-# The names that HTTP clients know some fields by.
+# Fields that have another name in HTTP than on the wire.
 _PARAMETERS: Final = {
     "id": "X-Request-Id",
     "include_stop": "include_stop_str_in_output",
@@ -23,7 +23,7 @@ _PARAMETERS: Final = {
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The inside of OpenAI's error object."""
+    """The fields of OpenAI's error object."""
 
     message: str
     type: str
@@ -31,8 +31,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class Envelope(msgspec.Struct, frozen=True):
-    """OpenAI's error object."""
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """The body of an error response: OpenAI's error object under `error`."""
 
     error: ErrorBody
 
@@ -57,10 +57,10 @@ class HttpError(Exception):
 
     def encode(self) -> bytes:
         """The JSON of the error object."""
-        return msgspec.json.encode(Envelope(self.body))
+        return msgspec.json.encode(ErrorEnvelope(self.body))
 
     def response(self) -> Response:
-        """The whole HTTP response."""
+        """The HTTP response, with its Retry-After and authentication headers."""
         headers = {}
         if self.retry_after_ms is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_ms / 1000)))
@@ -73,12 +73,12 @@ class HttpError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> HttpError:
-    """A mistake of the caller."""
+    """Make an HttpError 400 for a mistake in the request."""
     return HttpError(400, message, param=param, code=code)
 
 
 def from_client(error: ClientError) -> HttpError:
-    """What the client library raised, as HTTP says it."""
+    """Convert an error of the client library to an HttpError."""
     match error:
         case Refused():
             return _refused(error)
@@ -97,7 +97,7 @@ def from_client(error: ClientError) -> HttpError:
 
 
 def from_finish(finish: Finish) -> HttpError | None:
-    """The error that an end other than `stop` and `length` is."""
+    """Convert the end of a choice to an HttpError; None for `stop` and `length`, which are no errors."""
     match finish.reason:
         case "stop" | "length":
             return None

@@ -1,4 +1,4 @@
-"""The generation endpoints. Each is an ASGI application of its own, which sees its connection close."""
+"""The endpoints /v1/chat/completions and /v1/completions, as ASGI applications that see their connection close."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,29 +11,31 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.client import AsyncClient, ClientError, Generation
-from noria.services.gateway.api import stream_positions
+from noria.services.gateway.api import event_stream, generation_spans
 from noria.services.gateway.api.answering import (
     Disconnected,
     EventStream,
-    Outcome,
-    accepted_by_all,
+    RequestOutcome,
+    collect_answer,
+    wait_until_accepted,
     while_connected,
-    whole,
 )
-from noria.services.gateway.api.background import Background
+from noria.services.gateway.api.background import BackgroundEndpoint
 from noria.services.gateway.api.errors import HttpError, from_client
-from noria.services.gateway.api.generation_request import Work, chat_work, completion_work
+from noria.services.gateway.api.generation_request import GenerationRequest, chat_request, completion_request
 from noria.services.gateway.api.request_bodies import chat_body, completion_body, read_body
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.monitoring import generation_spans
 from noria.shared.telemetry.telemetry import Span, Telemetry
 
 GENERATION_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
-Understand = Callable[[bytes, Headers], Work]
+RequestParser = Callable[[bytes, Headers], GenerationRequest]
 
 
-class Traffic(msgspec.Struct):
-    """Counts of generation requests, for the snapshot, and whether no more are wanted. leaving: consoles are to be let go."""
+class OpenRequests(msgspec.Struct):
+    """Counts of generation requests, and whether the gateway is stopping.
+
+    open: under way. served: ended so far. draining: the gateway reports itself not ready. leaving: consoles are closed.
+    """
 
     open: int = 0
     served: int = 0
@@ -41,33 +43,33 @@ class Traffic(msgspec.Struct):
     leaving: bool = False
 
 
-class Generations:
-    """One generation endpoint."""
+class GenerationEndpoint:
+    """One generation endpoint, for chat or for plain completions."""
 
     def __init__(
         self,
         operation: str,
-        understand: Understand,
+        parse: RequestParser,
         client: AsyncClient,
         config: GatewayConfig,
         telemetry: Telemetry,
-        traffic: Traffic,
-        background: Background,
+        traffic: OpenRequests,
+        background: BackgroundEndpoint,
     ) -> None:
         self._background = background
         self._operation = operation
-        self._understand = understand
+        self._parse = parse
         self._client = client
         self._config = config
         self._telemetry = telemetry
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, within its span."""
+        """Answer one HTTP request and record its span."""
         request = Request(scope, receive)
         parent = request.headers.get("traceparent", "")
         span = generation_spans.begin(self._telemetry, self._operation, request.method, request.url.path, parent)
-        outcome = Outcome()
+        outcome = RequestOutcome()
         self._traffic.open += 1
         try:
             await self._answer(request, receive, send, span, outcome)
@@ -78,59 +80,70 @@ class Generations:
         except (Disconnected, ClientDisconnect, OSError):
             outcome.error, outcome.error_type = "the connection was closed", "disconnected"
         except asyncio.CancelledError:
-            # The server stops and has waited long enough: leaving has cancelled the generations.
+            # The server stops and its drain time is over; leaving has cancelled the generations.
             outcome.error, outcome.error_type = "the server was stopped", "stopped"
         finally:
             self._traffic.open -= 1
             self._traffic.served += 1
             generation_spans.end(span, outcome)
 
-    async def _answer(self, request: Request, receive: Receive, send: Send, span: Span, outcome: Outcome) -> None:
+    async def _answer(
+        self, request: Request, receive: Receive, send: Send, span: Span, outcome: RequestOutcome
+    ) -> None:
         data = await read_body(request, self._config.body_bytes_max, self._config.body_timeout_s)
-        work = self._understand(data, request.headers)
-        generation_spans.understood(span, work)
+        generation_request = self._parse(data, request.headers)
+        generation_spans.record_request(span, generation_request)
         try:
-            generations = work.start(self._client, span.traceparent, self._config.grace_ms)
+            generations = generation_request.start_generations(self._client, span.traceparent, self._config.grace_ms)
         except ClientError as error:
             raise from_client(error) from error
-        if work.caller.background and not work.stream:
-            outcome.status = await self._leave_behind(work, generations, request, receive, send)
+        if generation_request.caller.background and not generation_request.stream:
+            outcome.status = await self._accept_in_background(generation_request, generations, request, receive, send)
             return
-        if not work.stream:
-            body = await while_connected(receive, whole(work.form, generations, outcome))
+        if not generation_request.stream:
+            body = await while_connected(
+                receive, collect_answer(generation_request.response_spec, generations, outcome)
+            )
             outcome.status = 200
-            response = Response(body, 200, {"x-request-id": work.request_id}, "application/json")
+            response = Response(body, 200, {"x-request-id": generation_request.request_id}, "application/json")
             await response(request.scope, receive, send)
             return
-        accepted = await while_connected(receive, accepted_by_all(generations))
+        accepted = await while_connected(receive, wait_until_accepted(generations))
         outcome.model = accepted[0].model
         outcome.input_tokens = sum(each.prompt_tokens for each in accepted)
         outcome.status = 200
-        have = stream_positions.read(work.caller.last_event, len(generations) * work.choices)
-        stream = EventStream(work.form, generations, outcome.model, have, outcome)
+        positions = event_stream.parse_positions(
+            generation_request.caller.last_event, len(generations) * generation_request.choices
+        )
+        stream = EventStream(generation_request.response_spec, generations, outcome.model, positions, outcome)
         await while_connected(receive, stream.run(send))
 
-    async def _leave_behind(
-        self, work: Work, generations: list[Generation], request: Request, receive: Receive, send: Send
+    async def _accept_in_background(
+        self,
+        generation_request: GenerationRequest,
+        generations: list[Generation],
+        request: Request,
+        receive: Receive,
+        send: Send,
     ) -> int:
         try:
-            await while_connected(receive, accepted_by_all(generations))
+            await while_connected(receive, wait_until_accepted(generations))
         except Disconnected:
-            if not work.caller.name:  # nobody knows what to ask for
-                self._client.cancel(work.names[0], work.caller.credential)
+            if not generation_request.caller.name:  # the client does not know the id
+                self._client.cancel(generation_request.wire_names[0], generation_request.caller.credential)
             raise
         for generation in generations:
             generation.leave()
-        response = await self._background.accepted(work)
+        response = await self._background.accepted_response(generation_request)
         await response(request.scope, receive, send)
         return response.status_code
 
 
-def understand_chat(data: bytes, headers: Headers) -> Work:
-    """The work that a chat's body asks for. Raises HttpError."""
-    return chat_work(chat_body(data), headers)
+def parse_chat_request(data: bytes, headers: Headers) -> GenerationRequest:
+    """Parse the body of a chat request. Raises HttpError."""
+    return chat_request(chat_body(data), headers)
 
 
-def understand_completion(data: bytes, headers: Headers) -> Work:
-    """The work that a completion's body asks for. Raises HttpError."""
-    return completion_work(completion_body(data), headers)
+def parse_completion_request(data: bytes, headers: Headers) -> GenerationRequest:
+    """Parse the body of a plain completion request. Raises HttpError."""
+    return completion_request(completion_body(data), headers)

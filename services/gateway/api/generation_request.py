@@ -1,4 +1,4 @@
-"""What one HTTP request asks of admission: the generations to start, and how their answer is to be shaped."""
+"""One parsed HTTP generation request: the generations to start, and how to format their answer."""
 
 import time
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from noria.client.generate_request import Options
 from noria.services.gateway.api.errors import invalid
 from noria.services.gateway.api.request_bodies import (
     ChatBody,
-    Common,
     CompletionBody,
+    GenerationBody,
     chat_messages,
-    prompts,
-    sampling,
-    wanted_logprobs,
+    read_prompts,
+    sampling_parameters,
+    top_logprobs_count,
 )
-from noria.services.gateway.api.request_headers import Caller, caller, response_id
-from noria.services.gateway.api.response_bodies import ChatShape, Form, Shape, TextShape
+from noria.services.gateway.api.request_headers import CallerOptions, read_caller, response_id
+from noria.services.gateway.api.response_bodies import ChatFormat, CompletionFormat, ResponseFormat, ResponseSpec
 
-_PREVIEW_S: Final = 10.0
+_PREVIEW_TIMEOUT_S: Final = 10.0
 _T = TypeVar("_T")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What one generation starts from; `echo` precedes its output."""
+    """The prompt of one generation, as text, messages or token ids. echo: text to return before the output."""
 
     text: str | None = None
     messages: tuple[Message, ...] | None = None
@@ -35,28 +35,28 @@ class Prompt(msgspec.Struct, frozen=True):
     echo: str = ""
 
 
-class Work(msgspec.Struct, frozen=True):
-    """One HTTP request, understood. Choices are numbered prompt by prompt, `choices` for each."""
+class GenerationRequest(msgspec.Struct, frozen=True):
+    """A parsed and checked generation request. Choices are numbered prompt by prompt, `choices` for each prompt."""
 
-    shape: Shape
+    response_format: ResponseFormat
     response_id: str
     request_id: str
     created: int
     prompts: tuple[Prompt, ...]
-    body: Common
+    body: GenerationBody
     choices: int
     max_tokens: int | None
     stop: tuple[str, ...]
-    caller: Caller
+    caller: CallerOptions
 
     @property
     def stream(self) -> bool:
-        """Whether the answer is to be streamed."""
+        """Whether the client asks for a streamed answer."""
         return bool(self.body.stream)
 
     @property
-    def resumes(self) -> bool:
-        """Whether the rest of a broken stream is asked for."""
+    def resumes_stream(self) -> bool:
+        """Whether the client asks for the rest of a broken stream."""
         return bool(self.caller.last_event)
 
     @property
@@ -65,10 +65,10 @@ class Work(msgspec.Struct, frozen=True):
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     @property
-    def form(self) -> Form:
-        """How the answer is to look."""
-        return Form(
-            self.shape,
+    def response_spec(self) -> ResponseSpec:
+        """How to format the answer."""
+        return ResponseSpec(
+            self.response_format,
             self.response_id,
             self.request_id,
             self.created,
@@ -79,20 +79,20 @@ class Work(msgspec.Struct, frozen=True):
         )
 
     @property
-    def names(self) -> list[str]:
-        """What the generations are called inside, prompt by prompt."""
+    def wire_names(self) -> list[str]:
+        """The names of the generations on the wire, one for each prompt."""
         base = self.caller.wire_name(self.response_id)
         return [base] if len(self.prompts) == 1 else [f"{base}-{number}" for number in range(len(self.prompts))]
 
-    def start(self, client: AsyncClient, traceparent: str, grace_ms: int) -> list[Generation]:
-        """Start all generations, or find those again whose stream broke.
+    def start_generations(self, client: AsyncClient, traceparent: str, grace_ms: int) -> list[Generation]:
+        """Start all generations, or attach again to those whose stream broke.
 
-        grace_ms: how long they go on without this gateway. Raises Refused, having left those already started.
+        grace_ms: how long they go on after this gateway is gone. Raises Refused, having left those already started.
         """
         started: list[Generation] = []
         try:
-            for prompt, name in zip(self.prompts, self.names, strict=True):
-                if self.resumes:
+            for prompt, name in zip(self.prompts, self.wire_names, strict=True):
+                if self.resumes_stream:
                     started.append(client.attach(name, self.choices, self.caller.credential))
                 else:
                     started.append(self._generate(client, prompt, name, traceparent, grace_ms))
@@ -108,7 +108,7 @@ class Work(msgspec.Struct, frozen=True):
         return client.generate(prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, **options)
 
     async def preview(self, client: AsyncClient) -> Forecast:
-        """Ask what would become of it. Raises HttpError 400 for several prompts, ClientError when nothing answers."""
+        """Ask admission for a forecast of this request. Raises HttpError 400 for several prompts, ClientError on no answer."""
         if len(self.prompts) != 1:
             raise invalid("a preview takes one prompt", "prompt")
         (prompt,) = self.prompts
@@ -116,7 +116,7 @@ class Work(msgspec.Struct, frozen=True):
             prompt.text,
             messages=prompt.messages,
             token_ids=prompt.token_ids,
-            timeout_s=_PREVIEW_S,
+            timeout_s=_PREVIEW_TIMEOUT_S,
             **self._options("", ""),
         )
 
@@ -135,81 +135,81 @@ class Work(msgspec.Struct, frozen=True):
             background=caller.background,
             max_tokens=self.max_tokens,
             stop=self.stop,
-            logprobs=wanted_logprobs(body),
-            **sampling(body),  # type: ignore[typeddict-item]  # its names are those of Options, as a test compares
+            logprobs=top_logprobs_count(body),
+            **sampling_parameters(body),  # type: ignore[typeddict-item]  # its names are those of Options, as a test compares
         )
         return options
 
 
-def chat_work(body: ChatBody, headers: Headers) -> Work:
-    """Understand a chat request. Raises HttpError 400."""
+def chat_request(body: ChatBody, headers: Headers) -> GenerationRequest:
+    """Build a generation request from a chat body and its headers. Raises HttpError 400."""
     if not body.messages:
         raise invalid("messages is empty", "messages")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens and max_completion_tokens contradict each other", "max_completion_tokens")
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     prompt = Prompt(messages=chat_messages(body))
-    return _work(ChatShape(), body, (prompt,), limit, headers)
+    return _generation_request(ChatFormat(), body, (prompt,), max_tokens, headers)
 
 
-def completion_work(body: CompletionBody, headers: Headers) -> Work:
-    """Understand a plain completion request. Raises HttpError 400."""
+def completion_request(body: CompletionBody, headers: Headers) -> GenerationRequest:
+    """Build a generation request from a completion body and its headers. Raises HttpError 400."""
     found: list[Prompt] = []
-    for given in prompts(body):
-        if isinstance(given, str):
-            found.append(Prompt(text=given, echo=given if body.echo else ""))
+    for prompt in read_prompts(body):
+        if isinstance(prompt, str):
+            found.append(Prompt(text=prompt, echo=prompt if body.echo else ""))
         elif body.echo:
             raise invalid("echo is supported only for prompts of text", "echo", "unsupported")
         else:
-            found.append(Prompt(token_ids=tuple(given)))
-    limit = 16 if body.max_tokens is None else body.max_tokens
-    return _work(TextShape(), body, tuple(found), limit, headers)
+            found.append(Prompt(token_ids=tuple(prompt)))
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    return _generation_request(CompletionFormat(), body, tuple(found), max_tokens, headers)
 
 
-def _work(
-    shape: Shape,
-    body: Common,
-    found: tuple[Prompt, ...],
+def _generation_request(
+    response_format: ResponseFormat,
+    body: GenerationBody,
+    prompts: tuple[Prompt, ...],
     max_tokens: int | None,
     headers: Headers,
-) -> Work:
-    asked = caller(
+) -> GenerationRequest:
+    caller = read_caller(
         headers,
         body.service_tier,
         body.ttl_first_ms,
         body.ttl_ms,
         background=bool(body.background),
     )
-    _check(asked, body, found)
-    name = response_id(shape.prefix, asked)
-    return Work(
-        shape=shape,
+    _check_combinations(caller, body, prompts)
+    name = response_id(response_format.prefix, caller)
+    return GenerationRequest(
+        response_format=response_format,
         response_id=name,
-        request_id=asked.name or name,
+        request_id=caller.name or name,
         created=int(time.time()),
-        prompts=found,
+        prompts=prompts,
         body=body,
-        choices=_or(body.n, 1),
+        choices=_value_or(body.n, 1),
         max_tokens=max_tokens,
-        stop=_stop(body.stop),
-        caller=asked,
+        stop=_stop_strings(body.stop),
+        caller=caller,
     )
 
 
-def _check(asked: Caller, body: Common, found: tuple[Prompt, ...]) -> None:
-    """Refuse what a background request, or the rest of a stream, cannot be."""
-    if asked.background and (len(found) != 1 or found[0].echo):
+def _check_combinations(caller: CallerOptions, body: GenerationBody, prompts: tuple[Prompt, ...]) -> None:
+    """Refuse combinations that a background request or a resumed stream does not allow. Raises HttpError 400."""
+    if caller.background and (len(prompts) != 1 or prompts[0].echo):
         raise invalid("a background request takes one prompt and does not echo it", "prompt", "unsupported")
-    if asked.last_event and not (body.stream and asked.name):
+    if caller.last_event and not (body.stream and caller.name):
         reason = "Last-Event-ID asks for the rest of a stream: it needs stream and the stream's X-Request-Id or Idempotency-Key"
         raise invalid(reason, "Last-Event-ID")
 
 
-def _stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if stop is None or stop == "":
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _or(value: _T | None, default: _T) -> _T:
+def _value_or(value: _T | None, default: _T) -> _T:
     return default if value is None else value

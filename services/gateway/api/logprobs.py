@@ -1,7 +1,7 @@
-"""Log-probabilities as OpenAI's API shows them: one shape for chat, another for plain completions.
+"""Log-probabilities in the two forms of OpenAI's API: one for chat, one for plain completions.
 
 There is one entry for each token counted as used, an end token's included, as in vLLM. A token's text is its bytes as UTF-8;
-those of a part of a character show as U+FFFD, and `bytes` says what they are.
+parts of a character become U+FFFD, and `bytes` holds them exactly.
 """
 
 from collections.abc import Sequence
@@ -12,35 +12,38 @@ import msgspec
 from noria.client import Logprobs
 
 LOGPROB_MIN: Final = -9999.0
-"""What stands for less, as in OpenAI's API: JSON has no infinity."""
+"""The lowest value returned, as in OpenAI's API, because JSON has no infinity."""
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
-    """A likely token."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token of the answer."""
+class TopLogprobEntry(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
     bytes: tuple[int, ...]
-    top_logprobs: tuple[TopLogprob, ...]
+
+
+class LogprobEntry(msgspec.Struct, frozen=True):
+    """A token of the answer, with the likeliest tokens at its position."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprobEntry, ...]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Of a chat choice, or of a chunk's delta."""
+    """The log-probabilities of a chat choice or of one of its chunks."""
 
-    content: tuple[TokenLogprob, ...]
+    content: tuple[LogprobEntry, ...]
     refusal: None = None
 
 
-class TextLogprobs(msgspec.Struct, frozen=True):
-    """Of a completion's choice. top_logprobs holds the token itself, too; text_offset counts characters of the answer."""
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The log-probabilities of a plain completion's choice.
+
+    top_logprobs: also holds the token itself. text_offset: in characters of the answer.
+    """
 
     tokens: tuple[str, ...]
     token_logprobs: tuple[float, ...]
@@ -48,32 +51,32 @@ class TextLogprobs(msgspec.Struct, frozen=True):
     text_offset: tuple[int, ...]
 
 
-def chat_logprobs(told: Sequence[Logprobs]) -> ChatLogprobs | None:
+def chat_logprobs(logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
     """Those of some tokens; None of none."""
-    return ChatLogprobs(tuple(map(_content, told))) if told else None
+    return ChatLogprobs(tuple(map(_chat_entry, logprobs))) if logprobs else None
 
 
-def text_logprobs(told: Sequence[Logprobs]) -> TextLogprobs | None:
+def completion_logprobs(logprobs: Sequence[Logprobs]) -> CompletionLogprobs | None:
     """Those of some tokens; None of none."""
-    if not told:
+    if not logprobs:
         return None
-    return TextLogprobs(
-        tokens=tuple(_text(each.token) for each in told),
-        token_logprobs=tuple(_shown(each.logprob) for each in told),
-        top_logprobs=tuple(map(_top, told)),
-        text_offset=tuple(each.character for each in told),
+    return CompletionLogprobs(
+        tokens=tuple(_text(each.token) for each in logprobs),
+        token_logprobs=tuple(_bounded(each.logprob) for each in logprobs),
+        top_logprobs=tuple(map(_top_by_text, logprobs)),
+        text_offset=tuple(each.character for each in logprobs),
     )
 
 
-def _content(told: Logprobs) -> TokenLogprob:
-    top = tuple(TopLogprob(_text(each.token), _shown(each.logprob), tuple(each.token)) for each in told.top)
-    return TokenLogprob(_text(told.token), _shown(told.logprob), tuple(told.token), top)
+def _chat_entry(logprobs: Logprobs) -> LogprobEntry:
+    top = tuple(TopLogprobEntry(_text(each.token), _bounded(each.logprob), tuple(each.token)) for each in logprobs.top)
+    return LogprobEntry(_text(logprobs.token), _bounded(logprobs.logprob), tuple(logprobs.token), top)
 
 
-def _top(told: Logprobs) -> dict[str, float]:
+def _top_by_text(logprobs: Logprobs) -> dict[str, float]:
     found: dict[str, float] = {}
-    for token, logprob in (*((each.token, each.logprob) for each in told.top), (told.token, told.logprob)):
-        found.setdefault(_text(token), _shown(logprob))  # of two that read the same, the likelier
+    for token, logprob in (*((each.token, each.logprob) for each in logprobs.top), (logprobs.token, logprobs.logprob)):
+        found.setdefault(_text(token), _bounded(logprob))  # of two that read the same, the likelier
     return found
 
 
@@ -81,5 +84,5 @@ def _text(token: bytes) -> str:
     return token.decode(errors="replace")
 
 
-def _shown(logprob: float) -> float:
+def _bounded(logprob: float) -> float:
     return logprob if logprob >= LOGPROB_MIN else LOGPROB_MIN

@@ -1,4 +1,4 @@
-"""Request bodies as OpenAI's API defines them, with vLLM's extras: read, typed, and refused where not supported.
+"""Request bodies of OpenAI's API with vLLM's extras: decoded to structs, and refused where not supported.
 
 Unknown fields are ignored, as OpenAI-compatible servers do; known ones of the wrong type, or asking for what does not
 exist here, are refused by name. Ranges are admission's business.
@@ -16,23 +16,23 @@ from noria.proto.sampling import parameters
 from noria.services.gateway.api.errors import HttpError, invalid
 
 PROMPTS_MAX: Final = 128
-SAMPLED: Final = {
+BODY_SAMPLING_PARAMETERS: Final = {
     name: parameter for name, parameter in parameters().items() if name not in ("max_tokens", "stop", "logprobs")
 }
 """The sampling parameters that bodies carry as they are; OpenAI's API gives the others a form of their own."""
 _ABSENT: Final = msgspec.Raw(b"")
-_PLAIN: Final = (b"", b"null", b"false", b"[]", b"{}", b"0", b"0.0", b"-0.0")
+_EMPTY_VALUES: Final = (b"", b"null", b"false", b"[]", b"{}", b"0", b"0.0", b"-0.0")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """How to stream."""
+    """OpenAI's `stream_options`. include_usage: send a usage chunk at the end."""
 
     include_usage: bool = False
 
 
 def _sampling_fields() -> list[tuple[str, Any, None]]:
     """A field for each sampling parameter, by its name in HTTP and with a type that JSON has."""
-    return [(each.http_name, _json_type(each.type) | None, None) for each in SAMPLED.values()]
+    return [(each.http_name, _json_type(each.type) | None, None) for each in BODY_SAMPLING_PARAMETERS.values()]
 
 
 def _json_type(kind: Any) -> Any:
@@ -53,8 +53,8 @@ else:
     SamplingFields = msgspec.defstruct("SamplingFields", _sampling_fields(), frozen=True, kw_only=True)
 
 
-class Common(SamplingFields, frozen=True, kw_only=True):
-    """What both endpoints take. `None` is absent throughout."""
+class GenerationBody(SamplingFields, frozen=True, kw_only=True):
+    """The fields that chat and completion bodies share. None means absent."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -75,23 +75,23 @@ class Common(SamplingFields, frozen=True, kw_only=True):
     response_format: msgspec.Raw = _ABSENT
 
 
-class TextPart(msgspec.Struct, frozen=True):
-    """A part of a message's content."""
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message's content; only type `text` is supported."""
 
     type: str
     text: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn."""
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: msgspec.Raw = _ABSENT
     function_call: msgspec.Raw = _ABSENT
 
 
-class ChatBody(Common, frozen=True, kw_only=True):
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: list[ChatMessage]
@@ -105,7 +105,7 @@ class ChatBody(Common, frozen=True, kw_only=True):
     web_search_options: msgspec.Raw = _ABSENT
 
 
-class CompletionBody(Common, frozen=True, kw_only=True):
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """The body of /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: msgspec.Raw
@@ -115,13 +115,13 @@ class CompletionBody(Common, frozen=True, kw_only=True):
     logprobs: int | bool | None = None
 
 
-class _ResponseFormat(msgspec.Struct, frozen=True):
+class _ResponseFormatField(msgspec.Struct, frozen=True):
     type: str
 
 
 _B = TypeVar("_B", ChatBody, CompletionBody)
-_CHAT: Final = msgspec.json.Decoder(ChatBody)
-_COMPLETION: Final = msgspec.json.Decoder(CompletionBody)
+_CHAT_DECODER: Final = msgspec.json.Decoder(ChatBody)
+_COMPLETION_DECODER: Final = msgspec.json.Decoder(CompletionBody)
 _UNSUPPORTED: Final = (
     "guided_json",
     "guided_regex",
@@ -158,10 +158,10 @@ async def _read_body(request: Request, bytes_max: int) -> bytes:
 
 
 def chat_body(data: bytes) -> ChatBody:
-    """Decode and check. Raises HttpError 400."""
-    body = _decode(_CHAT, data)
-    _check(body)
-    if _text(body.modalities) not in (*_PLAIN, b'["text"]'):
+    """Decode and check a chat body. Raises HttpError 400."""
+    body = _decode(_CHAT_DECODER, data)
+    _check_supported(body)
+    if _stripped(body.modalities) not in (*_EMPTY_VALUES, b'["text"]'):
         raise invalid("only text can be generated", "modalities", "unsupported")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is allowed only with logprobs", "top_logprobs")
@@ -169,12 +169,12 @@ def chat_body(data: bytes) -> ChatBody:
 
 
 def completion_body(data: bytes) -> CompletionBody:
-    """Decode and check. Raises HttpError 400."""
-    body = _decode(_COMPLETION, data)
-    _check(body)
+    """Decode and check a completion body. Raises HttpError 400."""
+    body = _decode(_COMPLETION_DECODER, data)
+    _check_supported(body)
     if body.logprobs is True:
         raise invalid("logprobs must be a number here: how many of the likeliest tokens to show", "logprobs")
-    if body.echo and wanted_logprobs(body) is not None:
+    if body.echo and top_logprobs_count(body) is not None:
         raise invalid("logprobs of the prompt are not supported; leave out echo or logprobs", "logprobs", "unsupported")
     if body.suffix:
         raise invalid("suffix is not supported", "suffix", "unsupported")
@@ -183,14 +183,14 @@ def completion_body(data: bytes) -> CompletionBody:
     return body
 
 
-def sampling(body: Common) -> dict[str, Any]:
-    """The sampling parameters that a body gives, by their names on the wire; those of `SAMPLED`."""
-    given = {name: getattr(body, parameter.http_name) for name, parameter in SAMPLED.items()}
-    return {name: value for name, value in given.items() if value is not None}
+def sampling_parameters(body: GenerationBody) -> dict[str, Any]:
+    """The sampling parameters that a body gives, by their names on the wire; those of `BODY_SAMPLING_PARAMETERS`."""
+    values = {name: getattr(body, parameter.http_name) for name, parameter in BODY_SAMPLING_PARAMETERS.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def wanted_logprobs(body: Common) -> int | None:
-    """How many of the likeliest tokens to tell with each token; None for no log-probabilities at all."""
+def top_logprobs_count(body: GenerationBody) -> int | None:
+    """How many of the likeliest tokens to return with each token; None for no log-probabilities at all."""
     match body:
         case ChatBody():
             return (body.top_logprobs or 0) if body.logprobs else None
@@ -201,21 +201,21 @@ def wanted_logprobs(body: Common) -> int | None:
 
 
 def chat_messages(body: ChatBody) -> tuple[Message, ...]:
-    """The turns with plain text. Raises HttpError 400 for what is not text."""
+    """The messages of a chat as plain text. Raises HttpError 400 for content that is not text."""
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
 
 
-def prompts(body: CompletionBody) -> list[str] | list[list[int]]:
-    """All prompts, of one kind. Raises HttpError 400."""
-    given = _prompts(body.prompt)
-    if not given or given == [[]]:
+def read_prompts(body: CompletionBody) -> list[str] | list[list[int]]:
+    """All prompts of a completion body, either all text or all token ids. Raises HttpError 400."""
+    value = _decode_prompts(body.prompt)
+    if not value or value == [[]]:
         raise invalid("prompt is empty", "prompt")
-    if len(given) > PROMPTS_MAX:
-        raise invalid(f"at most {PROMPTS_MAX} prompts are taken in one request, not {len(given)}", "prompt")
-    return given
+    if len(value) > PROMPTS_MAX:
+        raise invalid(f"at most {PROMPTS_MAX} prompts are taken in one request, not {len(value)}", "prompt")
+    return value
 
 
-def _prompts(prompt: msgspec.Raw) -> list[str] | list[list[int]]:
+def _decode_prompts(prompt: msgspec.Raw) -> list[str] | list[list[int]]:
     with contextlib.suppress(msgspec.ValidationError):
         return [msgspec.json.decode(prompt, type=str)]
     with contextlib.suppress(msgspec.ValidationError):
@@ -243,30 +243,30 @@ def _decode(decoder: msgspec.json.Decoder[_B], data: bytes) -> _B:
         raise invalid("the body is nested too deeply", code="invalid_json") from error
 
 
-def _check(body: ChatBody | CompletionBody) -> None:
+def _check_supported(body: ChatBody | CompletionBody) -> None:
     for name in _UNSUPPORTED:
-        if _text(getattr(body, name, _ABSENT)) not in _PLAIN:
+        if _stripped(getattr(body, name, _ABSENT)) not in _EMPTY_VALUES:
             raise invalid(f"{name} is not supported", name, "unsupported")
-    if _text(body.response_format) not in _PLAIN and _format(body.response_format) != "text":
+    if _stripped(body.response_format) not in _EMPTY_VALUES and _response_format_type(body.response_format) != "text":
         raise invalid("response_format is supported only as text", "response_format", "unsupported")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is allowed only with stream", "stream_options")
 
 
-def _text(given: msgspec.Raw) -> bytes:
-    return bytes(given).strip()
+def _stripped(value: msgspec.Raw) -> bytes:
+    return bytes(value).strip()
 
 
-def _format(given: msgspec.Raw) -> str:
+def _response_format_type(value: msgspec.Raw) -> str:
     try:
-        return msgspec.json.decode(given, type=_ResponseFormat).type
+        return msgspec.json.decode(value, type=_ResponseFormatField).type
     except msgspec.ValidationError as error:
         raise invalid("response_format must be an object with a type", "response_format") from error
 
 
 def _message(message: ChatMessage, place: str) -> Message:
-    calls = {_text(message.tool_calls), _text(message.function_call)}
-    if message.role in ("tool", "function") or not calls <= set(_PLAIN):
+    calls = {_stripped(message.tool_calls), _stripped(message.function_call)}
+    if message.role in ("tool", "function") or not calls <= set(_EMPTY_VALUES):
         raise invalid(f"{place}: tools are not supported", place, "unsupported")
     role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):

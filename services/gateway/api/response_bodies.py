@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API defines them: whole objects and chunks, for chat and for plain completions."""
+"""Response bodies of OpenAI's API: complete objects and stream chunks, for chat and for plain completions."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -6,55 +6,55 @@ from typing import Final, Protocol
 import msgspec
 
 from noria.client import Choice, Forecast, Logprobs
-from noria.services.gateway.api.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
+from noria.services.gateway.api.logprobs import ChatLogprobs, CompletionLogprobs, chat_logprobs, completion_logprobs
 
-_ENCODER: Final = msgspec.json.Encoder()
+_JSON_ENCODER: Final = msgspec.json.Encoder()
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, how many came from the cache."""
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens came from the prefix cache."""
 
     cached_tokens: int
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """Tokens used."""
+    """The tokens that a request used."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
+    prompt_tokens_details: PromptTokensDetails
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """A chat chunk's delta, or the message of a whole chat choice."""
+class ChatMessageBody(msgspec.Struct, frozen=True):
+    """The delta of a chat chunk, or the message of a complete chat choice."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
     refusal: msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """Why a background request has no whole answer."""
+class FailureBody(msgspec.Struct, frozen=True):
+    """Why a background request failed."""
 
     code: str
     message: str
 
 
 class ChoiceBody(msgspec.Struct, frozen=True):
-    """A choice of any of the four objects; `stop_reason` is vLLM's name for what matched."""
+    """One choice of a response or chunk, chat or completion. stop_reason: the matched stop string or token id, as in vLLM."""
 
     index: int
-    delta: Piece | msgspec.UnsetType = msgspec.UNSET
-    message: Piece | msgspec.UnsetType = msgspec.UNSET
+    delta: ChatMessageBody | msgspec.UnsetType = msgspec.UNSET
+    message: ChatMessageBody | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
-    logprobs: ChatLogprobs | TextLogprobs | None = None
+    logprobs: ChatLogprobs | CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 class AnswerBody(msgspec.Struct, frozen=True):
-    """A whole answer or one chunk of it. status, error: of a background request, as it stands."""
+    """A complete answer or one chunk of it. status, error: only for background requests."""
 
     id: str
     object: str
@@ -63,98 +63,102 @@ class AnswerBody(msgspec.Struct, frozen=True):
     choices: tuple[ChoiceBody, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
-    error: Failure | msgspec.UnsetType | None = msgspec.UNSET
+    error: FailureBody | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Shape(Protocol):
-    """What differs between the endpoints."""
+class ResponseFormat(Protocol):
+    """Formats choices for one of the two endpoints.
+
+    prefix: of response ids. full_object, chunk_object: values of the field `object`.
+    """
 
     prefix: str
-    whole_object: str
+    full_object: str
     chunk_object: str
 
-    def opening(self, index: int, echo: str) -> ChoiceBody | None:
-        """What a stream says of a choice before any token, or None."""
+    def first_chunk(self, index: int, echo: str) -> ChoiceBody | None:
+        """The chunk of a choice that is sent before any token, or None."""
 
-    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
-        """News of a choice."""
+    def chunk(self, index: int, text: str, logprobs: Sequence[Logprobs]) -> ChoiceBody:
+        """A chunk with new text of a choice."""
 
-    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
-        """The last chunk of a choice, without text."""
+    def last_chunk(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+        """The last chunk of a choice: its finish reason without text."""
 
-    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
-        """A finished choice."""
+    def full_choice(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """A complete choice."""
 
 
-class ChatShape:
-    """/v1/chat/completions."""
+class ChatFormat:
+    """The format of /v1/chat/completions."""
 
     prefix = "chatcmpl"
-    whole_object = "chat.completion"
+    full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, index: int, echo: str) -> ChoiceBody | None:
-        """The role."""
+    def first_chunk(self, index: int, echo: str) -> ChoiceBody | None:
+        """A delta with the role."""
         del echo
-        return ChoiceBody(index, delta=Piece("assistant", ""))
+        return ChoiceBody(index, delta=ChatMessageBody("assistant", ""))
 
-    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
-        """A delta."""
-        return ChoiceBody(index, delta=Piece(content=text), logprobs=chat_logprobs(told))
+    def chunk(self, index: int, text: str, logprobs: Sequence[Logprobs]) -> ChoiceBody:
+        """A delta with new text."""
+        return ChoiceBody(index, delta=ChatMessageBody(content=text), logprobs=chat_logprobs(logprobs))
 
-    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+    def last_chunk(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
         """An empty delta."""
-        return ChoiceBody(index, delta=Piece(), finish_reason=finish, stop_reason=stop_reason)
+        return ChoiceBody(index, delta=ChatMessageBody(), finish_reason=finish, stop_reason=stop_reason)
 
-    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
-        """A message."""
+    def full_choice(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """A choice with the complete message."""
         del echo
         return ChoiceBody(
             index,
-            message=Piece("assistant", choice.text, None),
+            message=ChatMessageBody("assistant", choice.text, None),
             logprobs=chat_logprobs(choice.logprobs),
             finish_reason=choice.finish_reason,
             stop_reason=stop_reason,
         )
 
 
-class TextShape:
-    """/v1/completions."""
+class CompletionFormat:
+    """The format of /v1/completions."""
 
     prefix = "cmpl"
-    whole_object = "text_completion"
+    full_object = "text_completion"
     chunk_object = "text_completion"
 
-    def opening(self, index: int, echo: str) -> ChoiceBody | None:
-        """The prompt, if it is to be echoed."""
+    def first_chunk(self, index: int, echo: str) -> ChoiceBody | None:
+        """The prompt as text if it is to be echoed, else None."""
         return ChoiceBody(index, text=echo) if echo else None
 
-    def chunk(self, index: int, text: str, told: Sequence[Logprobs]) -> ChoiceBody:
-        """Text."""
-        return ChoiceBody(index, text=text, logprobs=text_logprobs(told))
+    def chunk(self, index: int, text: str, logprobs: Sequence[Logprobs]) -> ChoiceBody:
+        """A choice with new text."""
+        return ChoiceBody(index, text=text, logprobs=completion_logprobs(logprobs))
 
-    def end(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
-        """No text."""
+    def last_chunk(self, index: int, finish: str, stop_reason: str | int | None) -> ChoiceBody:
+        """A choice with empty text and the finish reason."""
         return ChoiceBody(index, text="", finish_reason=finish, stop_reason=stop_reason)
 
-    def whole(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
-        """The whole text."""
+    def full_choice(self, index: int, echo: str, choice: Choice, stop_reason: str | int | None) -> ChoiceBody:
+        """A choice with the complete text."""
         return ChoiceBody(
             index,
             text=echo + choice.text,
-            logprobs=text_logprobs(choice.logprobs),
+            logprobs=completion_logprobs(choice.logprobs),
             finish_reason=choice.finish_reason,
             stop_reason=stop_reason,
         )
 
 
-class Form(msgspec.Struct, frozen=True):
-    """How an answer is to look. Choices are numbered prompt by prompt, `choices` for each; echoes: a text before each.
+class ResponseSpec(msgspec.Struct, frozen=True):
+    """How to format one answer. Choices are numbered prompt by prompt, `choices` for each prompt.
 
-    include_usage: whether a stream ends with a usage chunk. stop: the stop strings, by which `stop_reason` is told.
+    created: Unix time in seconds. stop: the stop strings, needed for `stop_reason`. include_usage: a stream ends with a
+    usage chunk. echoes: for each prompt, the text to return before its output.
     """
 
-    shape: Shape
+    response_format: ResponseFormat
     response_id: str
     request_id: str
     created: int
@@ -165,7 +169,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class PreviewBody(msgspec.Struct, frozen=True):
-    """What would become of a request: its predicted course in milliseconds from now, or why it would be refused."""
+    """The body of a preview: predicted times in milliseconds from now, or why the request would be refused."""
 
     admitted: bool
     traffic_class: str
@@ -180,7 +184,7 @@ class PreviewBody(msgspec.Struct, frozen=True):
 
 
 def preview_body(forecast: Forecast) -> PreviewBody:
-    """The answer to a preview."""
+    """Build the body of a preview response from admission's forecast."""
     if not forecast.admitted:
         code = forecast.code.value if forecast.code is not None else ""
         return PreviewBody(
@@ -198,18 +202,18 @@ def preview_body(forecast: Forecast) -> PreviewBody:
 
 
 def usage_body(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> UsageBody:
-    """Tokens used, summed up."""
+    """Build the usage object from token counts."""
     total = prompt_tokens + output_tokens
-    return UsageBody(prompt_tokens, output_tokens, total, PromptDetails(cached_tokens))
+    return UsageBody(prompt_tokens, output_tokens, total, PromptTokensDetails(cached_tokens))
 
 
 def stop_reason(matched: str, stop: Sequence[str]) -> str | int | None:
-    """The stop string, the stop token id, or None."""
+    """The value of `stop_reason`: the matched stop string, the stop token id, or None."""
     if not matched:
         return None
     return int(matched) if matched not in stop and matched.isdecimal() else matched
 
 
 def encode(body: msgspec.Struct) -> bytes:
-    """JSON."""
-    return _ENCODER.encode(body)
+    """Encode a body as JSON."""
+    return _JSON_ENCODER.encode(body)

@@ -1,7 +1,7 @@
-"""`/console`: a page that shows what the stack does, and its feed of server-sent events.
+"""The console at `/console`: a page that shows what the stack does, and its feed of server-sent events.
 
-The page itself is public and holds nothing; the feed and what is told of requests are for operators only, where there are
-tenants. Everything comes from this server: the page works where there is no other.
+The page itself is public and holds no data; the feed and the history of requests need an operator's key if tenants are
+configured. Everything comes from this server: the page works where there is no other.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from starlette.types import Receive, Scope, Send
 from noria.proto.base import Service
 from noria.services.gateway.api.answering import Disconnected, while_connected
 from noria.services.gateway.api.errors import HttpError
-from noria.services.gateway.api.operator_access import Operators
+from noria.services.gateway.api.operator_access import OperatorAccess
 from noria.services.gateway.config import GatewayConfig
-from noria.services.gateway.monitoring.live_watch import WATCHERS_MAX, Watch
+from noria.services.gateway.monitoring.live_subscribers import SUBSCRIBERS_MAX, LiveSubscribers
 from noria.services.gateway.monitoring.metrics import HttpMetrics
 from noria.shared.actor.inspect import explain_request, inspect, request_numbers
 
-_ANSWER_S: Final = 1.0
+_INSPECT_TIMEOUT_S: Final = 1.0
 _KEEP_ALIVE_S: Final = 15.0
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS: Final = {
@@ -41,60 +41,60 @@ _FEED_HEADERS: Final = (
 )
 
 
-class Console:
-    """The page, its parts, its feed, and the life of a request."""
+class ConsoleEndpoints:
+    """Handlers of the console: its page and files, its live feed, and the history of a request."""
 
     def __init__(
-        self, config: GatewayConfig, operators: Operators, metrics: HttpMetrics, leaving: Callable[[], bool]
+        self, config: GatewayConfig, operator_access: OperatorAccess, metrics: HttpMetrics, leaving: Callable[[], bool]
     ) -> None:
         self._config = config
-        self._operators = operators
+        self._operator_access = operator_access
         self._metrics = metrics
-        self._watch = Watch(config.runtime, leaving)
+        self._subscribers = LiveSubscribers(config.runtime, leaving)
         self._files = {each.name: each.read_bytes() for each in files(__package__).joinpath("console").iterdir()}
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """The routes of the console."""
         return [
             Route("/console", self.page),
             Route("/console/", self.slashed),
-            Route("/console/feed", Feed(self._watch, self._operators, self._metrics)),
+            Route("/console/feed", LiveFeed(self._subscribers, self._operator_access, self._metrics)),
             Route("/console/requests/{name}", self.request),
             Route("/console/{file}", self.file),
         ]
 
     async def page(self, request: Request) -> Response:
-        """The page."""
+        """Return the page."""
         del request
-        return self._found("index.html")
+        return self._file_response("index.html")
 
     async def slashed(self, request: Request) -> Response:
-        """Its parts are named relative to it."""
+        """Redirect to the path without a slash, which the page's relative links need."""
         del request
         return RedirectResponse("/console")
 
     async def file(self, request: Request) -> Response:
-        """A part of the page."""
-        return self._found(str(request.path_params["file"]))
+        """Return a file of the page."""
+        return self._file_response(str(request.path_params["file"]))
 
     async def request(self, request: Request) -> Response:
-        """What became of a request, by its id or number: its stages, and why it waited."""
-        await self._operators.admit(request)
+        """Return the history of a request by its id or number: its stages, and why it waited. Raises HttpError 404."""
+        await self._operator_access.require_operator(request)
         name = str(request.path_params["name"])
-        told = await asyncio.to_thread(self._life, name)
-        if not told["streams"] and not told["why"]:
+        found = await asyncio.to_thread(self._request_history, name)
+        if not found["streams"] and not found["why"]:
             raise HttpError(404, f"nothing is known of request {name!r}", code="not_found")
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        return Response(msgspec.json.encode(found), media_type="application/json")
 
-    def _life(self, name: str) -> dict[str, object]:
+    def _request_history(self, name: str) -> dict[str, object]:
         runtime = self._config.runtime
         streams: list[object] = []
-        for number in request_numbers(runtime, name, _ANSWER_S):
-            answer = inspect(runtime, Service.SCHEDULER, _ANSWER_S, number, "story")
+        for number in request_numbers(runtime, name, _INSPECT_TIMEOUT_S):
+            answer = inspect(runtime, Service.SCHEDULER, _INSPECT_TIMEOUT_S, number, "story")
             streams += msgspec.json.decode(answer.json) or [] if answer is not None else []
-        return {"request": name, "streams": streams, "why": explain_request(runtime, name, _ANSWER_S)}
+        return {"request": name, "streams": streams, "why": explain_request(runtime, name, _INSPECT_TIMEOUT_S)}
 
-    def _found(self, name: str) -> Response:
+    def _file_response(self, name: str) -> Response:
         content = self._files.get(name)
         kind = _TYPES.get(PurePosixPath(name).suffix)
         if content is None or kind is None:
@@ -102,34 +102,34 @@ class Console:
         return Response(content, headers=_HEADERS, media_type=kind)
 
 
-class Feed:
-    """Events for one console, for as long as it reads them and the gateway stays."""
+class LiveFeed:
+    """The endpoint /console/feed: sends live events until the client leaves or the gateway stops."""
 
-    def __init__(self, watch: Watch, operators: Operators, metrics: HttpMetrics) -> None:
-        self._watch = watch
-        self._operators = operators
+    def __init__(self, subscribers: LiveSubscribers, operator_access: OperatorAccess, metrics: HttpMetrics) -> None:
+        self._subscribers = subscribers
+        self._operator_access = operator_access
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let an operator in and tell what happens."""
+        """Send live events to an operator. Raises HttpError 401, 403, or 503 when too many consoles are open."""
         request = Request(scope, receive)
-        await self._operators.admit(request)
-        if len(self._watch.watchers) >= WATCHERS_MAX:
-            raise HttpError(503, f"{WATCHERS_MAX} consoles are open already", kind="server_error", code="overloaded")
+        await self._operator_access.require_operator(request)
+        if len(self._subscribers.open) >= SUBSCRIBERS_MAX:
+            raise HttpError(503, f"{SUBSCRIBERS_MAX} consoles are open already", kind="server_error", code="overloaded")
         try:
-            await while_connected(receive, self._tell(send))
+            await while_connected(receive, self._send_events(send))
         except (Disconnected, OSError):
             return
         finally:
-            self._metrics.watchers = len(self._watch.watchers)
+            self._metrics.consoles = len(self._subscribers.open)
 
-    async def _tell(self, send: Send) -> None:
-        async with self._watch.watching() as watcher:
-            self._metrics.watchers = len(self._watch.watchers)
+    async def _send_events(self, send: Send) -> None:
+        async with self._subscribers.subscribe() as subscriber:
+            self._metrics.consoles = len(self._subscribers.open)
             await send({"type": "http.response.start", "status": 200, "headers": list(_FEED_HEADERS)})
-            while not watcher.over:
+            while not subscriber.closed:
                 try:
-                    event = await asyncio.wait_for(watcher.next(), _KEEP_ALIVE_S)
+                    event = await asyncio.wait_for(subscriber.next(), _KEEP_ALIVE_S)
                 except TimeoutError:
                     event = b": still here\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": True})

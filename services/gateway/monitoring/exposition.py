@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them (text format 0.0.4): our own names, and those of vLLM for what means the same."""
+"""Renders metrics in Prometheus' text format 0.0.4, under Noria's names and under vLLM's where they mean the same."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
-    """A name of vLLM's, and the metrics whose values, added up, it stands for.
+class VllmAlias:
+    """A metric name of vLLM, and the metrics whose sum it stands for.
 
-    only: attribute values that count. by: an attribute to keep as a label, under vLLM's name for it.
+    only: attribute values that are counted. by: an attribute to keep as a label, and vLLM's name for it.
     """
 
     name: str
@@ -26,64 +26,66 @@ class Alias:
     by: tuple[str, str] = ("", "")
 
 
-# The names of its documentation for version 0.11 and later; the older ones that dashboards still use stand beside them.
+# Names in vLLM's documentation from version 0.11 on, and older ones that dashboards still use.
 ALIASES: Final = (
-    Alias("vllm:num_requests_running", (instruments.REQUESTS,), ((ATTRIBUTE_STATE, "running"),)),
-    Alias(
+    VllmAlias("vllm:num_requests_running", (instruments.REQUESTS,), ((ATTRIBUTE_STATE, "running"),)),
+    VllmAlias(
         "vllm:num_requests_waiting",
         (instruments.REQUESTS,),
         ((ATTRIBUTE_STATE, "waiting"), (ATTRIBUTE_STATE, "preempted")),
     ),
-    Alias("vllm:kv_cache_usage_perc", (instruments.CACHE_USAGE,)),
-    Alias("vllm:gpu_cache_usage_perc", (instruments.CACHE_USAGE,)),
-    Alias("vllm:prefix_cache_queries", (instruments.CACHE_PROMPT_TOKENS,)),
-    Alias("vllm:prefix_cache_hits", (instruments.CACHE_HIT_TOKENS,)),
-    Alias("vllm:num_preemptions", (instruments.CACHE_RESETS, instruments.CACHE_SWAPS), (("noria.direction", "out"),)),
-    Alias("vllm:prompt_tokens", (instruments.CACHE_PROMPT_TOKENS,)),
-    Alias("vllm:generation_tokens", (instruments.TOKENS_GENERATED,)),
-    Alias(
+    VllmAlias("vllm:kv_cache_usage_perc", (instruments.CACHE_USAGE,)),
+    VllmAlias("vllm:gpu_cache_usage_perc", (instruments.CACHE_USAGE,)),
+    VllmAlias("vllm:prefix_cache_queries", (instruments.CACHE_PROMPT_TOKENS,)),
+    VllmAlias("vllm:prefix_cache_hits", (instruments.CACHE_HIT_TOKENS,)),
+    VllmAlias(
+        "vllm:num_preemptions", (instruments.CACHE_RESETS, instruments.CACHE_SWAPS), (("noria.direction", "out"),)
+    ),
+    VllmAlias("vllm:prompt_tokens", (instruments.CACHE_PROMPT_TOKENS,)),
+    VllmAlias("vllm:generation_tokens", (instruments.TOKENS_GENERATED,)),
+    VllmAlias(
         "vllm:request_success",
         (instruments.STREAMS_ENDED,),
         ((ATTRIBUTE_END, "stop"), (ATTRIBUTE_END, "length"), (ATTRIBUTE_END, "cancelled")),
         (ATTRIBUTE_END, "finished_reason"),
     ),
-    Alias("vllm:time_to_first_token_seconds", (instruments.FIRST_TOKEN_TIME,)),
-    Alias("vllm:inter_token_latency_seconds", (instruments.TOKEN_INTERVAL,)),
-    Alias("vllm:time_per_output_token_seconds", (instruments.TOKEN_INTERVAL,)),
-    Alias("vllm:e2e_request_latency_seconds", (instruments.STREAM_TIME,)),
-    Alias("vllm:request_queue_time_seconds", (instruments.QUEUE_TIME,)),
-    Alias("vllm:request_prefill_time_seconds", (instruments.PREFILL_TIME,)),
-    Alias("vllm:request_decode_time_seconds", (instruments.DECODE_TIME,)),
-    Alias("vllm:request_prompt_tokens", (instruments.STREAM_PROMPT_TOKENS,)),
-    Alias("vllm:request_generation_tokens", (instruments.STREAM_OUTPUT_TOKENS,)),
-    Alias("vllm:iteration_tokens_total", (instruments.STEP_TOKENS,)),
+    VllmAlias("vllm:time_to_first_token_seconds", (instruments.FIRST_TOKEN_TIME,)),
+    VllmAlias("vllm:inter_token_latency_seconds", (instruments.TOKEN_INTERVAL,)),
+    VllmAlias("vllm:time_per_output_token_seconds", (instruments.TOKEN_INTERVAL,)),
+    VllmAlias("vllm:e2e_request_latency_seconds", (instruments.STREAM_TIME,)),
+    VllmAlias("vllm:request_queue_time_seconds", (instruments.QUEUE_TIME,)),
+    VllmAlias("vllm:request_prefill_time_seconds", (instruments.PREFILL_TIME,)),
+    VllmAlias("vllm:request_decode_time_seconds", (instruments.DECODE_TIME,)),
+    VllmAlias("vllm:request_prompt_tokens", (instruments.STREAM_PROMPT_TOKENS,)),
+    VllmAlias("vllm:request_generation_tokens", (instruments.STREAM_OUTPUT_TOKENS,)),
+    VllmAlias("vllm:iteration_tokens_total", (instruments.STEP_TOKENS,)),
 )
-_REASONS: Final = {"cancelled": "abort"}
+_VLLM_FINISH_REASONS: Final = {"cancelled": "abort"}
 
 
-def exposition(values: Sequence[MetricValue], model: str) -> str:
-    """The whole page; model: the name under which vLLM's metrics are told, none without one."""
-    lines = list(_own(values))
+def render_metrics(values: Sequence[MetricValue], model: str) -> str:
+    """Render all metrics. model: the label of vLLM's metrics, which are left out when it is empty."""
+    lines = list(_noria_lines(values))
     if model:
         for alias in ALIASES:
-            lines += _alias(alias, values, model)
+            lines += _vllm_lines(alias, values, model)
     return "\n".join(lines) + "\n"
 
 
-def _own(values: Sequence[MetricValue]) -> Iterator[str]:
+def _noria_lines(values: Sequence[MetricValue]) -> Iterator[str]:
     ordered = sorted(values, key=lambda each: each.metric.name)
     for metric, same in groupby(ordered, key=lambda each: each.metric):
-        yield from _head(metric.exposed, metric.description, metric.kind)
+        yield from _header_lines(metric.exposed, metric.description, metric.kind)
         for value in same:
             labels = [(label(name), str(given)) for name, given in value.attributes]
-            yield from _samples(metric.exposed, metric.bounds, labels, value.number, value.counts)
+            yield from _sample_lines(metric.exposed, metric.bounds, labels, value.number, value.counts)
 
 
-def _alias(alias: Alias, values: Sequence[MetricValue], model: str) -> Iterator[str]:
+def _vllm_lines(alias: VllmAlias, values: Sequence[MetricValue], model: str) -> Iterator[str]:
     kind = alias.sources[0].kind
     sums: dict[str, tuple[float, tuple[int, ...]]] = {}
     for value in values:
-        if value.metric not in alias.sources or not _counts(alias, value):
+        if value.metric not in alias.sources or not _is_selected(alias, value):
             continue
         kept = str(dict(value.attributes).get(alias.by[0], ""))
         number, counts = sums.get(kept, (0.0, (0,) * len(value.counts)))
@@ -91,26 +93,26 @@ def _alias(alias: Alias, values: Sequence[MetricValue], model: str) -> Iterator[
     if not sums and kind is not MetricKind.COUNTER:
         return
     name = alias.name + ("_total" if kind is MetricKind.COUNTER else "")
-    yield from _head(name, f"As {' and '.join(each.exposed for each in alias.sources)}.", kind)
+    yield from _header_lines(name, f"As {' and '.join(each.exposed for each in alias.sources)}.", kind)
     for kept, (number, counts) in (sums or {"": (0.0, ())}).items():
         labels = [("model_name", model), ("engine", "0")]
         if kept:
-            labels.append((alias.by[1], _REASONS.get(kept, kept)))
-        yield from _samples(name, alias.sources[0].bounds, labels, number, counts)
+            labels.append((alias.by[1], _VLLM_FINISH_REASONS.get(kept, kept)))
+        yield from _sample_lines(name, alias.sources[0].bounds, labels, number, counts)
 
 
-def _counts(alias: Alias, value: MetricValue) -> bool:
-    """Whether a value has one of the wanted attributes, where its metric has such an attribute at all."""
+def _is_selected(alias: VllmAlias, value: MetricValue) -> bool:
+    """Whether a value has one of the selected attributes; True when its metric has no such attribute."""
     relevant = {name for name, _ in alias.only} & set(value.metric.attributes)
     return not relevant or any(each in alias.only for each in value.attributes)
 
 
-def _head(name: str, description: str, kind: MetricKind) -> Iterator[str]:
+def _header_lines(name: str, description: str, kind: MetricKind) -> Iterator[str]:
     yield f"# HELP {name} {description}".replace("\\", "\\\\").replace("\n", "\\n")
     yield f"# TYPE {name} {kind.value}"
 
 
-def _samples(
+def _sample_lines(
     name: str, bounds: Iterable[float], labels: list[tuple[str, str]], number: float, counts: tuple[int, ...]
 ) -> Iterator[str]:
     if not counts:

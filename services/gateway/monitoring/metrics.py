@@ -1,4 +1,4 @@
-"""What the gateway counts itself, and the middleware that measures every HTTP request."""
+"""The gateway's own metrics, and the middleware that times every HTTP request."""
 
 import threading
 import time
@@ -16,48 +16,48 @@ _OTHER: Final = "_OTHER"
 
 
 class HttpMetrics(MetricSource):
-    """Counted in the HTTP thread, told in the actor's: never while one is half counted.
+    """Durations of HTTP requests, counted in the HTTP thread and read in the actor's under a lock.
 
-    active: generation requests under way.
+    active: returns the number of generation requests under way. consoles: open consoles.
     """
 
     def __init__(self, active: Callable[[], int]) -> None:
-        self.watchers = 0
+        self.consoles = 0
         self._active = active
         self._requests = HistogramFamily(instruments.HTTP_DURATION)
         self._counting = threading.Lock()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         with self._counting:
             self._requests.observe(seconds, (method if method in _METHODS else _OTHER, route, status))
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """The current values of all metrics."""
         with self._counting:
             requests = list(self._requests.values())
         yield from requests
         yield MetricValue(instruments.HTTP_ACTIVE, self._active())
-        yield MetricValue(instruments.CONSOLES, self.watchers)
+        yield MetricValue(instruments.CONSOLES, self.consoles)
 
 
 class RouteNames:
-    """Names a path by the route that it belongs to, so that there are few names: `other` for what leads nowhere."""
+    """Maps a path to its route, to keep label values few; `other` for paths without a route."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         paths = tuple(paths)
-        self._whole = {each for each in paths if "{" not in each}
-        self._begun = sorted((each for each in paths if "{" in each), key=len, reverse=True)
+        self._exact_paths = {each for each in paths if "{" not in each}
+        self._path_prefixes = sorted((each for each in paths if "{" in each), key=len, reverse=True)
 
     def of(self, path: str) -> str:
-        """A path's route."""
-        if path in self._whole:
+        """The route of a path, or `other`."""
+        if path in self._exact_paths:
             return path
-        return next((each for each in self._begun if path.startswith(each[: each.index("{")])), "other")
+        return next((each for each in self._path_prefixes if path.startswith(each[: each.index("{")])), "other")
 
 
-class Measured:
-    """An application whose requests are timed. route: what a path is called, of which there must be few."""
+class RequestTimingMiddleware:
+    """ASGI middleware that times requests. route: maps a path to one of few label values."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, route: Callable[[str], str]) -> None:
         self._app = app
@@ -65,19 +65,19 @@ class Measured:
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on and record its duration and status."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began_s, status = time.monotonic(), 499  # what others log for a client that left before the answer
 
-        async def told(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_and_note)
         finally:
             self._metrics.request(scope["method"], self._route(scope["path"]), status, time.monotonic() - began_s)

@@ -1,6 +1,14 @@
-"""One service as its supervisor sees it: its phase, its lives, whether it hangs, how often it died in a row.
+"""One supervised service: its phase, its starts, whether it hangs, and how often it died in a row.
 
-Knows nothing of the other children, nor of processes and clocks: time is an argument.
+    ABSENT ──start_life──▶ STARTING ──ready──▶ READY
+      ▲                       │                 │
+      │ pause over            └─── record_exit ─┤
+      │                                         ▼
+      └────────────────────────────────────── PAUSING     (too many deaths in a row: EXITED)
+
+    STARTING, READY ──the stack stops──▶ STOPPING ──the process ends──▶ EXITED
+
+Knows nothing of the other children, nor of processes and clocks: time is an argument, in nanoseconds.
 """
 
 from dataclasses import dataclass
@@ -9,8 +17,8 @@ from typing import Final
 
 from noria.proto.base import Service
 from noria.proto.lifecycle import State
-from noria.services.supervisor.core.events import Heard
-from noria.services.supervisor.core.restart_limits import Limits
+from noria.services.supervisor.core.events import HeartbeatReceived
+from noria.services.supervisor.core.supervision_limits import SupervisionLimits
 
 # Only the executor's work depends on nobody else: a scheduler that waits for it is busy without progress, and well.
 _JUDGED_BY_PROGRESS: Final = (Service.EXECUTOR,)
@@ -20,8 +28,12 @@ _SETTLED_NS: Final = 2_000_000_000
 _STEADY_NS: Final = 60_000_000_000
 
 
-class Phase(StrEnum):
-    """Where a child is: not there and to be started, not there until a pause is over, alive, or gone for good."""
+class ChildPhase(StrEnum):
+    """The phase of one supervised service.
+
+    ABSENT: no process; to be started now. PAUSING: no process; to be started when the pause is over. STARTING: the process
+    runs and is not ready. READY: it has reported ready. STOPPING: it was told to end. EXITED: no process, and no more starts.
+    """
 
     ABSENT = "absent"
     PAUSING = "pausing"
@@ -33,108 +45,111 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One service through all its lives.
+    """A supervised service, from its first start through all restarts.
 
-    spawned_ns, ready_ns, heard_ns, advanced_ns: when its present life began, became ready, was last heard of, and last
-    made progress or had nothing to do. stop_asked_ns, deadline_ns: when it was told to stop, and when it is killed if it has
-    not. due_ns: when a pause is over.
-    ready: as it last said; the phase says whether it has been ready in this life, proven whether in any. deaths: in a row.
-    gone_by_ns: when it must be gone, since it has said that it ends. asked: to end, because it had begun to. hang: why it
-    was killed.
+    Times are of the monotonic clock, in nanoseconds.
     """
 
     service: Service
-    phase: Phase = Phase.ABSENT
-    pid: int = 0
-    lives: int = 0
-    deaths: int = 0
-    proven: bool = False
-    spawned_ns: int = 0
-    ready_ns: int = 0
-    heard_ns: int | None = None
-    advanced_ns: int = 0
-    progress: int = 0
-    expected_ns: int = 0
-    ready: bool = False
-    stop_asked_ns: int = 0
-    deadline_ns: int | None = None
-    gone_by_ns: int | None = None
-    due_ns: int | None = None
-    killed: bool = False
-    asked: bool = False
-    hang: str = ""
+    phase: ChildPhase = ChildPhase.ABSENT
+    pid: int = 0  # of the present process, or of the last one
+    starts: int = 0  # processes so far, adopted ones included
+    deaths: int = 0  # unrequested exits in a row
+    ever_ready: bool = False  # whether any process of this service became ready
+    spawned_ns: int = 0  # when the present process was started or adopted
+    ready_ns: int = 0  # when the present process became ready; valid in phase READY
+    last_heartbeat_ns: int | None = None  # None until the present process is heard from
+    last_progress_ns: int = 0  # when work last advanced, or there was none
+    progress: int = 0  # work done so far, as the last heartbeat says
+    expected_ns: int = 0  # how long the step under way should take
+    ready: bool = False  # what the last heartbeat says
+    stop_ordered_ns: int = 0  # when it was told to stop; valid in phase STOPPING
+    stop_deadline_ns: int | None = None  # when it is killed; set in phase STOPPING
+    exit_due_ns: int | None = None  # when the process must be gone; set once it has announced that it ends
+    restart_due_ns: int | None = None  # when the pause is over; set in phase PAUSING
+    killed: bool = False  # whether SIGKILL was ordered
+    asked_to_stop: bool = False  # whether SIGTERM was ordered because it had begun to drain by itself
+    hang: str = ""  # why it was killed, empty when it was not
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
-        return self.phase in (Phase.STARTING, Phase.READY, Phase.STOPPING)
+        """Whether the service has a process."""
+        return self.phase in (ChildPhase.STARTING, ChildPhase.READY, ChildPhase.STOPPING)
 
-    def begin(self, pid: int, now_ns: int) -> None:
-        """A life begins."""
-        self.phase, self.pid, self.spawned_ns, self.advanced_ns = Phase.STARTING, pid, now_ns, now_ns
-        self.lives += 1
-        self.heard_ns, self.progress, self.expected_ns, self.ready = None, 0, 0, False
-        self.killed, self.asked, self.hang, self.due_ns, self.gone_by_ns = False, False, "", None, None
+    def start_life(self, pid: int, now_ns: int) -> None:
+        """Record that a process of this service was started or adopted."""
+        self.phase, self.pid, self.spawned_ns, self.last_progress_ns = ChildPhase.STARTING, pid, now_ns, now_ns
+        self.starts += 1
+        self.last_heartbeat_ns, self.progress, self.expected_ns, self.ready = None, 0, 0, False
+        self.killed, self.asked_to_stop, self.hang, self.restart_due_ns = False, False, "", None
+        self.exit_due_ns = None
 
-    def hear(self, news: Heard) -> bool:
-        """Take a sign of life; says whether work has advanced since the last one."""
-        advanced = news.progress > self.progress
-        self.heard_ns, self.progress, self.expected_ns = news.now_ns, news.progress, news.expected_us * 1000
-        if advanced or not news.busy or news.state is not State.READY:
-            self.advanced_ns = news.now_ns
-        self.ready = news.state is State.READY
-        if self.phase is Phase.STARTING and self.ready:
-            self.phase, self.ready_ns, self.proven = Phase.READY, news.now_ns, True
-        if news.leaving_ns:
-            self.gone_by_ns = news.now_ns + news.leaving_ns
-            if self.deadline_ns is not None:
-                self.deadline_ns = max(self.deadline_ns, self.gone_by_ns)
+    def record_heartbeat(self, heartbeat: HeartbeatReceived) -> bool:
+        """Record a heartbeat; returns whether work has advanced since the last one."""
+        advanced = heartbeat.progress > self.progress
+        self.last_heartbeat_ns, self.progress, self.expected_ns = (
+            heartbeat.now_ns,
+            heartbeat.progress,
+            heartbeat.expected_us * 1000,
+        )
+        if advanced or not heartbeat.busy or heartbeat.state is not State.READY:
+            self.last_progress_ns = heartbeat.now_ns
+        self.ready = heartbeat.state is State.READY
+        if self.phase is ChildPhase.STARTING and self.ready:
+            self.phase, self.ready_ns, self.ever_ready = ChildPhase.READY, heartbeat.now_ns, True
+        if heartbeat.leaving_ns:
+            self.exit_due_ns = heartbeat.now_ns + heartbeat.leaving_ns
+            if self.stop_deadline_ns is not None:
+                self.stop_deadline_ns = max(self.stop_deadline_ns, self.exit_due_ns)
         return advanced
 
-    def overslept(self, now_ns: int) -> None:
-        """Its supervisor was not listening until now: what was not heard says nothing."""
-        if self.heard_ns is not None:
-            self.heard_ns = now_ns
-        self.advanced_ns = now_ns
+    def ignore_silence(self, now_ns: int) -> None:
+        """Restart the hang timers, because the supervisor itself was not running and could hear nothing."""
+        if self.last_heartbeat_ns is not None:
+            self.last_heartbeat_ns = now_ns
+        self.last_progress_ns = now_ns
 
-    def judge(self, now_ns: int, limits: Limits) -> str:
-        """Why it must be taken for hung, or empty."""
-        if self.killed or self.phase not in (Phase.STARTING, Phase.READY):
+    def hang_reason(self, now_ns: int, limits: SupervisionLimits) -> str:
+        """Why the service counts as hung, in words for the log; empty when it does not."""
+        if self.killed or self.phase not in (ChildPhase.STARTING, ChildPhase.READY):
             return ""
-        if self.gone_by_ns is not None:
-            return "" if now_ns <= self.gone_by_ns else "did not end in the time that it may take"
-        if self.phase is Phase.STARTING and self.proven and now_ns - self.spawned_ns > limits.start_ns:
+        if self.exit_due_ns is not None:
+            return "" if now_ns <= self.exit_due_ns else "did not end in the time that it may take"
+        if self.phase is ChildPhase.STARTING and self.ever_ready and now_ns - self.spawned_ns > limits.start_ns:
             # The first start of all has a limit of its own.
             return f"was not ready within {_seconds(limits.start_ns)} s"
-        if self.heard_ns is not None and now_ns - self.heard_ns > limits.hang_ns:
-            return f"gave no sign of life for {_seconds(now_ns - self.heard_ns)} s"
+        if self.last_heartbeat_ns is not None and now_ns - self.last_heartbeat_ns > limits.hang_ns:
+            return f"gave no sign of life for {_seconds(now_ns - self.last_heartbeat_ns)} s"
         patience_ns = max(limits.hang_ns, _PREDICTIONS * self.expected_ns)
         if (
             self.service in _JUDGED_BY_PROGRESS
-            and self.phase is Phase.READY
-            and now_ns - self.advanced_ns > patience_ns
+            and self.phase is ChildPhase.READY
+            and now_ns - self.last_progress_ns > patience_ns
         ):
-            return f"has made no progress for {_seconds(now_ns - self.advanced_ns)} s"
+            return f"has made no progress for {_seconds(now_ns - self.last_progress_ns)} s"
         return ""
 
-    def die(self, now_ns: int, limits: Limits, *, wished: bool) -> bool:
-        """Its process is gone; it is to be started again after a pause. Says whether it has died too often for that.
+    def record_exit(self, now_ns: int, limits: SupervisionLimits, *, requested: bool) -> bool:
+        """Record that the process is gone, and schedule the next start; returns True when it has died too often for one.
 
-        wished: an orderly end that somebody asked for, which is no failure of its own.
+        requested: somebody asked for this orderly end, so it does not count as a death.
         """
-        self.deadline_ns = None
-        self.deaths += not wished
-        if self.deaths >= (limits.deaths if self.proven else min(limits.deaths, _NEVER_READY_DEATHS)):
-            self.phase = Phase.EXITED
+        self.stop_deadline_ns = None
+        self.deaths += not requested
+        if self.deaths >= (limits.deaths if self.ever_ready else min(limits.deaths, _NEVER_READY_DEATHS)):
+            self.phase = ChildPhase.EXITED
             return True
-        self.phase = Phase.PAUSING
+        self.phase = ChildPhase.PAUSING
         pause_ns = 0 if self.deaths <= 1 else limits.pause_ns << (self.deaths - 2)
-        self.due_ns = now_ns + min(pause_ns, limits.pause_max_ns)
+        self.restart_due_ns = now_ns + min(pause_ns, limits.pause_max_ns)
         return False
 
-    def forgive(self, now_ns: int, *, stepped: bool) -> None:
-        """Forget earlier deaths once this life has proved itself: a step was done since it settled, or it just lasts."""
-        if self.phase is Phase.READY and now_ns - self.ready_ns >= (_SETTLED_NS if stepped else _STEADY_NS):
+    def forget_deaths(self, now_ns: int, *, stepped: bool) -> None:
+        """Reset the count of deaths once the present process has proved itself.
+
+        stepped: a step was just done, which proves it 2 s after it became ready; else it takes 60 s.
+        """
+        if self.phase is ChildPhase.READY and now_ns - self.ready_ns >= (_SETTLED_NS if stepped else _STEADY_NS):
             self.deaths = 0
 
 

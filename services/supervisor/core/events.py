@@ -1,4 +1,7 @@
-"""What happens to a stack (events, past) and what is to be done about it (replies, imperative)."""
+"""The events that the core of the supervisor takes, and the actions that it returns for the shell to carry out.
+
+All times are nanoseconds of the monotonic clock.
+"""
 
 import msgspec
 
@@ -6,32 +9,33 @@ from noria.proto.base import Service
 from noria.proto.lifecycle import State
 
 
-class Begun(msgspec.Struct, frozen=True):
-    """Start everything that does not run yet."""
+class StartRequested(msgspec.Struct, frozen=True):
+    """The supervisor starts; services of an earlier one have been reported with `ChildAdopted` before."""
 
     now_ns: int
 
 
-class Spawned(msgspec.Struct, frozen=True):
-    """A child runs."""
+class ChildSpawned(msgspec.Struct, frozen=True):
+    """A child process was started."""
 
     service: Service
     pid: int
     now_ns: int
 
 
-class Adopted(msgspec.Struct, frozen=True):
-    """A service of an earlier supervisor runs, perhaps in place of the child that was just started."""
+class ChildAdopted(msgspec.Struct, frozen=True):
+    """A service that an earlier supervisor started was taken over, perhaps in place of a child that was just started."""
 
     service: Service
     pid: int
     now_ns: int
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """A child's sign of life: its state, work done so far, whether work is under way and how long it should take.
+class HeartbeatReceived(msgspec.Struct, frozen=True):
+    """A child sent a heartbeat.
 
-    leaving_ns: it ends now and gives no more signs; how long that may take. 0 while it goes on.
+    progress: work done so far. busy: work is under way. expected_us: how long that work should take, 0 when unknown.
+    leaving_ns: the child ends now and sends no more heartbeats; how long that may take. 0 while it goes on.
     """
 
     service: Service
@@ -43,76 +47,78 @@ class Heard(msgspec.Struct, frozen=True):
     leaving_ns: int = 0
 
 
-class Exited(msgspec.Struct, frozen=True):
-    """A child is gone.
+class ChildExited(msgspec.Struct, frozen=True):
+    """A child process ended.
 
     status: its exit status, or minus the signal that ended it; None when only an earlier supervisor could know.
-    words: what it said last.
+    last_output: the last lines that it wrote, for the error message.
     """
 
     service: Service
     status: int | None
     now_ns: int
-    words: str = ""
+    last_output: str = ""
 
 
-class StopAsked(msgspec.Struct, frozen=True):
-    """Someone wants the stack to end; asked again, at once."""
-
-    now_ns: int
-
-
-class Ticked(msgspec.Struct, frozen=True):
-    """Time has passed."""
+class StopRequested(msgspec.Struct, frozen=True):
+    """A signal asks for an orderly stop; a second one asks for an immediate stop."""
 
     now_ns: int
 
 
-Event = Begun | Spawned | Adopted | Heard | Exited | StopAsked | Ticked
+class TimerTicked(msgspec.Struct, frozen=True):
+    """A timer ran out: look at every deadline."""
+
+    now_ns: int
 
 
-class Spawn(msgspec.Struct, frozen=True):
-    """Start this service; answer with `Spawned`."""
+StackEvent = (
+    StartRequested | ChildSpawned | ChildAdopted | HeartbeatReceived | ChildExited | StopRequested | TimerTicked
+)
+
+
+class SpawnChild(msgspec.Struct, frozen=True):
+    """Start a process of this service, then report `ChildSpawned`."""
 
     service: Service
 
 
-class Terminate(msgspec.Struct, frozen=True):
-    """Ask this child to end (SIGTERM)."""
+class TerminateChild(msgspec.Struct, frozen=True):
+    """Send SIGTERM to this child."""
 
     service: Service
 
 
-class Kill(msgspec.Struct, frozen=True):
-    """End this child by force (SIGKILL), and say why."""
+class KillChild(msgspec.Struct, frozen=True):
+    """Send SIGKILL to this child. why: the reason, for the log."""
 
     service: Service
     why: str
 
 
-class Relieve(msgspec.Struct, frozen=True):
-    """A child has given up its place and only finishes what it has begun: keep it apart from its successor."""
+class RetireChild(msgspec.Struct, frozen=True):
+    """Let this child finish its open work in the background; a successor takes its place."""
 
     service: Service
 
 
-class Quiesce(msgspec.Struct, frozen=True):
-    """Have the doors take nothing new, and what runs be finished, for so long."""
+class DrainIntake(msgspec.Struct, frozen=True):
+    """Have gateway and admission refuse new requests, and give running ones `timeout_ms` to finish."""
 
     timeout_ms: int
 
 
-class Served(msgspec.Struct, frozen=True):
-    """Every child is ready, so long after the start."""
+class AnnounceReady(msgspec.Struct, frozen=True):
+    """Print the start-up table: every child is ready, `start_ms` after the start."""
 
     start_ms: int
 
 
-class Over(msgspec.Struct, frozen=True):
-    """Every child is gone: leave with this exit status; `cause` says what went wrong, empty after an orderly stop."""
+class ExitSupervisor(msgspec.Struct, frozen=True):
+    """End the supervisor with this exit status, as every child is gone. cause: what failed; empty after an orderly stop."""
 
     exit_status: int
     cause: str
 
 
-Reply = Spawn | Terminate | Kill | Relieve | Quiesce | Served | Over
+StackAction = SpawnChild | TerminateChild | KillChild | RetireChild | DrainIntake | AnnounceReady | ExitSupervisor

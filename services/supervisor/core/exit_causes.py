@@ -1,4 +1,4 @@
-"""How a process's end is told to people."""
+"""Words for people about how a process ended."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,10 +19,10 @@ _WORDS_LINES_MAX: Final = 12
 
 
 def describe_exit(status: int | None, hang: str = "") -> str:
-    """Say how a process ended.
+    """Describe in words how a process ended.
 
-    status: its exit status, or minus the signal's number; None of a process whose parent was another supervisor.
-    hang: why it was killed, if it was.
+    status: its exit status, or minus the signal's number; None when its parent was another supervisor.
+    hang: why the supervisor killed it; empty when it did not.
     """
     if hang:
         return f"{hang} and was killed"
@@ -35,7 +35,7 @@ def describe_exit(status: int | None, hang: str = "") -> str:
     return f"died of {name} (signal {-status}){hint}"
 
 
-def quote(words: str) -> str:
-    """The last lines of what a process said, indented, on lines of their own; empty where it said nothing."""
-    lines = words.strip().splitlines()[-_WORDS_LINES_MAX:]
+def quote(last_output: str) -> str:
+    """The last lines of a process's output, each indented on a line of its own; empty when there is no output."""
+    lines = last_output.strip().splitlines()[-_WORDS_LINES_MAX:]
     return "".join(f"\n  {line}" for line in lines)

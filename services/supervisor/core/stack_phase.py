@@ -1,4 +1,10 @@
-"""Where a whole stack is in its life, in which order its services start and stop, and with what status it ends."""
+"""The phases of the whole stack, the order in which services start and stop, and the supervisor's exit statuses.
+
+    IDLE ─▶ STARTING ─▶ SERVING ─▶ DRAINING ─▶ STOPPING ─▶ OVER
+      └────────┴───────────┴─── fatal failure, or a stop before SERVING ──▲
+
+The phase only moves forward, and may skip phases.
+"""
 
 from enum import IntEnum
 from typing import Final
@@ -24,8 +30,12 @@ EXIT_FAILED: Final = 1
 EXIT_USER_ERROR: Final = 2
 
 
-class Course(IntEnum):
-    """Where the whole stack is: it only ever moves forward."""
+class StackPhase(IntEnum):
+    """The phase of the whole stack, which only moves forward.
+
+    IDLE: nothing was started. STARTING: some child has not been ready yet. SERVING: all have been. DRAINING: no new
+    requests, running ones finish. STOPPING: children are ended one after the other. OVER: no child is left.
+    """
 
     IDLE = 0
     STARTING = 1
@@ -36,4 +46,4 @@ class Course(IntEnum):
 
 
 class IllegalEvent(Exception):  # noqa: N818 - named after what it is, like the events
-    """An event that cannot happen in the present phase: a bug of the shell."""
+    """Raised for an event that cannot happen in the present phase, which is a bug of the shell."""

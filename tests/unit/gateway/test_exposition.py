@@ -1,7 +1,6 @@
 """Values as Prometheus reads them, under our names and vLLM's."""
 
-from noria.services.gateway.monitoring.exposition import exposition
-from noria.services.gateway.monitoring.metrics import RouteNames
+from noria.services.gateway.monitoring.exposition import render_metrics
 from noria.shared.telemetry import instruments
 from noria.shared.telemetry.metrics import Histogram, MetricValue
 
@@ -14,7 +13,7 @@ def test_buckets_are_cumulative_and_end_with_the_count() -> None:
     histogram = Histogram(instruments.FIRST_TOKEN_TIME)
     for number in (0.001, 0.02, 999.0):
         histogram.observe(number)
-    page = exposition([histogram.value(whose("acme"))], "")
+    page = render_metrics([histogram.value(whose("acme"))], "")
     assert "# TYPE noria_first_token_time_seconds histogram\n" in page
     labels = 'class="batch",tenant="acme"'
     for line in (
@@ -33,7 +32,7 @@ def test_label_values_are_escaped_and_each_metric_is_described_once() -> None:
         MetricValue(instruments.STREAMS_IN_FLIGHT, 2, whose("e")),
         MetricValue(instruments.STREAMS_ACCEPTED, 2, whose("e")),
     ]
-    page = exposition(values, "")
+    page = render_metrics(values, "")
     assert 'tenant="a\\"b\\\\c\\nd"' in page
     assert page.count("# HELP noria_streams_accepted_total ") == 1
     lines = [line.partition("{")[0] for line in page.splitlines() if not line.startswith("#")]
@@ -52,34 +51,16 @@ def test_vllms_names_are_sums_over_classes_and_tenants_with_its_labels() -> None
         MetricValue(instruments.CACHE_SWAPS, 6, (("noria.direction", "out"),)),
         MetricValue(instruments.CACHE_SWAPS, 7, (("noria.direction", "in"),)),
     ]
-    lines = exposition(ended, "tiny").splitlines()
+    lines = render_metrics(ended, "tiny").splitlines()
     assert 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="stop"} 5.0' in lines
     assert 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="abort"} 4.0' in lines
     assert not [line for line in lines if '"shed"' in line and line.startswith("vllm:")]
     assert 'vllm:num_preemptions_total{model_name="tiny",engine="0"} 11.0' in lines
-    assert not [line for line in exposition(ended, "").splitlines() if line.startswith("vllm:")]
+    assert not [line for line in render_metrics(ended, "").splitlines() if line.startswith("vllm:")]
 
 
 def test_vllms_counters_begin_at_nothing_and_what_was_never_measured_is_not_told() -> None:
-    page = exposition([], "tiny")
+    page = render_metrics([], "tiny")
     assert 'vllm:generation_tokens_total{model_name="tiny",engine="0"} 0.0' in page.splitlines()
     assert "vllm:time_to_first_token_seconds" not in page
     assert "vllm:num_requests_running" not in page
-
-
-def test_paths_are_named_by_their_routes_so_that_there_are_few_names() -> None:
-    names = RouteNames(
-        [
-            "/metrics",
-            "/metrics/{service}",
-            "/v1/models",
-            "/v1/models/{name:path}",
-            "/console/{file}",
-            "/console/requests/{name}",
-        ]
-    )
-    assert names.of("/metrics") == "/metrics"
-    assert names.of("/metrics/executor") == "/metrics/{service}"
-    assert names.of("/v1/models/a/b") == "/v1/models/{name:path}"
-    assert names.of("/console/requests/7") == "/console/requests/{name}"
-    assert names.of("/wp-admin/x.php") == "other"

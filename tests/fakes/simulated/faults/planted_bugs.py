@@ -108,14 +108,14 @@ def _duplicate_delta() -> AbstractContextManager[None]:
 
 def _ignored_start() -> AbstractContextManager[None]:
     """The detokenizer appends whatever ids come, wherever they start."""
-    sound = Detokenizer._take
+    sound = Detokenizer._apply_run
 
     def take(self: Detokenizer, run: TokenRun) -> None:
         held = self._streams.get(run.stream)
         start = run.start if held is None else len(held.ids)
         sound(self, TokenRun(run.stream, run.attempt, start, run.ids, run.end, run.detail))
 
-    return planted(Detokenizer, "_take", take)
+    return planted(Detokenizer, "_apply_run", take)
 
 
 def _ignored_attempt() -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from noria.services.admission.core.intake.effective_sampling import (
     effective_seed,
     end_ids,
 )
-from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
+from noria.services.detokenizer.core.vocabulary import DecodingScheme, Vocabulary
 
 _PIECES: Final = (
     [b"<eos>", b" ", b"\n", b"ab", b"bc", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", "ü".encode(), b"q ", b" q", b""]
@@ -28,7 +28,7 @@ TEXTS: Final = ("abc ", "die bc", "qq ab", "hello", "cab")
 def vocabulary() -> Vocabulary:
     """Return a small vocabulary: letters, longer pieces, a special id, and characters that are split over ids."""
     assert len(_PIECES) == VOCABULARY
-    return Vocabulary(Scheme.BYTES, tuple(_PIECES), frozenset({EOS}))
+    return Vocabulary(DecodingScheme.BYTES, tuple(_PIECES), frozenset({EOS}))
 
 
 def tokenize(text: str) -> tuple[int, ...]:

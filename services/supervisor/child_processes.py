@@ -1,7 +1,7 @@
-"""The processes of the children: started here, or taken over from a supervisor that is gone.
+"""The processes of the supervised services: started here, or adopted from a supervisor that is gone.
 
-Ours are waited for; of the others, which are no children of this process, a descriptor tells when they are gone. Knows
-nothing of what should run.
+A started process is waited for; an adopted one is no child of this process, so a pidfd shows when it ends. Decides
+nothing about what should run.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from noria.shared.process.locks import LockOwner, lock_owner
 _MODULES: Final = "noria.services"
 
 
-class Own:
-    """A child that this supervisor started."""
+class SpawnedProcess:
+    """A service process that this supervisor started."""
 
     def __init__(
         self, command: list[str], folder: Path, environment: Mapping[str, str], inherited: tuple[int, ...]
@@ -57,8 +57,11 @@ class Own:
         """Nothing to release."""
 
 
-class Foreign:
-    """A service that another supervisor started: the descriptor names this very process, whoever gets its pid later."""
+class AdoptedProcess:
+    """A service process that an earlier supervisor started.
+
+    Signals go through a pidfd, which stays with this process even when its pid is used again. status is always None.
+    """
 
     status: int | None = None
 
@@ -80,23 +83,26 @@ class Foreign:
         os.close(self.descriptor)
 
 
-Process = Own | Foreign
+ChildProcess = SpawnedProcess | AdoptedProcess
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """How a service's process ended: see `events.Exited`."""
+class ProcessExit(msgspec.Struct, frozen=True):
+    """How a service's process ended.
+
+    status: its exit status, minus the signal that ended it, or None for an adopted process. last_output: its last lines.
+    """
 
     service: Service
     pid: int
     status: int | None
-    words: str
+    last_output: str
 
 
-class Processes:
-    """All of them, one for each service, and those that have a successor and only finish what they have begun.
+class ChildProcesses:
+    """The processes of all services, one for each, and retired ones that finish their open work.
 
-    command: what runs a module with a configuration file. watch, unwatch: begin and stop taking a turn when a descriptor can
-    be read.
+    command: makes the command line for a module and a configuration file. watch, unwatch: begin and stop waking the actor
+    when a descriptor becomes readable.
     """
 
     def __init__(
@@ -108,70 +114,70 @@ class Processes:
         self._command = command
         self._watch = watch
         self._unwatch = unwatch
-        self.of: dict[Service, Process] = {}
-        self.relieved: list[Process] = []
+        self.by_service: dict[Service, ChildProcess] = {}
+        self.retired: list[ChildProcess] = []
 
     def spawn(self, service: Service, variables: Mapping[str, str], inherited: tuple[int, ...] = ()) -> int:
-        """Start a service with these variables and descriptors; returns its pid."""
+        """Start a service with these environment variables and inherited descriptors; returns its pid."""
         crash_log_path(self._folder, service.value).unlink(missing_ok=True)
         command = self._command(f"{_MODULES}.{service.value}", self._config_path)
-        child = Own(command, self._folder, {**child_environment(), **variables}, inherited)
-        self.of[service] = child
+        child = SpawnedProcess(command, self._folder, {**child_environment(), **variables}, inherited)
+        self.by_service[service] = child
         return child.pid
 
     def adopt(self, service: Service) -> int | None:
-        """Take over whoever is this service in the folder, if somebody else is; returns the pid."""
+        """Take over a running process of this service; returns its pid, or None when there is none."""
         found = lock_owner(self._folder, service.value)
         if found is None:
             return None
         self._forget(service)
-        child = Foreign(found)
-        self.of[service] = child
+        child = AdoptedProcess(found)
+        self.by_service[service] = child
         self._watch(child.descriptor)
         return child.pid
 
-    def relieve(self, service: Service) -> None:
-        """Keep a service's process in the background: its place is taken by another."""
-        self.relieved.append(self.of.pop(service))
+    def retire(self, service: Service) -> None:
+        """Let a service's process finish in the background, so that another can take its place."""
+        self.retired.append(self.by_service.pop(service))
 
-    def collect(self) -> list[Ending]:
-        """Those that have ended since the last call; they are forgotten here."""
+    def collect(self) -> list[ProcessExit]:
+        """Return the processes that have ended since the last call, and forget them."""
         endings = []
-        for child in [each for each in self.relieved if each.ended()]:
-            self.relieved.remove(child)
+        for child in [each for each in self.retired if each.ended()]:
+            self.retired.remove(child)
             self._release(child)
-        for service, child in list(self.of.items()):
+        for service, child in list(self.by_service.items()):
             if child.ended():
                 self._forget(service)
-                words = read_words(crash_log_path(self._folder, service.value))
-                endings.append(Ending(service, child.pid, child.status, words))
+                last_output = read_last_output(crash_log_path(self._folder, service.value))
+                endings.append(ProcessExit(service, child.pid, child.status, last_output))
         return endings
 
     def kill_all(self) -> None:
-        """End whatever is still there."""
-        for child in (*self.of.values(), *self.relieved):
+        """Send SIGKILL to every process that is left, retired ones included."""
+        for child in (*self.by_service.values(), *self.retired):
             child.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop watching; processes live on."""
-        for child in (*self.of.values(), *self.relieved):
+        """Stop watching all processes; they go on running."""
+        for child in (*self.by_service.values(), *self.retired):
             self._release(child)
-        self.of.clear()
-        self.relieved.clear()
+        self.by_service.clear()
+        self.retired.clear()
 
     def _forget(self, service: Service) -> None:
-        child = self.of.pop(service, None)
+        child = self.by_service.pop(service, None)
         if child is not None:
             self._release(child)
 
-    def _release(self, child: Process) -> None:
-        if isinstance(child, Foreign):
+    def _release(self, child: ChildProcess) -> None:
+        if isinstance(child, AdoptedProcess):
             self._unwatch(child.descriptor)
         child.close()
 
 
-def read_words(path: Path) -> str:
-    """What a process wrote down of its end, or nothing."""
+def read_last_output(path: Path) -> str:
+    """Read what a process wrote to its crash log; empty when there is none."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -7,9 +7,9 @@ from starlette.types import Message
 
 from noria.client import Completion, Delta
 from noria.client.results import Choice, Finish
-from noria.services.gateway.api.answering import EventStream, Outcome
-from noria.services.gateway.api.response_bodies import Form, TextShape
-from noria.services.gateway.api.stream_positions import read
+from noria.services.gateway.api.answering import EventStream, RequestOutcome
+from noria.services.gateway.api.event_stream import parse_positions
+from noria.services.gateway.api.response_bodies import CompletionFormat, ResponseSpec
 
 WORDS = [f"word{number} " for number in range(100)]
 MANY_TURNS = 1000
@@ -51,8 +51,8 @@ class Connection:
 
 
 def stream(source: Spoken) -> EventStream:
-    form = Form(TextShape(), "text-1", "text-1", 0, 1)
-    return EventStream(form, [source], "tiny", read("", 1), Outcome())
+    spec = ResponseSpec(CompletionFormat(), "text-1", "text-1", 0, 1)
+    return EventStream(spec, [source], "tiny", parse_positions("", 1), RequestOutcome())
 
 
 def said(messages: Sequence[Message]) -> str:

@@ -3,17 +3,17 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.services.detokenizer.core.stop_strings import Match, StopMatcher
+from noria.services.detokenizer.core.stop_strings import StopMatch, StopMatcher
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def first_match(stops: list[str], text: str) -> Match | None:
+def first_match(stops: list[str], text: str) -> StopMatch | None:
     """By definition: the first end at which any stop string ends; the first listed of those."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
-                return Match(stop, end - len(stop), end)
+                return StopMatch(stop, end - len(stop), end)
     return None
 
 
@@ -45,7 +45,7 @@ def test_what_completes_before_it_is_armed_does_not_count_but_may_begin_there(
     assert matcher.feed(before, armed=False) is None
     assert matcher.held == longest_held(stops, before)
     ends = [
-        Match(stop, end - len(stop), end)
+        StopMatch(stop, end - len(stop), end)
         for end in range(len(before) + 1, len(before + after) + 1)
         for stop in stops
         if (before + after)[:end].endswith(stop)

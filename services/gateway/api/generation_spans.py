@@ -1,16 +1,16 @@
-"""The span of one generation request over HTTP, in the words of OpenTelemetry's conventions."""
+"""The span of one HTTP generation request, with the attribute names of OpenTelemetry's conventions."""
 
-from noria.services.gateway.api.answering import Outcome
-from noria.services.gateway.api.generation_request import Work
-from noria.services.gateway.api.request_bodies import sampling
+from noria.services.gateway.api.answering import RequestOutcome
+from noria.services.gateway.api.generation_request import GenerationRequest
+from noria.services.gateway.api.request_bodies import sampling_parameters
 from noria.shared.telemetry import spans
 from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
 
-_FAILED_FROM = 500  # of a client's own mistakes the conventions say that they are no errors of the server
+_FAILED_FROM = 500  # by the conventions, a client's mistakes are no errors of the server's span
 
 
 def begin(telemetry: Telemetry, operation: str, method: str, route: str, traceparent: str) -> Span:
-    """A request came."""
+    """Begin the span of a request."""
     attributes: dict[str, Attribute] = {
         spans.ATTRIBUTE_OPERATION: operation,
         spans.ATTRIBUTE_PROVIDER: "noria",
@@ -20,22 +20,22 @@ def begin(telemetry: Telemetry, operation: str, method: str, route: str, tracepa
     return telemetry.span(f"{method} {route}", traceparent, attributes, server=True)
 
 
-def understood(span: Span, work: Work) -> None:
-    """The body was read: note what is asked for, but no text."""
-    body, given = work.body, sampling(work.body)
-    asked: dict[str, Attribute | None] = {
+def record_request(span: Span, request: GenerationRequest) -> None:
+    """Record the request's parameters in its span, but no text."""
+    body, sampling = request.body, sampling_parameters(request.body)
+    requested: dict[str, Attribute | None] = {
         spans.ATTRIBUTE_REQUEST_MODEL: body.model,
-        spans.ATTRIBUTE_MAX_TOKENS: work.max_tokens,
-        spans.ATTRIBUTE_TEMPERATURE: given.get("temperature"),
-        spans.ATTRIBUTE_TOP_P: given.get("top_p"),
-        spans.ATTRIBUTE_CHOICES: work.choices if work.choices != 1 else None,
-        spans.ATTRIBUTE_RESPONSE_ID: work.response_id,
+        spans.ATTRIBUTE_MAX_TOKENS: request.max_tokens,
+        spans.ATTRIBUTE_TEMPERATURE: sampling.get("temperature"),
+        spans.ATTRIBUTE_TOP_P: sampling.get("top_p"),
+        spans.ATTRIBUTE_CHOICES: request.choices if request.choices != 1 else None,
+        spans.ATTRIBUTE_RESPONSE_ID: request.response_id,
     }
-    span.set({name: value for name, value in asked.items() if value is not None})
+    span.set({name: value for name, value in requested.items() if value is not None})
 
 
-def end(span: Span, outcome: Outcome) -> None:
-    """The request was answered, or nobody reads the answer any more."""
+def end(span: Span, outcome: RequestOutcome) -> None:
+    """End the span with the request's outcome."""
     attributes: dict[str, Attribute] = {spans.ATTRIBUTE_STATUS: outcome.status} if outcome.status else {}
     if outcome.model:
         attributes |= {

@@ -14,16 +14,16 @@ from noria.proto.base import Alternative, End, Ended, Logprobs, Stream, TokenLog
 from noria.proto.output import Gap, Open, Opening, Resend, TextRun, TokenRun, Tokens
 from noria.services.detokenizer.core.detokenizer import (
     ENDED_REMEMBERED_MAX,
-    AdmissionJoined,
+    AdmissionConnected,
     Detokenizer,
-    News,
-    SchedulerJoined,
+    SchedulerConnected,
+    TurnOutput,
 )
-from noria.services.detokenizer.core.vocabulary import Scheme, Vocabulary
+from noria.services.detokenizer.core.vocabulary import DecodingScheme, Vocabulary
 from noria.services.detokenizer.service import vocabulary_of
 
 S = Stream(7, 0)
-LETTERS = Vocabulary(Scheme.BYTES, tuple(bytes([byte]) for byte in range(256)), special=frozenset({0}))
+LETTERS = Vocabulary(DecodingScheme.BYTES, tuple(bytes([byte]) for byte in range(256)), special=frozenset({0}))
 
 
 class Ledger:
@@ -35,7 +35,7 @@ class Ledger:
         self.attempt = 0
         self.end: TextRun | None = None
 
-    def apply(self, news: News) -> None:
+    def apply(self, news: TurnOutput) -> None:
         for run in news.texts:
             assert self.end is None
             if run.attempt > self.attempt:
@@ -61,7 +61,7 @@ def opened(core: Detokenizer | None = None, **fields: Any) -> Detokenizer:
     return core
 
 
-def only(news: News) -> TextRun:
+def only(news: TurnOutput) -> TextRun:
     assert len(news.texts) == 1
     return news.texts[0]
 
@@ -219,7 +219,7 @@ def test_known_tokens_are_dropped_and_the_rest_is_taken() -> None:
     core.apply(tokens("bc", 1))
     assert astuple(only(core.collect()))[2:6] == (0, tuple(b"abcd"), 0, "abcd")
     core.apply(tokens("ab"))
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
 
 
 def test_an_end_that_comes_after_its_tokens_counts() -> None:
@@ -235,9 +235,9 @@ def test_a_gap_is_asked_for_once_until_it_closes() -> None:
     core.apply(tokens("ab"))
     core.collect()
     core.apply(tokens("d", 3))
-    assert core.collect() == News(gaps=(Gap(S, 2),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 2),))
     core.apply(tokens("e", 4))
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
     core.apply(tokens("cde", 2))
     assert only(core.collect()).text == "cde"
     core.apply(tokens("g", 6))
@@ -258,19 +258,19 @@ def test_tokens_of_an_unknown_stream_are_reported_once_a_turn_and_asked_for_when
     core = Detokenizer(LETTERS)
     core.apply(tokens("a"))
     core.apply(tokens("b", 1))
-    assert core.collect() == News(unknown=(S,))
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput(unknown=(S,))
+    assert core.collect() == TurnOutput()
     opened(core)
-    assert core.collect() == News(gaps=(Gap(S, 0),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 0),))
 
 
 def test_a_first_opening_asks_for_nothing() -> None:
-    assert opened(stop=("x",)).collect() == News()
+    assert opened(stop=("x",)).collect() == TurnOutput()
 
 
 def test_an_opening_with_ids_asks_for_what_follows_them() -> None:
     core = opened(output_ids=tuple(b"ab"), characters=2, stop=("zz",))
-    assert core.collect() == News(gaps=(Gap(S, 2),), seen=(Gap(S, 2),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 2),), progress=(Gap(S, 2),))
 
 
 def test_a_stream_opened_again_while_open_reports_what_the_ledger_lacks() -> None:
@@ -282,7 +282,7 @@ def test_a_stream_opened_again_while_open_reports_what_the_ledger_lacks() -> Non
     assert astuple(only(core.collect()))[2:7] == (2, tuple(b"cd"), 2, "cd", End.LENGTH)
     core.apply(Open((Opening(S, 0, (), output_ids=tuple(b"xyz"), characters=3),)))
     core.check()
-    assert core.collect() == News(gaps=(Gap(S, 3),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 3),))
 
 
 def test_text_that_the_ledger_lacks_for_its_ids_is_sent() -> None:
@@ -307,7 +307,7 @@ def test_a_resend_repeats_ids_text_and_end_from_a_position() -> None:
             End.LENGTH,
         )
     core.apply(Resend((Gap(Stream(9, 9), 0),)))
-    assert core.collect() == News(unknown=(Stream(9, 9),))
+    assert core.collect() == TurnOutput(unknown=(Stream(9, 9),))
 
 
 def test_a_higher_attempt_truncates_and_a_lower_one_is_dropped() -> None:
@@ -328,7 +328,7 @@ def test_a_higher_attempt_truncates_and_a_lower_one_is_dropped() -> None:
 def test_an_attempt_that_begins_beyond_what_is_known_is_asked_for() -> None:
     core = opened()
     core.apply(tokens("c", 2, attempt=1))
-    assert core.collect() == News(gaps=(Gap(S, 0),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 0),))
     core.apply(tokens("abc", 0, attempt=1))
     assert astuple(only(core.collect()))[1:6] == (1, 0, tuple(b"abc"), 0, "abc")
 
@@ -336,14 +336,14 @@ def test_an_attempt_that_begins_beyond_what_is_known_is_asked_for() -> None:
 def test_after_its_end_a_streams_tokens_are_dropped_until_it_is_forgotten() -> None:
     core = opened(stop=("b",))
     core.apply(tokens("abc"))
-    assert core.collect().seen == (Gap(S, 2),)
+    assert core.collect().progress == (Gap(S, 2),)
     core.apply(tokens("def", 3))
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
     core.apply(Ended((S,)))
     core.check()
     assert core.streams == 0
     core.apply(tokens("ghi", 6))
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
 
 
 def test_news_of_a_stream_that_ended_in_the_same_turn_are_dropped() -> None:
@@ -352,17 +352,17 @@ def test_news_of_a_stream_that_ended_in_the_same_turn_are_dropped() -> None:
     core.apply(tokens("d", 9))
     core.apply(Ended((S,)))
     core.check()
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
 
 
 def test_progress_is_told_for_streams_with_stop_strings_alone() -> None:
     core = opened(stop=("zz",))
     core.apply(tokens("ab"))
     core.apply(tokens("cd", 2))
-    assert core.collect().seen == (Gap(S, 4),)
+    assert core.collect().progress == (Gap(S, 4),)
     core = opened()
     core.apply(tokens("ab"))
-    assert core.collect().seen == ()
+    assert core.collect().progress == ()
 
 
 def test_a_scheduler_that_tells_what_is_known_is_told_how_far_the_stream_is() -> None:
@@ -371,7 +371,7 @@ def test_a_scheduler_that_tells_what_is_known_is_told_how_far_the_stream_is() ->
     core.collect()
     core.apply(tokens("b", 1))
     core.check()
-    assert core.collect() == News(seen=(Gap(S, 3),))
+    assert core.collect() == TurnOutput(progress=(Gap(S, 3),))
 
 
 def test_what_comes_for_a_stream_that_was_taken_for_ended_is_asked_for_when_it_is_opened_again() -> None:
@@ -380,7 +380,7 @@ def test_what_comes_for_a_stream_that_was_taken_for_ended_is_asked_for_when_it_i
     core.apply(tokens("ab"))
     core.apply(Open((Opening(S, 0, ()),)))
     core.check()
-    assert core.collect() == News(gaps=(Gap(S, 0),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 0),))
 
 
 def test_what_comes_of_a_new_attempt_before_it_is_opened_is_asked_for_when_the_last_one_has_ended() -> None:
@@ -390,7 +390,7 @@ def test_what_comes_of_a_new_attempt_before_it_is_opened_is_asked_for_when_the_l
     core.collect()
     core.apply(Open((Opening(S, 1, ()),)))
     core.check()
-    assert core.collect() == News(gaps=(Gap(S, 0),))
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 0),))
 
 
 def test_one_turn_merges_the_news_of_a_stream_and_keeps_streams_apart() -> None:
@@ -410,8 +410,8 @@ def test_a_new_scheduler_is_asked_for_everything_that_goes_on() -> None:
     core.apply(tokens("ab", end=End.LENGTH, stream=Stream(8, 0)))
     core.apply(tokens("abc"))
     core.collect()
-    core.apply(SchedulerJoined())
-    assert core.collect() == News(gaps=(Gap(S, 3),), seen=(Gap(S, 3),))
+    core.apply(SchedulerConnected())
+    assert core.collect() == TurnOutput(gaps=(Gap(S, 3),), progress=(Gap(S, 3),))
 
 
 def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_opened_all_others() -> None:
@@ -419,19 +419,19 @@ def test_streams_whose_end_was_missed_are_forgotten_once_admission_has_opened_al
     kept, new = Opening(Stream(8, 0), 0, ()), Opening(Stream(10, 0), 0, ())
     core.apply(Open((kept, Opening(Stream(9, 0), 0, ()))))
     core.apply(tokens("ab"))
-    core.apply(AdmissionJoined())
+    core.apply(AdmissionConnected())
     core.apply(Open((kept,)))
     core.check()
     assert core.streams == 3
     core.apply(Open((new,), complete=True))
     core.check()
-    assert [core.holds(stream) for stream in (S, Stream(8, 0), Stream(9, 0), Stream(10, 0))] == [
+    assert [core.is_open(stream) for stream in (S, Stream(8, 0), Stream(9, 0), Stream(10, 0))] == [
         False,
         True,
         False,
         True,
     ]
-    assert core.collect() == News()
+    assert core.collect() == TurnOutput()
     core.apply(Open((), complete=True))
     assert core.streams == 2
 
@@ -447,11 +447,11 @@ def test_news_that_could_not_be_sent_are_given_out_again_with_what_has_come_sinc
     news = core.collect()
     ledger.apply(news)
     assert ledger.text == "abc"
-    assert (news.unknown, news.gaps, news.seen) == ((Stream(9, 0),), (Gap(S, 3),), (Gap(S, 3),))
+    assert (news.unknown, news.gaps, news.progress) == ((Stream(9, 0),), (Gap(S, 3),), (Gap(S, 3),))
     core.put_back(news)
     core.apply(Ended((S,)))
     core.check()
-    assert core.collect() == News(unknown=(Stream(9, 0),))
+    assert core.collect() == TurnOutput(unknown=(Stream(9, 0),))
 
 
 def test_the_memory_of_ended_streams_is_bounded() -> None:

@@ -10,7 +10,7 @@ from fakes.vocabularies import TEXTS, byte_fallback, byte_level, id_of, metaspac
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.services.detokenizer.core.text_decoder import Decoder, decoder
+from noria.services.detokenizer.core.text_decoder import TextDecoder, make_decoder
 from noria.services.detokenizer.core.vocabulary import Vocabulary
 from noria.services.detokenizer.service import vocabulary_of
 from noria.shared.model.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ WINDOWED: list[Callable[[], Tokenizer]] = [metaspace, word_piece]
 
 
 def decode(vocabulary: Vocabulary, ids: Sequence[int], skip: bool = True, tail: Sequence[int] = ()) -> str:
-    stream: Decoder = decoder(vocabulary, tail, skip)
+    stream: TextDecoder = make_decoder(vocabulary, tail, skip)
     return "".join(stream.push(token) for token in ids) + stream.flush()
 
 
@@ -109,21 +109,21 @@ def test_broken_bytes_are_replaced_as_the_tokenizer_replaces_them() -> None:
 def test_text_is_given_out_as_soon_as_it_is_final() -> None:
     vocabulary = vocabulary_of(byte_level())
     table = {piece: token for token, piece in enumerate(vocabulary.pieces) if len(piece) == 1}
-    stream = decoder(vocabulary, (), True)
+    stream = make_decoder(vocabulary, (), True)
     given_out = [stream.push(table[bytes([byte])]) for byte in "é😀".encode() + b"\xf0\x9fA\xffB"]
     assert given_out == ["", "é", "", "", "", "😀", "", "", "\ufffdA", "\ufffd", "B"]
 
 
 def test_a_genuine_replacement_character_is_not_held_back() -> None:
     for tokenizer in (byte_level(), byte_fallback()):
-        stream = decoder(vocabulary_of(tokenizer), (), True)
+        stream = make_decoder(vocabulary_of(tokenizer), (), True)
         ids = tokenizer.encode("a\ufffd", add_special_tokens=False)
         assert "".join(map(stream.push, ids)).endswith("\ufffd")
 
 
 def test_a_run_of_bytes_waits_for_its_end_because_one_broken_byte_changes_all_of_it() -> None:
     tokenizer = byte_fallback()
-    stream = decoder(vocabulary_of(tokenizer), (), True)
+    stream = make_decoder(vocabulary_of(tokenizer), (), True)
     letter = id_of(tokenizer, "a")
     run = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in b"hi\xff"]
     assert [*map(stream.push, run), stream.push(letter)] == ["", "", "", "\ufffd\ufffd\ufffda"]

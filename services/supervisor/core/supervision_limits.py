@@ -1,10 +1,10 @@
-"""How patient a supervisor is."""
+"""The time limits and restart limits that the supervisor applies to its children."""
 
 import msgspec
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """All times in nanoseconds.
+class SupervisionLimits(msgspec.Struct, frozen=True):
+    """Time limits in nanoseconds, and how often a child may die.
 
     start: until all children are ready, and later until one that was started again is. stop: how long one child may take
     to stop. drain: how long accepted requests may go on at the end. hang: silence, or a step without an end, for which a
