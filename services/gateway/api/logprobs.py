@@ -52,12 +52,12 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 def chat_logprobs(logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
-    """Those of some tokens; None of none."""
+    """Format log-probabilities for a chat choice; None for an empty sequence."""
     return ChatLogprobs(tuple(map(_chat_entry, logprobs))) if logprobs else None
 
 
 def completion_logprobs(logprobs: Sequence[Logprobs]) -> CompletionLogprobs | None:
-    """Those of some tokens; None of none."""
+    """Format log-probabilities for a completion choice; None for an empty sequence."""
     if not logprobs:
         return None
     return CompletionLogprobs(
