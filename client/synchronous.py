@@ -58,7 +58,7 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """Where the stack is."""
+        """The address of the stack's public mailbox."""
         return self._client.endpoint
 
     def generate(

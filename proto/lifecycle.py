@@ -1,4 +1,4 @@
-"""Between all processes: who is there, who makes progress, what each holds."""
+"""Messages between all processes: greetings, heartbeats, draining, and snapshots of state."""
 
 from enum import StrEnum
 
@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The sender exists, with the incarnation in the header; answered by the recipient's own `Hello`.
+    """A greeting: the sender is running, with the incarnation in the header; answered by the recipient's own `Hello`.
 
     `answer` marks the answer, so that two greetings do not go on for ever. `pid` is for people.
     `wire_format`: `WIRE_FORMAT` of the sender's version, 1 where it is absent; a peer of another number is not talked to.
@@ -65,7 +65,7 @@ class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A process's counts and queues as a JSON object: everything that must be empty when no request is alive."""
+    """The answer to `Inspect`: `json` is an object of counts and queues, or the answer to the topic."""
 
     service: str
     pid: int
