@@ -178,7 +178,7 @@ class ClientProtocol:
                 return
         sent = self._send(message, call.traceparent)
         if sent and call.phase is CallPhase.ABANDONED:
-            # Its end may have been told to a connection that is gone: who asks is told again, or that it is not known.
+            # Its end may have been sent over a connection that is gone: `Attach` has it sent again, or NOT_FOUND.
             self._send(Attach(call.id, call.have(), call.generate.credential), "")
         elif sent and call.cancelling:
             self._send(_cancel(call), "")

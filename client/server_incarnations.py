@@ -37,7 +37,7 @@ class ServerIncarnations:
         if known and now_s - heard_s < self._late_s:
             return SenderStatus.STALE  # written before it died
         self.heard_s = now_s
-        # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
+        # When messages of two incarnations mix, the first to be seen need not be the older: the current one is the one that goes on.
         # Mostly a restart has shown as a new connection before, and everything has been asked over that.
         unasked = bool(self._incarnations) and (known or self.connected_s <= heard_s)
         others = [each for each in self._incarnations if each != incarnation]

@@ -53,7 +53,7 @@ class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket.
 
-    about: a request, by its number or id, to be told about it alone, where the service has something to tell.
+    about: a request, by its number or id, for an answer about it alone, where the service knows it.
     topic: what is asked for: empty is counts and queues, or what is known of `about`. `metrics`: what the process's metrics
     stand at. `spans`: those of its recent spans that belong to the request numbered `about`, or to the trace of that id.
     `who`: its incarnation, age, processor time and memory. `live`: what the scheduler did since `about`, to be watched;

@@ -11,7 +11,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tail: the last prompt ids, so that the text continues it. output_ids and characters: what the ledger already
     has, when the stream is opened again; text before `characters` is not sent again. end_ids: ids whose text is not
     shown unless `include_stop`; min_tokens: stop strings completed by an earlier token do not end the stream. logprobs:
-    how likely each id was is told, too.
+    send log-probabilities of the ids, too.
     """
 
     stream: Stream

@@ -104,7 +104,7 @@ class Mailbox:
         """Send to a peer that has joined.
 
         False when it has not, or when its outbox is full. A message to a peer that has not joined is not kept: whoever
-        joins is told everything it must know at that moment.
+        joins is sent everything it must know at that moment.
         """
         link = self.links[peer]
         if not link.joined:
@@ -127,7 +127,7 @@ class Mailbox:
         return link.try_send(self._codec.encode(header, body))
 
     def answer_hello(self, peer: Service, body: lifecycle.Hello) -> None:
-        """Answer a peer's first greeting, in order: whatever follows is void until the peer has this."""
+        """Answer a peer's first greeting, in order: the peer drops whatever follows until it has this."""
         link = self.links[peer]
         header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
         link.send_or_queue(self._codec.encode(header, body))

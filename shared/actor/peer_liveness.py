@@ -60,7 +60,7 @@ class PeerLiveness:
             return False
         link.last_heard_ns = time.monotonic_ns()
         if link.mail_lost:
-            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
+            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides send everything.
             self._log.warning("mail lost", peer=link.peer.value)
             link.reset()
             self._next_hello_ns = 0
@@ -97,7 +97,7 @@ class PeerLiveness:
             self._refuse(header, body)
             return
         if header.recipient not in (0, self._mailbox.incarnation):
-            # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
+            # It greets our predecessor; our own Hello is repeated until it answers and names our incarnation.
             return
         if self._mailbox.accept_hello(header, answer=body.answer):
             link.last_heard_ns = time.monotonic_ns()
@@ -108,12 +108,12 @@ class PeerLiveness:
             shell.joined(sender)
         elif header.incarnation == link.incarnation:
             if link.state is State.STARTING:
-                link.state = body.state  # it may have become ready before it knew whom to tell
+                link.state = body.state  # it may have become ready before it knew this peer
             if not body.answer:
                 self._mailbox.try_send(sender, _hello(shell, answer=True))
 
     def _refuse(self, header: Header, body: Hello) -> None:
-        """Leave a peer whose messages could be misread alone, and say so once."""
+        """Ignore a peer with another wire format, whose messages could be misread, and log that once."""
         if header.incarnation in self._refused:
             return
         if len(self._refused) >= _REFUSED_MAX:
