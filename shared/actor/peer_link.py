@@ -15,8 +15,8 @@ from noria.proto.base import Service
 class PeerLink:
     """A socket to one peer's mailbox, the peer's incarnation as last greeted, and messages that wait to be sent.
 
-    `pid`, `state`, `progress`, `busy` and `expected_us` are from the peer's last greeting or heartbeat. `knows_us`: its
-    present incarnation has written to ours. `mail_lost`: messages from it are missing. `dead_incarnations`: earlier ones.
+    `pid`, `state`, `progress`, `busy` and `expected_us` are what the peer last said of itself; `knows_us` whether its
+    present life has written to ours; `mail_lost` whether mail of it was lost on the way.
     """
 
     def __init__(self, peer: Service, connect: Callable[[], zmq.Socket[bytes]], outbox_max: int) -> None:
