@@ -141,7 +141,7 @@ class AsyncClient:
         return answer
 
     async def identify(self, credential: str | None = None, timeout_s: float = 5.0) -> Identified:
-        """Ask whose a credential is and which classes it may use; the client's own where absent.
+        """Ask for the tenant of a credential and which classes it may use; the client's own where absent.
 
         Raises Refused for an unknown one, Unreachable when nothing answers in time.
         """
@@ -166,7 +166,7 @@ class AsyncClient:
     def attach(self, request_id: str, n: int = 1, credential: str | None = None) -> Generation:
         """Read the answer of a request with `n` choices that was made elsewhere, from its beginning.
 
-        Whoever read it before is told no more. Leaving it cancels it only if it is neither kept nor in the background.
+        Whoever read it before gets nothing more. Leaving it cancels it only if it is neither kept nor in the background.
         """
         loop = self._open()
         made = Generate(request_id, n=n, credential=self._own(credential), background=True)

@@ -1,4 +1,4 @@
-"""One request as its client sees it: which phase it is in, what has arrived of each choice, who is to be told.
+"""One request as its client sees it: its phase, what has arrived of each choice, and what its reader has not read.
 
 Decides what a message means for this request. Knows nothing of sockets, time-outs or other requests.
 """
@@ -16,7 +16,11 @@ from noria.proto.frontdoor import Accepted, Finished, Generate, Have
 
 
 class CallPhase(Enum):
-    """Where a call is. ABANDONED: nobody reads it any more, but the server has not yet confirmed its end."""
+    """The phase of a call.
+
+    OPENING: sent, not accepted yet. OPEN: accepted. ABANDONED: nobody reads it any more, but the server has not yet
+    confirmed its end. OVER: ended or failed.
+    """
 
     OPENING = auto()
     OPEN = auto()
@@ -52,12 +56,12 @@ class Call:
 
     @property
     def id(self) -> str:
-        """The request's name."""
+        """The request's id."""
         return self.generate.id
 
     @property
     def outlives_reader(self) -> bool:
-        """Whether somebody may come back for it, so that leaving it is not the end of it."""
+        """Whether the request goes on without a reader, because it has `keep` or `background`."""
         return self.generate.keep or self.generate.background
 
     @property
@@ -66,14 +70,14 @@ class Call:
         return not any(choice.ids or choice.characters or choice.finish for choice in self._choices)
 
     def accept(self, accepted: Accepted) -> None:
-        """The server has taken it."""
+        """Note that the server has accepted the request."""
         self.accepted = accepted
         if self.phase is CallPhase.OPENING:
             self.phase = CallPhase.OPEN
         self.changed.set()
 
     def add_delta(self, delta: frontdoor.Delta) -> bool:
-        """Take one delta; False when something before it is missing."""
+        """Add one delta; False when something before it is missing."""
         if not 0 <= delta.index < len(self._choices):
             return True
         taken = self._choices[delta.index].add(delta)
@@ -82,11 +86,11 @@ class Call:
         return taken
 
     def contradicts(self, delta: frontdoor.Delta) -> bool:
-        """Whether a delta says something else of tokens that have arrived already."""
+        """Whether a delta has other ids for tokens of the same attempt that have arrived already."""
         return 0 <= delta.index < len(self._choices) and self._choices[delta.index].contradicts(delta)
 
     def add_finished(self, finished: Finished) -> bool:
-        """Take the end of one choice; False when tokens before it are missing."""
+        """Add the end of one choice; False when tokens before it are missing."""
         if not 0 <= finished.index < len(self._choices):
             return True
         finish = Finish(
@@ -108,7 +112,7 @@ class Call:
         return taken
 
     def fail(self, error: ClientError) -> None:
-        """It ends here with an error, after what has arrived has been read."""
+        """End the call with an error, which its reader gets after everything that has arrived."""
         if self.phase is not CallPhase.OVER:
             self.error = error
             self.phase = CallPhase.OVER
@@ -128,7 +132,7 @@ class Call:
         return tuple(Have(choice.index, choice.attempt, len(choice.ids), choice.characters) for choice in self._choices)
 
     def read(self) -> Delta | None:
-        """The next choice's unread news, in order of arrival; None when there is none now."""
+        """What is unread of the next choice, in order of arrival, as one delta; None when all is read."""
         while self._unread:
             index = next(iter(self._unread))
             del self._unread[index]

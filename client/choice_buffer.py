@@ -1,4 +1,4 @@
-"""One choice as it arrives: drops what is known, notices what is missing, merges what has not been read yet.
+"""Puts one choice together from its deltas, by the rule of `noria.proto.token_runs`, and merges what is not read yet.
 
 Pure. Knows nothing of requests, sockets or time.
 """
@@ -28,7 +28,7 @@ class ChoiceBuffer:
     _read_finish: bool = False
 
     def add(self, delta: frontdoor.Delta) -> bool:
-        """Take a delta's news; False when something before it is missing, and then nothing is taken."""
+        """Add what is new in a delta; False when something before it is missing, and then nothing is added."""
         if self.finish is not None:
             return True
         position = StreamPosition(self.attempt, len(self.ids), self.characters)
@@ -53,7 +53,7 @@ class ChoiceBuffer:
         return True
 
     def contradicts(self, delta: frontdoor.Delta) -> bool:
-        """Whether a delta says something else of tokens that have arrived already."""
+        """Whether a delta has other ids for tokens of the same attempt that have arrived already."""
         overlap = delta.ids[: max(len(self.ids) - delta.start, 0)]
         same_attempt = self.finish is None and delta.attempt == self.attempt
         return same_attempt and tuple(self.ids[delta.start : delta.start + len(overlap)]) != overlap
@@ -87,7 +87,7 @@ class ChoiceBuffer:
         return news
 
     def choice(self) -> Choice:
-        """The choice, once ended."""
+        """The whole choice. Raises AssertionError before its end."""
         assert self.finish is not None
         return Choice(self.index, "".join(self._parts), tuple(self.ids), self.finish, tuple(self.logprobs))
 

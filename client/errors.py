@@ -4,7 +4,7 @@ from noria.proto.frontdoor import Code
 
 
 class ClientError(Exception):
-    """The root of everything this library raises on purpose."""
+    """The base class of all errors of this library."""
 
 
 class Refused(ClientError):  # noqa: N818  # a state of affairs, as its callers say it

@@ -1,4 +1,4 @@
-"""A call's arguments turned into a `Generate`, checked against the types of the wire before anything is sent."""
+"""Turns the arguments of `generate` into a `Generate` message, checked against the types of the wire before anything is sent."""
 
 import uuid
 from collections.abc import Mapping, Sequence

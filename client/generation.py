@@ -1,4 +1,4 @@
-"""A generation in the hands of its caller: iterate it, await it whole, or let go of it, which cancels it."""
+"""A generation under way: iterate it, await its whole answer, or drop it, which cancels it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come, though there may be news to read."""
+        """Whether nothing more will arrive, though there may be deltas left to read."""
         return self._call.phase in (CallPhase.OVER, CallPhase.ABANDONED)
 
     async def accepted(self) -> Accepted:

@@ -1,4 +1,4 @@
-"""Questions that are not about a request under way: asked once, and again over each new connection, until answered."""
+"""Queries (`Preview`, `Identify`, `Inquire`): sent once, and again over each new connection, until answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,14 +14,14 @@ _Answer = Forecast | Identified | Standing
 
 
 class PendingQueries:
-    """All open questions of one client, by name."""
+    """The unanswered queries of one client, by name."""
 
     def __init__(self, send: Callable[[msgspec.Struct, str], bool]) -> None:
         self._send = send
         self._open: dict[str, tuple[msgspec.Struct, asyncio.Future[_Answer]]] = {}
 
     async def ask(self, name: str, question: msgspec.Struct, timeout_s: float, endpoint: str) -> _Answer:
-        """Ask and wait. Raises Refused, Unreachable and Closed."""
+        """Send a query and wait for its answer. Raises Refused, Unreachable (also after `timeout_s`) and Closed."""
         if len(self._open) >= QUESTIONS_MAX:
             raise Unreachable(f"{len(self._open)} questions of this client wait for an answer from {endpoint}")
         waiter: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
@@ -35,12 +35,12 @@ class PendingQueries:
             self._open.pop(name, None)
 
     def repeat(self) -> None:
-        """There is a new connection: what was asked over an older one may be lost."""
+        """Send all queries again over a new connection, since those sent over an older one may be lost."""
         for question, _ in list(self._open.values()):
             self._send(question, "")
 
     def receive(self, body: msgspec.Struct) -> bool:
-        """Take a message if it answers a question."""
+        """Handle a message if it is the answer to a query; True when it is of a kind that only answers queries."""
         if not isinstance(body, _Answer | Rejected) or body.id not in self._open:
             return isinstance(body, _Answer)
         _, waiter = self._open[body.id]
@@ -53,7 +53,7 @@ class PendingQueries:
         return True
 
     def close(self) -> None:
-        """Nobody will answer any more."""
+        """Fail all queries with Closed."""
         for _, waiter in self._open.values():
             if not waiter.done():
                 waiter.set_exception(Closed("the client was closed"))

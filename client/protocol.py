@@ -1,4 +1,4 @@
-"""The calls of one client: what is sent for each of them and when again, and what mail means to whom.
+"""The protocol of one client: what is sent for each request and when again, and what each message of the server does.
 
 Time arrives as an argument and messages leave through a function, so this holds no socket and reads no clock.
 
@@ -35,7 +35,7 @@ _PINGS_PER_TIMEOUT: Final = 3
 
 
 class ClientProtocol:
-    """All calls of one client."""
+    """The state of all requests of one client, without socket or clock."""
 
     def __init__(self, timeouts: ClientTimeouts, send: Send) -> None:
         self.calls: dict[str, Call] = {}
@@ -76,7 +76,7 @@ class ClientProtocol:
         return call
 
     def cancel(self, call: Call, now_s: float) -> None:
-        """Ask for the end of a call that is still read: its last deltas say `cancelled`."""
+        """Ask the server to cancel a call that is still read: its choices then finish as `cancelled`."""
         if call.phase not in (CallPhase.OPENING, CallPhase.OPEN):
             return
         call.cancelling = True
@@ -88,7 +88,7 @@ class ClientProtocol:
             call.cancelled(over=True)
 
     def leave(self, call: Call, now_s: float) -> None:
-        """Nobody reads this call any more: cancel it, and keep it only until its end is confirmed."""
+        """Stop reading a call: cancel it, and remember it only until its end is confirmed."""
         if call.phase in (CallPhase.ABANDONED, CallPhase.OVER):
             return
         if call.outlives_reader:
@@ -103,14 +103,14 @@ class ClientProtocol:
             call.cancelled(over=False)
 
     def connected(self, now_s: float) -> None:
-        """There is a (new) connection: what was on the way over an older one may be lost."""
+        """Ask again for every call over a (new) connection, since messages over an older one may be lost."""
         self._server.connected_s = now_s
         for call in list(self.calls.values()):
             call.asks = 0
             self._ask(call, now_s)
 
     def receive(self, header: Header, body: msgspec.Struct, now_s: float) -> None:
-        """Take one message of the server."""
+        """Handle one message of the server."""
         status = self._server.observe(header.incarnation, now_s)
         if status is SenderStatus.STALE:
             return
@@ -132,7 +132,7 @@ class ClientProtocol:
                 pass  # a status of life
 
     def flush_acknowledgements(self) -> None:
-        """After a burst of mail: acknowledge the ends in it and cancel what nobody here asked for, once each."""
+        """Acknowledge the ends in the last burst of messages, and cancel requests in it that nobody here reads."""
         if self._to_acknowledge and self._send(Acknowledge(tuple(self._to_acknowledge)), ""):
             self._to_acknowledge.clear()
         for identity in self._to_cancel:
@@ -141,7 +141,7 @@ class ClientProtocol:
         self._to_cancel.clear()
 
     def tick(self, now_s: float) -> None:
-        """Show life, ask again, give up. To be called about once a second."""
+        """Ping the server, ask again for calls that are due, and fail those out of time; to be called about once a second."""
         self.flush_acknowledgements()
         if not self.calls:
             return
@@ -178,7 +178,7 @@ class ClientProtocol:
                 return
         sent = self._send(message, call.traceparent)
         if sent and call.phase is CallPhase.ABANDONED:
-            # Its end may have been told to a connection that is gone: who asks is told again, or that it is not known.
+            # Its end may have been sent over a connection that is gone: `Attach` has it sent again, or NOT_FOUND.
             self._send(Attach(call.id, call.have(), call.generate.credential), "")
         elif sent and call.cancelling:
             self._send(_cancel(call), "")

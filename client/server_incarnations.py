@@ -1,4 +1,4 @@
-"""What a client knows of the server at the other end: which of its lives goes on, and when it last showed life."""
+"""The incarnations of the server as a client sees them: which is the current one, and when it last sent a message."""
 
 from enum import Enum, auto
 from typing import Final
@@ -7,7 +7,11 @@ _INCARNATIONS_REMEMBERED: Final = 16
 
 
 class SenderStatus(Enum):
-    """What mail of the server says of it. STALE: a life wrote it that is over. RESTARTED: all calls are to be asked again."""
+    """What a message's incarnation says of the server.
+
+    CURRENT: it is the one that goes on. RESTARTED: it is a new one, so all calls are to be asked again. STALE: the message
+    was written by one that is over, and is ignored.
+    """
 
     CURRENT = auto()
     RESTARTED = auto()
@@ -15,7 +19,7 @@ class SenderStatus(Enum):
 
 
 class ServerIncarnations:
-    """The lives of one server. late_s: for how long after a life's end mail of it may come."""
+    """Tells the current incarnation of a server from earlier ones. late_s: how long messages of an earlier one may still come."""
 
     def __init__(self, late_s: float) -> None:
         self.heard_s = 0.0
@@ -24,7 +28,7 @@ class ServerIncarnations:
         self._incarnations: list[int] = []
 
     def observe(self, incarnation: int, now_s: float) -> SenderStatus:
-        """Mail has come from one of the server's lives."""
+        """Note a message of an incarnation at a time in seconds, and return what it says of the server."""
         heard_s = self.heard_s
         if self._incarnations and incarnation == self._incarnations[-1]:
             self.heard_s = now_s
@@ -33,7 +37,7 @@ class ServerIncarnations:
         if known and now_s - heard_s < self._late_s:
             return SenderStatus.STALE  # written before it died
         self.heard_s = now_s
-        # Of two lives that are heard at one time, the first to be heard need not be the older: the one that goes on is.
+        # When messages of two incarnations mix, the first to be seen need not be the older: the current one is the one that goes on.
         # Mostly a restart has shown as a new connection before, and everything has been asked over that.
         unasked = bool(self._incarnations) and (known or self.connected_s <= heard_s)
         others = [each for each in self._incarnations if each != incarnation]

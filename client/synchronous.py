@@ -58,7 +58,7 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """Where the stack is."""
+        """The address of the stack's public mailbox."""
         return self._client.endpoint
 
     def generate(
@@ -104,7 +104,7 @@ class Client:
         )
 
     def identify(self, credential: str | None = None, timeout_s: float = 5.0) -> Identified:
-        """Ask whose a credential is and which classes it may use. Raises Refused and Unreachable."""
+        """Ask for the tenant of a credential and which classes it may use. Raises Refused and Unreachable."""
         return self._loop.run(self._client.identify(credential, timeout_s))
 
     def describe(self, timeout_s: float = 5.0) -> Description:

@@ -1,4 +1,4 @@
-"""How long a client waits for what, and when it has waited too long."""
+"""Timeouts of a client, and the rule by which a call is given up."""
 
 import msgspec
 
@@ -29,7 +29,7 @@ class ClientTimeouts(msgspec.Struct, frozen=True):
     calls_max: int = 8192
 
     def give_up_reason(self, call: Call, heard_s: float, now_s: float) -> str:
-        """Why a call is to be given up, "" for not yet; heard_s: when the server last showed life."""
+        """Why a call is out of time, as a sentence; "" while it is not. heard_s: when the last message of the server came."""
         silent_s = now_s - max(heard_s, call.begun_s)
         match call.phase:
             case CallPhase.OPENING:
@@ -48,7 +48,7 @@ class ClientTimeouts(msgspec.Struct, frozen=True):
         return ""
 
     def ready_soon_enough(self, call: Call, body: Rejected, now_s: float) -> bool:
-        """Whether a server that is not ready says that it will be soon enough: a part of it is being started again."""
+        """Whether a server that rejects a call as not ready expects to be ready within `ready_s` of its beginning."""
         if body.retry_after_ms is None:
             return False
         return now_s + body.retry_after_ms / 1000 - call.begun_s <= self.ready_s

@@ -1,4 +1,4 @@
-"""What several edges share: the header, the name of a stream, why it ended, how it samples.
+"""What messages of several edges share: the header, names of services and streams, reasons of an end, log-probabilities.
 
 Bodies are arrays on the wire. Fields are only ever appended, with defaults, and never reordered: an older decoder
 ignores surplus trailing fields, a newer one fills in what is missing. A field that has gone leaves its position behind, as
@@ -67,9 +67,9 @@ class End(IntEnum):
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How likely a sampled token was to the model, before temperature, filters, penalties and bias.
+    """The log-probability of a sampled token, before temperature, filters, penalties and bias.
 
-    logprob: its natural log-probability. top: (id, log-probability) of the likeliest tokens, likeliest first.
+    logprob: natural logarithm. top: (id, log-probability) of the likeliest tokens, likeliest first.
     """
 
     logprob: float
@@ -85,7 +85,7 @@ class Alternative(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`TokenLogprob` of an output token, to be read: with the bytes that it stands for, special or not.
+    """The log-probability of an output token with the bytes that it stands for, special or not.
 
     character: position in the stream's text at which its text begins. top: the likeliest tokens, likeliest first.
     """

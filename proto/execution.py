@@ -1,4 +1,4 @@
-"""Scheduler to executor and back: numbered plans, their results, and what the executor is.
+"""Messages between scheduler and executor: numbered step plans, their results, and the geometry of the executor.
 
 Plans are differences. What a slot computes with (prompt and output ids, sampling, block table) is sent once, when the
 slot is filled; after that only new blocks. The executor applies only number `last + 1` of its epoch; number 1 opens an
@@ -73,7 +73,10 @@ class Copy(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Replace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Put a block that holds the same tokens into a slot's table, at `index`: two requests computed it, one copy stays."""
+    """Replace an entry of a slot's block table, at `index`, by another block that holds the same tokens.
+
+    Two requests computed the same page: both use one copy from now on.
+    """
 
     slot: int
     group: int
@@ -82,7 +85,7 @@ class Replace(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Stash(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A slot that this plan releases is kept on the host, told so that the executor can list it to another scheduler.
+    """A slot that this plan releases and swaps out, so that the executor can name it to another scheduler in `Inventory`.
 
     blocks: of each group of the host, to which the plan's swap_out copies the slot's table; they hold `length` positions.
     """
@@ -173,7 +176,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Geometry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the executor is, told at `Hello`: the scheduler owns block numbers, the executor their bytes.
+    """Sizes and limits of the executor and its cache, sent at `Hello`. The scheduler owns block numbers, the executor bytes.
 
     num_blocks counts chunks of the pool, of which the first `reserved_blocks` are padding targets that must never be
     allocated. A block is one page of `page_size` tokens per layer of a group; each group cuts chunks of
@@ -225,12 +228,12 @@ class Held(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def cache_digest(ids: Iterable[int]) -> bytes:
-    """What names the content of a cache: 16 bytes of BLAKE2b over its token ids as 64-bit integers."""
+    """The digest that names the content of a cache: 16 bytes of BLAKE2b over its token ids as 64-bit integers."""
     return blake2b(array("q", ids).tobytes(), digest_size=16).digest()
 
 
 class Inventory(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Everything the executor still holds, for a scheduler that has restarted. epoch: in which it was told of it last."""
+    """Everything the executor still holds, for a scheduler that has restarted. epoch: the executor's last one."""
 
     epoch: int
     entries: tuple[Held, ...]

@@ -1,4 +1,4 @@
-"""Client to admission and back: the public edge, on a mailbox of its own.
+"""Messages between clients and admission, on the public mailbox.
 
 A request is named by the client's own id within its tenant. Everything sent about one client's streams in one step is
 one `Updates` message.
@@ -53,20 +53,20 @@ class Generate(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Preview(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ask what would become of a request now; it is not made. Its id names the question and is used for nothing else."""
+    """Ask for the `Forecast` of a request, which is not made. Its id names the question and is used for nothing else."""
 
     request: Generate
 
 
 class Identify(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ask whose credential this is and what it may do. `id` names the question."""
+    """Ask for the tenant and classes of a credential. `id` names the question."""
 
     id: str
     credential: str
 
 
 class Inquire(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ask how a request of one's own stands, without taking its streams over. `id` names the question."""
+    """Ask for the `Standing` of a request of the same tenant, without taking its streams over. `id` names the question."""
 
     id: str
     request: str
@@ -74,7 +74,7 @@ class Inquire(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Have(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a re-attaching client already holds of one choice: `ids` tokens and `characters` of text of `attempt`."""
+    """How much a re-attaching client already has of one choice: `ids` tokens and `characters` of text of `attempt`."""
 
     index: int
     attempt: int = 0
@@ -110,7 +110,7 @@ class Acknowledge(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Describe(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ask what is served and whether it is ready."""
+    """Ask for the `Description`: which models are served and whether the stack is ready."""
 
 
 class Ping(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -160,7 +160,7 @@ class Rejected(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Forecast(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What would become of a request, as the scheduler's state was last known; nothing is promised.
+    """Whether and when a request would be served, by the scheduler's state as last known; nothing is promised.
 
     When it would be admitted: milliseconds until its first step, first token and end, the end for as many tokens as
     are expected of it (`output_tokens`, its `max_tokens` at most). Else `code`, `reason` and so on, as in `Rejected`.
@@ -181,7 +181,7 @@ class Forecast(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Identified(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Whose a credential is, and the classes it may use. An unknown one is answered by `Rejected`."""
+    """The tenant of a credential and the classes that it may use. An unknown credential is answered by `Rejected`."""
 
     id: str
     tenant: str
@@ -190,7 +190,7 @@ class Identified(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Standing(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a request stands: what has come of each choice so far. A request that is not known is answered by `Rejected`.
+    """The progress of a request: tokens and end of each choice so far. A request that is not known is answered by `Rejected`.
 
     ends: an `End` for each choice, 0 for those that run. stop: its stop strings. age_ms: since it was received.
     """
@@ -207,7 +207,7 @@ class Standing(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """News of one choice: token ids from output position `start`, text from character position `characters`.
+    """New output of one choice: token ids from output position `start`, text from character position `characters`.
 
     Several steps' news may be merged into one delta for a slow reader; nothing is ever dropped.
     A higher `attempt` truncates the receiver to `start` and `characters`. logprobs: of each id, where asked for.
@@ -246,14 +246,14 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Updates(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """All news for one client in one step; a choice's `Finished` comes after its last delta."""
+    """All new output for one client in one step; a choice's `Finished` comes after its last delta."""
 
     deltas: tuple[Delta, ...] = ()
     finished: tuple[Finished, ...] = ()
 
 
 class Description(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is served. `waiting_for` names the services that are not there yet; empty means ready."""
+    """The models that are served. `waiting_for` names the services that are not there yet; empty means ready."""
 
     models: tuple[str, ...]
     max_model_tokens: int
@@ -267,7 +267,7 @@ class Pong(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Malformed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What arrived could not be read: the reason, and the kind it claimed to be."""
+    """A message of the client could not be decoded: the reason, and the kind that its header named."""
 
     kind: str
     reason: str

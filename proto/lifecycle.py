@@ -1,4 +1,4 @@
-"""Between all processes: who is there, who makes progress, what each holds."""
+"""Messages between all processes: greetings, heartbeats, draining, and snapshots of state."""
 
 from enum import StrEnum
 
@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The sender exists, with the incarnation in the header; answered by the recipient's own `Hello`.
+    """A greeting: the sender is running, with the incarnation in the header; answered by the recipient's own `Hello`.
 
     `answer` marks the answer, so that two greetings do not go on for ever. `pid` is for people.
     `wire_format`: `WIRE_FORMAT` of the sender's version, 1 where it is absent; a peer of another number is not talked to.
@@ -55,7 +55,7 @@ class Drain(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Ask any mailbox for its state, for people and tests; the answer returns to the asker's own socket.
 
-    about: a request, by its number or id, to be told about it alone, where the service has something to tell.
+    about: a request, by its number or id, for an answer about it alone, where the service knows it.
     topic: what is asked for: empty is counts and queues, or what is known of `about`. `metrics`: what the process's metrics
     stand at. `spans`: those of its recent spans that belong to the request numbered `about`, or to the trace of that id.
     `who`: its incarnation, age, processor time and memory. `live`: what the scheduler did since `about`, to be watched;
@@ -67,7 +67,7 @@ class Inspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A process's counts and queues as a JSON object: everything that must be empty when no request is alive."""
+    """The answer to `Inspect`: `json` is an object of counts and queues, or the answer to the topic."""
 
     service: str
     pid: int

@@ -1,4 +1,4 @@
-"""Scheduler to detokenizer to admission: token ids become text, in order, with one writer of the end."""
+"""Messages that carry output from the scheduler to the detokenizer, and as text to admission."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tail: the last prompt ids, so that the text continues it. output_ids and characters: what the ledger already
     has, when the stream is opened again; text before `characters` is not sent again. end_ids: ids whose text is not
     shown unless `include_stop`; min_tokens: stop strings completed by an earlier token do not end the stream. logprobs:
-    how likely each id was is told, too.
+    send log-probabilities of the ids, too.
     """
 
     stream: Stream
@@ -57,7 +57,7 @@ class TokenRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Tokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Scheduler to detokenizer: the news of all streams in one step, or in several short ones."""
+    """Scheduler to detokenizer: the new token ids of all streams in one step, or in several short ones."""
 
     runs: tuple[TokenRun, ...]
 
@@ -85,7 +85,7 @@ class TextRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Detokenizer to admission: the news of all streams in one turn, token ids included so the ledger is complete."""
+    """Detokenizer to admission: new text of all streams in one turn, token ids included so that the ledger is complete."""
 
     runs: tuple[TextRun, ...]
 

@@ -163,12 +163,12 @@ class SamplingParameter(msgspec.Struct, frozen=True):
 
     @property
     def scalar(self) -> bool:
-        """Whether it is one number, perhaps absent."""
+        """Whether its value is a single number, perhaps absent."""
         return self.type in (int, float) or set(get_args(self.type)) in ({int, type(None)}, {float, type(None)})
 
     @property
     def integer(self) -> bool:
-        """Whether it is one whole number, perhaps absent."""
+        """Whether its value is a single whole number, perhaps absent."""
         return self.type is int or int in get_args(self.type)
 
 

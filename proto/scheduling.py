@@ -1,4 +1,4 @@
-"""Admission to scheduler and back: work in, withdrawals in, capacity out."""
+"""Messages between admission and scheduler: submissions, withdrawals, capacity, costs, suspicions."""
 
 import msgspec
 
@@ -7,7 +7,9 @@ from noria.proto.sampling import Sampling
 
 
 class Doubt(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Why a stream is suspected: it was in what failed, when it had made `output_tokens`; one more clears it.
+    """Why a stream is suspected of making steps fail: it was in one that failed, when it had `output_tokens` tokens.
+
+    One token more clears it.
 
     group: suspects that run together have one number. failures_alone: how often it then failed with nobody beside it.
     """
@@ -18,7 +20,7 @@ class Doubt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Submission(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One accepted stream, whole: `output_ids` is not empty when it is submitted again after a loss.
+    """One accepted stream with all that the scheduler needs: `output_ids` is not empty when it is submitted again after a loss.
 
     sampling: with seed and max_tokens fixed. end_ids: token ids that end it (end of sequence unless ignored, and the
     stop token ids). has_stop_strings: never plan it more than a few tokens ahead of the detokenizer's `Progress`.
@@ -82,7 +84,7 @@ class Reclaims(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Spent(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a stream cost in all, told once when it is forgotten and no step touches it any more.
+    """The total cost of a stream, sent once when it is forgotten and no step touches it any more.
 
     computed_tokens: query tokens computed for it, again after preemptions included. wasted_tokens: those of them that
     were computed after its end and thrown away. block_us: cache blocks held, times microseconds; a shared block counts
@@ -100,7 +102,7 @@ class Spent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """All `Spent` of one turn, numbered from `first` on in the life of a scheduler.
 
-    What is not `Accounted` is told again to an admission that joins; numbers say what it has already.
+    Entries that are not `Accounted` are sent again to an admission that joins; by their numbers it drops those that it has.
     """
 
     entries: tuple[Spent, ...]
@@ -108,21 +110,21 @@ class Expenses(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Accounted(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the scheduler of this incarnation has told of expenses up to `number` is on record: it need not be told again."""
+    """Admission has recorded the expenses of scheduler incarnation `life` up to `number`; they need not be sent again."""
 
     life: int
     number: int
 
 
 class Suspect(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A stream that is suspected."""
+    """A suspected stream and the reason."""
 
     stream: Stream
     doubt: Doubt
 
 
 class Suspected(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Everybody whom the scheduler suspects of killing the executor, or of failing steps; whoever isn't named is not."""
+    """All streams that the scheduler suspects of killing the executor or failing steps; it replaces the list sent before."""
 
     entries: tuple[Suspect, ...]
 
@@ -158,7 +160,7 @@ class ClassCapacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Capacity(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Published at `Hello`, whenever credit changes, and for predictions every now and then.
+    """How much more the scheduler takes, and how fast it is; sent at `Hello`, when credit changes, and regularly.
 
     Credit counts all submissions up to and including number `submitted`.
 

@@ -89,7 +89,7 @@ class Codec:
 
 
 def inbound(recipient: Service) -> Mapping[str, tuple[type[msgspec.Struct], ...]]:
-    """What a service's internal mailbox accepts, by the sender's routing id."""
+    """The message kinds that a service's internal mailbox accepts, by the sender's routing id."""
     return {
         sender.value: (*kinds, *lifecycle.BETWEEN_SERVICES) for (sender, to), kinds in ROUTES.items() if to is recipient
     }

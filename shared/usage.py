@@ -1,4 +1,4 @@
-"""What tenants used, as it is kept on disk: one row for each tenant, class and hour, to which figures are added.
+"""The usage table on disk: one row for each tenant, class and hour, to which figures are added.
 
 Admission writes the rows, `noria usage` reads them; both do so with the statements here. The file is SQLite, in the state
 folder, readable by its owner alone.
@@ -41,7 +41,7 @@ _READ: Final = (
 
 
 class TenantUsage(msgspec.Struct, frozen=True):
-    """What one tenant used in one class. cache_block_s: cache blocks held, times seconds."""
+    """Usage of one tenant in one class: requests, tokens, and cache_block_s, cache blocks held times seconds."""
 
     tenant: str
     traffic_class: str
@@ -55,12 +55,12 @@ class TenantUsage(msgspec.Struct, frozen=True):
 
 
 def database_path(settings: RuntimeSettings) -> Path:
-    """Where the file is, whether or not it exists."""
+    """The path of the usage database, whether or not it exists."""
     return state_dir(settings) / DATABASE
 
 
 def read(path: Path, *, tenant: str = "", since_unix_s: int = 0) -> list[TenantUsage]:
-    """What was used from the hour of `since_unix_s` on, by tenant and class; of one tenant where it is named.
+    """Usage from the hour of `since_unix_s` on, by tenant and class; of one tenant where it is named.
 
     Raises UserError when there is no such file or it cannot be read.
     """

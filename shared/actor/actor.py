@@ -2,9 +2,10 @@
 
 An actor owns a mailbox and a `Shell`. Each turn takes all mail that has come (up to a limit), gives it to the shell,
 then calls `advance` once, so that a burst of messages costs one round of work. The actor answers `Inspect` and stops at
-SIGTERM; who its peers are and whether they live is its `PeerLiveness`'s. It knows nothing of requests.
+SIGTERM; its `PeerLiveness` knows which peers have joined and are alive. It knows nothing of requests.
 
-What is told of a process is what it stands at between two turns: whatever came is worked off, on record and counted.
+Snapshots are taken between two turns, so that they show a state in which all mail that has come is handled, recorded
+and counted.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class Actor:
 
     @property
     def service(self) -> Service:
-        """Whose actor this is."""
+        """The service that this actor runs."""
         return self.mailbox.service
 
     def watch(self, source: "zmq.Socket[bytes] | int", callback: Callable[[], None]) -> None:
@@ -68,7 +69,7 @@ class Actor:
         self._poller.register(source, zmq.POLLIN)
 
     def unwatch(self, source: "zmq.Socket[bytes] | int") -> None:
-        """Stop watching."""
+        """Stop calling back for a socket or file descriptor given to `watch`."""
         del self._watched[source]
         self._poller.unregister(source)
 
@@ -87,11 +88,11 @@ class Actor:
         self.wake()
 
     def on_question(self, answer: Callable[[str], dict[str, Any]]) -> None:
-        """Answer an `Inspect` that asks about one thing with what this returns for it."""
+        """Answer an `Inspect` without a topic that names a request with what `answer` returns for that name."""
         self._answer = answer
 
     def on_expected_time(self, expected_us: Callable[[], int]) -> None:
-        """Say in heartbeats how long the work under way should take, as this predicts it; 0 where it cannot."""
+        """Put what this returns into heartbeats: microseconds that the work under way should take, 0 where unknown."""
         self._liveness.expected_us = expected_us
 
     def on_topic(self, topic: str, answer: Callable[[str], object]) -> None:
@@ -111,13 +112,13 @@ class Actor:
         self._leaving_s = seconds
 
     def on_leave(self, release: Callable[[], None]) -> None:
-        """Call this when the process gives up its place; see `leave`."""
+        """Set what `leave` calls to let a successor start, such as the release of the process's lock."""
         self._release = release
 
     def leave(self) -> None:
-        """Give up the process's place while it goes on to finish what it has begun: a successor may take its name.
+        """Let a successor take over this process's name and lock while it goes on to finish what it has begun.
 
-        Peers are told by a last heartbeat, STOPPED. Only to be called while the shell is being closed.
+        Sends peers a last heartbeat, STOPPED, and closes the mailbox. Only to be called while the shell is being closed.
         """
         self._liveness.send_stopped()
         self.mailbox.close(_FAREWELL_MS)
@@ -125,16 +126,16 @@ class Actor:
             self._release()
 
     def on_reload(self, reload: Callable[[], None]) -> None:
-        """Call this in the actor's thread, between two turns, whenever SIGHUP has come."""
+        """Set what is called in the actor's thread, between two turns, after each SIGHUP."""
         self._reload = reload
 
     def request_reload(self) -> None:
-        """SIGHUP has come; may be called from signal handlers and from any thread."""
+        """Have the configuration reloaded before the next turn, as after SIGHUP; may be called from any thread or signal handler."""
         self._reload_requested = True
         self.wake()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM ends the loop, a second one the process; SIGINT belongs to the supervisor alone, SIGHUP reloads."""
+        """Install signal handlers: SIGTERM ends the loop, a second one the process; SIGHUP reloads, SIGINT is ignored."""
 
         def terminate(signum: int, frame: object) -> None:
             del signum, frame
@@ -147,7 +148,7 @@ class Actor:
         signal.signal(signal.SIGHUP, lambda *_: self.request_reload())
 
     def send(self, shell: Shell, peer: Service, body: msgspec.Struct, traceparent: str = "") -> bool:
-        """Send to a peer; a full outbox is told to the shell, a peer that has not joined gets nothing."""
+        """Send to a peer; False when it has not joined, or when its outbox is full, which calls `shell.congested`."""
         link = self.mailbox.links[peer]
         if not link.joined:
             return False
@@ -192,7 +193,7 @@ class Actor:
         self._flush()
 
     def pause_ms(self) -> float:
-        """How long the next turn may wait for mail."""
+        """Milliseconds that the next turn may wait for mail before a timer is due."""
         now_ns = time.monotonic_ns()
         until = self._liveness.due_ns - now_ns
         if self._next_turn_ns is not None:

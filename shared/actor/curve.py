@@ -1,4 +1,4 @@
-"""CURVE keys for tcp: who has one, where they lie, and how a socket gets them.
+"""CURVE keys for sockets over tcp: key files, their owners, and how a socket is given its keys.
 
 Each service has a pair of its own, so has the public mailbox (`public`) and whoever asks on behalf of people (`tools`).
 A folder holds NAME.key, which anybody may know, and NAME.key_secret, which only its owner may read; both have the form
@@ -35,7 +35,7 @@ class CurveKeyPair(msgspec.Struct, frozen=True):
 
     @classmethod
     def generate(cls) -> "CurveKeyPair":
-        """A new pair."""
+        """Generate a new key pair."""
         return cls(*zmq.curve_keypair())
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Curve(msgspec.Struct, frozen=True):
         )
 
     def equip(self, socket: "zmq.Socket[bytes]") -> None:
-        """Use it on a socket that is not connected yet."""
+        """Set the keys on a socket that is not connected yet."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
@@ -72,11 +72,11 @@ class CurveKeys:
         self.folder = folder
 
     def key_pair(self, owner: str) -> CurveKeyPair:
-        """An owner's pair."""
+        """Read an owner's key pair. Raises UserError when it is missing or can be read by others."""
         return _read_key_pair(self.folder / f"{owner}{_SECRET}")
 
     def curve_to(self, owner: str, own: str) -> Curve:
-        """What `own` needs to connect to `owner`'s mailbox."""
+        """The keys with which `own` connects to `owner`'s mailbox."""
         return Curve(_read_public_key(self.folder / f"{owner}{_KEY}"), self.key_pair(own))
 
     def internal_keys(self) -> Mapping[bytes, str]:
@@ -88,7 +88,7 @@ class CurveKeys:
         }
 
     def client_keys(self) -> Mapping[bytes, str] | None:
-        """Whom the public mailbox admits, by public key; None for everybody."""
+        """Names of the clients that the public mailbox admits, by public key; None for everybody."""
         files = sorted((self.folder / CLIENTS).glob(f"*{_KEY}"))
         if not files:
             return None
@@ -96,7 +96,10 @@ class CurveKeys:
         return {**{_read_public_key(path): path.name.removesuffix(_KEY) for path in files}, **internal_keys}
 
     def tools_owner(self) -> str:
-        """Whose pair a command may use that asks on behalf of people: the tools', or that of the service at hand."""
+        """The owner whose secret key a command of the user may use: `tools`, else the first service whose key can be read.
+
+        Raises UserError when there is none.
+        """
         for owner in (TOOLS, *OWNERS):
             if owner != PUBLIC and os.access(self.folder / f"{owner}{_SECRET}", os.R_OK):
                 return owner

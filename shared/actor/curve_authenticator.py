@@ -1,6 +1,6 @@
-"""Who may connect to bound sockets that have CURVE keys: ZeroMQ's authentication protocol (RFC 27), answered by a table.
+"""Decides which CURVE keys may connect to bound sockets, by ZeroMQ's authentication protocol (RFC 27, ZAP).
 
-One gate for each ZeroMQ context. It sees keys, never messages.
+One authenticator for each ZeroMQ context. It sees keys, never messages.
 """
 
 import socket as sockets
@@ -19,7 +19,10 @@ _ANYBODY: Final = "anybody"
 
 
 class CurveAuthenticator:
-    """Answers in a thread of its own until closed. Raises zmq.ZMQError when the context has a gate already."""
+    """Admits or refuses connections by public key, in a thread of its own until closed.
+
+    Raises zmq.ZMQError when the context has an authenticator already.
+    """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> None:
         self.keys = keys
@@ -32,7 +35,7 @@ class CurveAuthenticator:
         self._thread.start()
 
     def secure(self, socket: "zmq.Socket[bytes]", owner: str, admitted: Mapping[bytes, str] | None) -> None:
-        """Have a socket that is not bound yet speak CURVE with `owner`'s keys.
+        """Make a socket that is not bound yet a CURVE server with `owner`'s keys.
 
         admitted: names by public key; everybody who has any key where None. Messages carry the name as `User-Id`.
         """
@@ -43,7 +46,7 @@ class CurveAuthenticator:
         socket.setsockopt(zmq.ZAP_DOMAIN, owner.encode())
 
     def close(self) -> None:
-        """Admit nobody more."""
+        """Stop the thread; new connections are refused from then on."""
         self._waker.close()
         self._thread.join()
         self._socket.close(0)
@@ -61,7 +64,7 @@ class CurveAuthenticator:
 
 
 def zap_reply(frames: list[bytes], admitted: Mapping[str, Mapping[bytes, str] | None]) -> list[bytes]:
-    """The answer to one question, by domain."""
+    """The reply frames to one ZAP request. admitted: names by public key for each domain; None admits any key."""
     request = frames[1] if len(frames) > 1 else b""
     name = _admitted_name(frames, admitted)
     if name is None:

@@ -52,7 +52,7 @@ def prepare_runtime_dir(settings: RuntimeSettings) -> Path:
 
 
 def state_dir(settings: RuntimeSettings) -> Path:
-    """The folder of what outlives the processes: as configured, else inside a configured runtime folder, else the user's."""
+    """The folder for files that outlive the processes: as configured, else inside a configured runtime folder, else the user's."""
     if settings.state_dir:
         return Path(settings.state_dir).expanduser().absolute()
     if settings.dir:

@@ -1,4 +1,4 @@
-"""Asking services for their state: one `Inspect` to each mailbox, whatever answers in time.
+"""Asks services for their state: sends one `Inspect` to each mailbox and collects the answers that come in time.
 
 Used by people and tests through `noria ps` and `/debug/state`. Needs no greeting: an inspector is nobody's peer.
 """
@@ -28,7 +28,7 @@ _SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
 def inspect(
     settings: RuntimeSettings, service: Service, timeout_s: float = 1.0, about: str = "", topic: str = ""
 ) -> Snapshot | None:
-    """Ask one service, perhaps about one request; None when it does not answer in time."""
+    """The snapshot of one service; None when it does not answer in time. about, topic: as in `Inspect`."""
     return inspect_all(settings, (service,), timeout_s, about, topic).get(service)
 
 
@@ -62,7 +62,7 @@ def inspect_all(
 
 
 class Inspector:
-    """Asks again and again over the same sockets; to be used by one thread at a time."""
+    """Asks services repeatedly over the same sockets; to be used by one thread at a time."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
@@ -104,14 +104,17 @@ class Inspector:
 
 
 class _RequestExplanation(msgspec.Struct, frozen=True):
-    """What a service tells of a request: the numbers it has in the stack, and lines of text."""
+    """A service's answer about one request: the numbers of the request inside the stack, and lines of text."""
 
     numbers: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
 
 
 def explain_request(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
-    """What admission and then the scheduler tell of a request, named by its id or number; empty when nothing is known."""
+    """Lines of text from admission and the scheduler on why a request is where it is; empty when it is unknown.
+
+    request: its id, or its number inside the stack.
+    """
     named = _explanation(settings, Service.ADMISSION, request, timeout_s)
     numbers = [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
     lines = list(named.why)
@@ -121,7 +124,7 @@ def explain_request(settings: RuntimeSettings, request: str, timeout_s: float = 
 
 
 def request_numbers(settings: RuntimeSettings, request: str, timeout_s: float = 1.0) -> list[str]:
-    """The numbers that a request has in the stack, which is named by its id or by a number."""
+    """The numbers inside the stack, as decimal text, of the requests with an id; a number stands for itself."""
     named = _explanation(settings, Service.ADMISSION, request, timeout_s)
     return [str(each) for each in named.numbers] or ([request] if request.isdecimal() else [])
 

@@ -1,6 +1,6 @@
-"""The sockets between services: one bound mailbox, one link to each peer, and whose mail is taken.
+"""The sockets of one service: a bound mailbox that receives, and one link to each peer that sends.
 
-Decides which mail is dropped: what names another incarnation than ours, or comes from one that we have not greeted.
+Drops mail that names another incarnation than ours, or comes from one that has not been greeted.
 Knows nothing of requests.
 """
 
@@ -28,15 +28,15 @@ _RECONNECT_MS_MAX: Final = 500
 
 
 def draw_incarnation() -> int:
-    """A random number that names this life of a process; never 0, which means unknown."""
+    """Draw a random number that names this run of a process; never 0, which means unknown."""
     return secrets.randbits(62) | 1
 
 
 class Mailbox:
     """One service's bound ROUTER and its DEALER links.
 
-    With tcp and keys (`runtime.curve_dir`) it speaks CURVE: `authenticator` says who may connect, and a message counts as its
-    sender's only if it came with its sender's key. Raises zmq.ZMQError when the endpoint cannot be bound, UserError when
+    With tcp and keys (`runtime.curve_dir`) it speaks CURVE: `authenticator` decides who may connect, and a message counts as
+    its sender's only if it came with its sender's key. Raises zmq.ZMQError when the endpoint cannot be bound, UserError when
     keys are missing.
     """
 
@@ -93,7 +93,7 @@ class Mailbox:
         return socket
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close every socket; what was just sent has so long to leave."""
+        """Close every socket; messages just sent have `linger_ms` to leave."""
         for link in self.links.values():
             link.socket.close(linger_ms)
         self.router.close(0)
@@ -104,7 +104,7 @@ class Mailbox:
         """Send to a peer that has joined.
 
         False when it has not, or when its outbox is full. A message to a peer that has not joined is not kept: whoever
-        joins is told everything it must know at that moment.
+        joins is sent everything it must know at that moment.
         """
         link = self.links[peer]
         if not link.joined:
@@ -127,7 +127,7 @@ class Mailbox:
         return link.try_send(self._codec.encode(header, body))
 
     def answer_hello(self, peer: Service, body: lifecycle.Hello) -> None:
-        """Answer a peer's first greeting, in order: whatever follows is void until the peer has this."""
+        """Answer a peer's first greeting, in order: the peer drops whatever follows until it has this."""
         link = self.links[peer]
         header = Header(type(body).__name__, self.service.value, self.incarnation, link.incarnation)
         link.send_or_queue(self._codec.encode(header, body))
@@ -164,7 +164,10 @@ class Mailbox:
         return first.bytes, [frame.bytes for frame in others], holder
 
     def is_current(self, header: Header) -> bool:
-        """Whether mail belongs to this life of ours and to the sender's life that we greeted."""
+        """Whether a message is from the greeted incarnation of its sender to the present one of this process.
+
+        Counts what is not as dropped, and notes on the sender's link when messages before this one are missing.
+        """
         link = self.links.get(Service(header.sender))
         if link is None:
             return False
@@ -182,7 +185,9 @@ class Mailbox:
         return True
 
     def accept_hello(self, header: Header, *, answer: bool = True) -> bool:
-        """Take note of a `Hello`; True when the peer must be told everything: a new life, or one that forgot us.
+        """Take note of a `Hello`; True when the peer has just joined and must be sent everything it needs to know.
+
+        That is a new incarnation, or one that has forgotten this process.
 
         A peer that knew us and greets as if it did not has given us up meanwhile, and dropped what we sent.
         """
@@ -204,7 +209,7 @@ class Mailbox:
         return True
 
     def answer_inspector(self, identity: bytes, body: msgspec.Struct) -> None:
-        """Answer an inspector on its own socket; dropped when it is gone or does not read."""
+        """Reply to an inspector by its routing id; the reply is dropped when it is gone or does not read."""
         header = Header(type(body).__name__, self.service.value, self.incarnation)
         try:
             self.router.send_multipart([identity, *self._codec.encode(header, body)], zmq.NOBLOCK)
@@ -212,7 +217,7 @@ class Mailbox:
             self.dropped += 1
 
     def counts(self) -> dict[str, int]:
-        """Mail statistics for the state snapshot."""
+        """Message counts for the state snapshot: dropped, malformed, gaps, and waiting in outboxes."""
         return {
             "dropped": self.dropped,
             "malformed": self.malformed,

@@ -1,6 +1,6 @@
-"""Our end of the way to one peer: the socket, what waits for room in it, and the peer's lives that we have greeted.
+"""The outgoing connection to one peer: its socket, an outbox of messages that wait for room in it, and the peer's incarnation.
 
-Decides what is kept, and what is void when one life of the peer follows another; who is greeted is the mailbox's to say.
+Decides which messages are kept and which are dropped when the peer restarts; the mailbox decides whose greeting counts.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from noria.proto.base import Service
 
 
 class PeerLink:
-    """Our socket to one peer's mailbox, the incarnation of the peer as last greeted, and what waits to be sent.
+    """A socket to one peer's mailbox, the peer's incarnation as last greeted, and messages that wait to be sent.
 
     `pid`, `state`, `progress`, `busy`, `expected_us` and `leaving_ms` are what the peer last said of itself; `knows_us` whether its
     present life has written to ours; `mail_lost` whether mail of it was lost on the way.
@@ -63,7 +63,7 @@ class PeerLink:
         return self._try(frames)
 
     def reset(self) -> None:
-        """The peer is not there any more, or not for us: whatever was meant for it is void until it greets again."""
+        """Treat the peer as not joined: drop the outbox and its incarnation until it greets again."""
         self._last_incarnation = self.incarnation or self._last_incarnation
         self.incarnation = 0
         self.sequence = 0
@@ -72,25 +72,25 @@ class PeerLink:
         self.outbox.clear()
 
     def give_up(self) -> None:
-        """Nothing has been heard for too long: whoever greets next is the peer.
+        """Drop a peer that was silent for too long and connect anew; whoever greets next is accepted.
 
-        Even one that we took for dead: late mail of its predecessor may have looked like its successor.
+        That holds for an incarnation taken for dead, too: late mail of its predecessor may have looked like its successor.
         """
         self.reset()
         self.dead_incarnations.clear()
         self.reconnect()
 
     def reconnect(self) -> None:
-        """Begin a new connection: what we write does not arrive.
+        """Replace the socket, for when messages sent over it do not arrive.
 
-        A ROUTER that has seen our name on another connection reads ours no more, and neither side is told.
+        A ROUTER that has seen our name on another connection no longer reads this one, and neither side learns of it.
         """
         # A new socket: one that is disconnected may still take messages for the connection that is going away.
         self.socket.close(0)
         self.socket = self._connect()
 
     def follow_incarnation(self, successor: int) -> None:
-        """The peer's life that we knew last is over, `successor` is the next; what still comes from it is void."""
+        """Reset the link for the peer's next incarnation `successor`; mail of the one before is dropped from now on."""
         self.reset()
         if self._last_incarnation and self._last_incarnation != successor:
             self.dead_incarnations.append(self._last_incarnation)

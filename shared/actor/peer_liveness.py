@@ -1,7 +1,7 @@
-"""How a process and its peers become known to each other and stay so: greetings, heartbeats, silence.
+"""Which peers of a process have joined and are alive: handshake by `Hello`, heartbeats, and a timeout of silence.
 
 Decides when a peer has joined, when mail was lost so that both sides must greet anew, and when a peer is given up. Which
-mail is void is the mailbox's to say. Knows nothing of requests, and of the shell only whom to tell.
+mail is outdated is decided in the mailbox. Knows nothing of requests, and only the callbacks of the shell.
 """
 
 import os
@@ -23,9 +23,9 @@ _REFUSED_MAX: Final = 64
 
 
 class PeerLiveness:
-    """Greets the peers of one mailbox, and beats the heart towards those that have joined.
+    """Sends `Hello` to the peers of one mailbox and heartbeats to those that have joined; gives up those that are silent.
 
-    expected_us: how long the work under way should take; 0 where it cannot be said.
+    expected_us: returns microseconds that the work under way should take; 0 where unknown.
     """
 
     def __init__(self, mailbox: Mailbox, settings: RuntimeSettings) -> None:
@@ -41,14 +41,14 @@ class PeerLiveness:
 
     @property
     def due_ns(self) -> int:
-        """When `tick` has something to do, in monotonic time."""
+        """When `tick` next has something to do, in nanoseconds of the monotonic clock."""
         return min(self._next_hello_ns, self._next_heartbeat_ns)
 
     def handle(self, shell: Shell, header: Header, body: msgspec.Struct) -> bool:
-        """Learn from a message who its sender is, and that it lives; True when there is more in it, for the shell.
+        """Update the sender's state from a message; True when the message is for the shell.
 
-        Greetings and heartbeats end here, and so does what is void: mail of strangers and of former lives, and what comes
-        behind a loss.
+        False for greetings and heartbeats, and for mail that is dropped: of strangers, of earlier incarnations, and
+        whatever follows lost mail.
         """
         link = self._mailbox.links.get(Service(header.sender))
         if link is None:
@@ -60,7 +60,7 @@ class PeerLiveness:
             return False
         link.last_heard_ns = time.monotonic_ns()
         if link.mail_lost:
-            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides tell all.
+            # A connection that breaks or is taken over loses what is in it. Greeting anew makes both sides send everything.
             self._log.warning("mail lost", peer=link.peer.value)
             link.reset()
             self._next_hello_ns = 0
@@ -73,14 +73,14 @@ class PeerLiveness:
         return True
 
     def tick(self, shell: Shell, now_ns: int) -> None:
-        """Greet who has not joined and beat the heart where it is time; give up who has been silent for too long."""
+        """Send greetings and heartbeats that are due; give up peers that have been silent for too long."""
         if now_ns >= self._next_hello_ns:
             self._send_hellos(shell, now_ns)
         if now_ns >= self._next_heartbeat_ns:
             self._send_heartbeats(shell, now_ns)
 
     def state_changed(self, state: State) -> None:
-        """A change of state is news that others wait for: the next heartbeat is due at once."""
+        """Make the next heartbeat due at once if the state differs from the last one given, since peers wait for changes."""
         if state is not self._announced_state:
             self._announced_state = state
             self._next_heartbeat_ns = 0
@@ -93,7 +93,7 @@ class PeerLiveness:
                 self._mailbox.try_send(peer, beat)
 
     def send_stopped(self) -> None:
-        """Tell everyone who has joined that this process has STOPPED."""
+        """Send a heartbeat with state STOPPED to every peer that has joined."""
         for peer, link in self._mailbox.links.items():
             if link.joined:
                 self._mailbox.try_send(peer, Heartbeat(State.STOPPED))
@@ -105,7 +105,7 @@ class PeerLiveness:
             self._refuse(header, body)
             return
         if header.recipient not in (0, self._mailbox.incarnation):
-            # It greets our predecessor; our own Hello, repeated until it answers, will tell it better.
+            # It greets our predecessor; our own Hello is repeated until it answers and names our incarnation.
             return
         if self._mailbox.accept_hello(header, answer=body.answer):
             link.last_heard_ns = time.monotonic_ns()
@@ -117,12 +117,12 @@ class PeerLiveness:
             shell.joined(sender)
         elif header.incarnation == link.incarnation:
             if link.state is State.STARTING:
-                link.state = body.state  # it may have become ready before it knew whom to tell
+                link.state = body.state  # it may have become ready before it knew this peer
             if not body.answer:
                 self._mailbox.try_send(sender, _hello(shell, answer=True))
 
     def _refuse(self, header: Header, body: Hello) -> None:
-        """Leave a peer whose messages could be misread alone, and say so once."""
+        """Ignore a peer with another wire format, whose messages could be misread, and log that once."""
         if header.incarnation in self._refused:
             return
         if len(self._refused) >= _REFUSED_MAX:

@@ -1,4 +1,4 @@
-"""What a service is to the loop that runs it."""
+"""The interface between a service and the actor that runs it."""
 
 from typing import Any, Protocol
 
@@ -9,13 +9,13 @@ from noria.proto.lifecycle import State
 
 
 class Shell(Protocol):
-    """What a service is to its actor. All calls come from the actor's one thread."""
+    """A service as its actor calls it; all calls come from the actor's one thread."""
 
     def receive(self, sender: Service, header: Header, body: msgspec.Struct) -> None:
         """Take one message of a peer that has joined."""
 
     def joined(self, peer: Service) -> None:
-        """A peer began a new life and remembers nothing: send it everything it must know."""
+        """A peer has started or restarted and remembers nothing: send it everything it must know."""
 
     def lost(self, peer: Service) -> None:
         """A peer has been silent for `peer_timeout_s`."""
@@ -27,16 +27,16 @@ class Shell(Protocol):
         """Do this turn's work; return the monotonic time of the next wanted turn, or None for none."""
 
     def state(self) -> State:
-        """STARTING until ready."""
+        """The state for heartbeats and snapshots: STARTING until ready."""
 
     def progress(self) -> tuple[int, bool]:
-        """Work done so far, and whether work is waiting or under way."""
+        """How much work was done so far (steps or messages), and whether any is waiting or under way."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Counts and queues for people and tests."""
+        """Counts and queues, in a form fit for JSON, for people and tests."""
 
     def drain(self, timeout_ms: int) -> None:
-        """Take nothing new, finish what runs."""
+        """Take nothing new; finish what runs within `timeout_ms`."""
 
     def close(self) -> None:
-        """The actor stops: release everything."""
+        """Release everything; called once, when the actor stops."""

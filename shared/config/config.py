@@ -2,7 +2,7 @@
 
 A declaration is a section and name, type, default, bounds, flags and help. Flags, variables, the file and
 `noria config` all follow from it. Classes and tenants, of which there may be any number, are declared in `traffic`.
-Knows nothing of where values come from: that is `config_sources`.
+Knows nothing of where values come from: that is `sources`.
 """
 
 import msgspec
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything; each service takes from it what it needs in its own `config.py`."""
+    """The whole configuration; each service takes from it what it needs in its own `config.py`."""
 
     model: ModelSettings = ModelSettings()
     http: HttpSettings = HttpSettings()
@@ -67,7 +67,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def policy(self) -> PolicyName:
-        """The scheduling policy that is meant."""
+        """The scheduling policy in effect: as configured, else fair where there are classes or tenants, else fifo."""
         chosen = self.scheduler.policy
         if chosen == "auto":
             return SHARING_POLICY if self.has_policy else PLAIN_POLICY

@@ -1,4 +1,4 @@
-"""What a service says when it dies of a bug: written into the runtime folder too, so that its supervisor can quote it.
+"""The crash log of a service: its last traceback, kept in the runtime folder so that the supervisor can quote it.
 
 Standard error is shared by all processes of a stack, and what one said last is soon far above what the others say.
 """
@@ -12,12 +12,12 @@ from types import TracebackType
 
 
 def crash_log_path(folder: Path, service: str) -> Path:
-    """The file of a service's last words."""
+    """The crash log file of a service in a runtime folder."""
     return folder / f"{service}.last"
 
 
 def log_crashes(folder: Path, service: str) -> None:
-    """From now on, write an unhandled exception or a fatal signal into the file too."""
+    """Write unhandled exceptions and fatal signals of this process into its crash log, too, from now on."""
     try:
         # Open as long as the process lives: a process that has run out of memory or files can open nothing.
         file = crash_log_path(folder, service).open("ab", buffering=0)

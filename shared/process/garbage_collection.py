@@ -21,7 +21,7 @@ IDLE_INTERVAL_NS = 60_000_000_000
 
 
 class GarbageCollection:
-    """Counts this process's collections from `start` on."""
+    """Tunes Python's cyclic garbage collector and counts the pauses of this process from `start` on."""
 
     def __init__(self) -> None:
         self._began_ns = 0
@@ -33,14 +33,14 @@ class GarbageCollection:
         self._progress = 0
 
     def start(self) -> None:
-        """Collect seldom, and count."""
+        """Set rare collections and begin to count them."""
         gc.set_threshold(YOUNG_ALLOCATIONS, OLDER_AFTER, FULL_AFTER)
         gc.callbacks.append(self._on_collection)
 
     def collect_when_idle(self, now_ns: int, progress: Callable[[], tuple[int, bool]]) -> None:
-        """Collect everything if nobody waits for it, something was done since the last time, and that was long ago.
+        """Run a full collection if the process is idle, has worked since the last one, and that was a minute ago.
 
-        progress: work done so far, and whether some is under way, as a shell tells its actor.
+        progress: returns work done so far and whether some is under way, as `Shell.progress`.
         """
         if now_ns < self._next_ns:
             return
@@ -50,11 +50,11 @@ class GarbageCollection:
             gc.collect()
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         gc.callbacks.remove(self._on_collection)
 
     def counts(self) -> dict[str, int]:
-        """Collections, those of everything, and microseconds spent: of all, of the longest."""
+        """The number of collections, of full ones among them, and microseconds: of all together, of the longest."""
         return {
             "collections": self._pauses,
             "full": self._full,

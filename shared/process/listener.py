@@ -1,7 +1,7 @@
 """The socket that HTTP is served on: bound here, or inherited from a supervisor that keeps it.
 
-A supervisor that holds the socket too keeps the door open while nobody stands behind it: who connects between the death
-of a gateway and its successor's start waits in the queue instead of being turned away. A supervisor that takes over the gateway
+A supervisor that holds the socket too keeps it open while no gateway runs: clients that connect between the death
+of a gateway and its successor's start wait in the queue instead of being refused. A supervisor that takes over the gateway
 of one that was killed asks it for the socket, through another one in the runtime folder, which is its owner's alone.
 """
 
@@ -38,9 +38,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class ListenerHandover:
-    """Gives the socket to whoever asks for it in a runtime folder; `answer` is to be called when `socket` can be read.
+    """Passes the HTTP socket to a supervisor that asks for it in the runtime folder.
 
-    available: whether anybody can ask; not where there is no such folder, or its path is too long for a socket.
+    Call `answer` whenever `socket` can be read. available: whether a supervisor can ask; not where there is no such
+    folder, or its path is too long for a socket.
     """
 
     def __init__(self, listener: socket.socket, folder: Path) -> None:
@@ -57,14 +58,14 @@ class ListenerHandover:
             self.available = True
 
     def answer(self) -> None:
-        """Give it to one that asks."""
+        """Accept one connection and send it the HTTP socket's descriptor."""
         with contextlib.suppress(OSError):
             asking, _ = self.socket.accept()
             with asking:
                 socket.send_fds(asking, [b"\0"], [self._listener.fileno()])
 
     def close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering."""
         self.socket.close()
 
 

@@ -1,4 +1,4 @@
-"""Who owns what in a runtime folder: a lock file per process, held as long as the process lives."""
+"""Lock files of a runtime folder: one per process, held as long as the process lives."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ _TRY_INTERVAL_S: Final = 0.01
 
 
 class LockRecord(msgspec.Struct, frozen=True):
-    """What a lock file says of its holder."""
+    """The content of a lock file: the process that holds the lock."""
 
     service: str
     pid: int
@@ -22,7 +22,7 @@ class LockRecord(msgspec.Struct, frozen=True):
 
 
 class LockOwner(msgspec.Struct, frozen=True):
-    """Who holds a lock, and a descriptor that can be read once that very process is gone."""
+    """The process that holds a lock: its record, and a pidfd that can be read once that very process is gone."""
 
     holder: LockRecord
     descriptor: int
@@ -46,7 +46,7 @@ class Lock:
         return None
 
     def sign(self, holder: LockRecord) -> None:
-        """Say who holds the lock, or more of it than was known when it was taken."""
+        """Write the holder's record into the lock file, or replace it. The lock must be held."""
         assert self._descriptor >= 0
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
@@ -96,7 +96,7 @@ def living_holder(folder: Path, name: str) -> LockRecord | None:
 
 
 def lock_owner(folder: Path, name: str) -> LockOwner | None:
-    """Whoever holds a lock, made sure to be the process that signed it; the caller closes the descriptor.
+    """The process that holds a lock, verified to be the one that signed it; the caller closes the descriptor.
 
     None when it is free, or when no such process can be seen from here. A lock is free as soon as its holder is dead, but
     what was signed stays in the file until the next holder signs, and a dead process's pid may be another's by then.

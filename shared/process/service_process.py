@@ -98,7 +98,7 @@ def peer_endpoints(config: Config, others: tuple[Service, ...]) -> dict[Service,
 
 
 def attach_telemetry(actor: Actor, telemetry: Telemetry) -> None:
-    """Have an actor answer questions for who it is, its metrics and its recent spans, and feed the exporter."""
+    """Have an actor answer `Inspect` for the topics `who`, `metrics` and `spans`, and feed the OTLP exporter."""
     process_metrics = ProcessMetrics(actor.service, actor.mailbox.incarnation, actor.mailbox.counts)
     telemetry.add(process_metrics)
     actor.on_topic("who", process_metrics.answer)
@@ -160,7 +160,7 @@ def run(
 
 
 def _let_mail_leave() -> None:
-    """What was just sent leaves through a thread of ZeroMQ's own, which would die with the process."""
+    """Wait up to half a second for messages just sent: a thread of ZeroMQ sends them, which dies with the process."""
     leaving = threading.Thread(target=zmq.Context.instance().term, daemon=True)
     leaving.start()
     leaving.join(_LEAVE_S)  # a socket that somebody left open would keep it for ever

@@ -17,7 +17,7 @@ _TICK_S: Final = 0.5
 
 
 class Watchdog:
-    """A thread beside a loop that calls `turned` in each turn, at least once a second. limit_s: how long it may not."""
+    """A thread that ends the process when a loop stops calling `turned`. limit_s: seconds without a turn that it allows."""
 
     def __init__(self, name: str, limit_s: float, leave: Callable[[], None] | None = None) -> None:
         self._name = name
@@ -28,11 +28,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """The loop is about to turn."""
+        """Start watching; call it when the loop is about to turn."""
         self._thread.start()
 
     def turned(self, now_ns: int) -> None:
-        """The loop has made a turn."""
+        """Note that the loop has made a turn."""
         del now_ns
         self._turns += 1
 
@@ -41,7 +41,7 @@ class Watchdog:
         self._limit_s += seconds
 
     def stop(self) -> None:
-        """The loop is over."""
+        """Stop watching; call it when the loop is over."""
         self._over.set()
 
     def _watch(self) -> None:

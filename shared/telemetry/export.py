@@ -30,7 +30,7 @@ _BATCH_MAX: Final = 512
 
 
 class _PeriodicThread:
-    """Does something now and then in a thread of its own, and once more at the end."""
+    """A thread that calls `work` every `every_s` seconds, and once more at the end."""
 
     def __init__(self, name: str, every_s: float, work: Callable[[], None]) -> None:
         self._work = work
@@ -53,7 +53,7 @@ class _PeriodicThread:
 
 
 class SpanExport:
-    """Sends finished spans in batches."""
+    """Sends finished spans to an OTLP collector in batches. lost: spans that were not taken."""
 
     def __init__(self, endpoint: str, protocol: str, resource: "Resource") -> None:
         self.lost = 0
@@ -70,11 +70,11 @@ class SpanExport:
             self.lost += 1
 
     def close(self) -> None:
-        """Send what is left, within `_EXPORT_S` or so."""
+        """Begin to send the spans that are left; `join` waits for it."""
         self._periodic.end()
 
     def join(self) -> None:
-        """Wait for that."""
+        """Wait for the last export, about 2.5 s at most, and shut the exporter down."""
         self._periodic.join(_EXPORT_S + 0.5)
         self._exporter.shutdown()
 
@@ -103,7 +103,7 @@ class MetricExport:
         self._periodic = _PeriodicThread("metrics", _METRICS_EVERY_S, self._export)
 
     def publish(self, values: Sequence[MetricValue]) -> None:
-        """Replace what is sent next."""
+        """Replace the values that the next export sends."""
         self._latest = values
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class MetricExport:
         self._periodic.end()
 
     def join(self) -> None:
-        """Wait for that."""
+        """Wait for the last export, about 2.5 s at most, and shut the exporter down."""
         self._periodic.join(_EXPORT_S + 0.5)
         self._exporter.shutdown()
 

@@ -27,7 +27,7 @@ from noria.shared.telemetry.spans import (
 
 
 class MetricKind(enum.Enum):
-    """How a metric's numbers are to be read: COUNTER only grows while a process lives, GAUGE is a present state.
+    """The kind of a metric: COUNTER only grows while a process lives, GAUGE is a present state, HISTOGRAM counts in buckets.
 
     Admission's counters and histograms grow over all its lives where it keeps a journal.
     """

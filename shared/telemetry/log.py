@@ -47,7 +47,7 @@ def logger(service: str) -> structlog.typing.FilteringBoundLogger:
 
 
 class _ErrorIgnoringStream:
-    """A stream that may go away: a closed terminal, a reader that left or a full disk costs lines, not the service."""
+    """A text stream that ignores write errors: a closed terminal or a full disk costs log lines, not the service."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""What metrics stand at: values, distributions, and the form in which one process tells another of them.
+"""Values of metrics: counters, gauges and histograms, and the form in which one process sends them to another.
 
-A process's thread alone counts; whoever wants the values asks it, so that all values of one answer belong to one moment.
+Only a process's own thread counts; others ask it for the values, so that all values of one answer belong to one moment.
 """
 
 from bisect import bisect_left
@@ -18,9 +18,9 @@ OTHERS: Final = "other"
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """What a metric stands at, for one set of attributes.
+    """The current value of a metric for one set of attributes.
 
-    counts: of a histogram's buckets, the last without a bound; `number` is then the sum of what was observed.
+    counts: of a histogram's buckets, the last without an upper bound; `number` is then the sum of all observations.
     """
 
     metric: Metric
@@ -30,7 +30,7 @@ class MetricValue:
 
 
 class Histogram:
-    """Counts what is observed of one metric, for one set of attributes."""
+    """A histogram of one metric for one set of attributes."""
 
     __slots__ = ("_bounds", "counts", "metric", "total")
 
@@ -41,39 +41,39 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, number: float, times: int = 1) -> None:
-        """Count a number, perhaps several times."""
+        """Count an observation `times` times."""
         self.counts[bisect_left(self._bounds, number)] += times
         self.total += number * times
 
     def value(self, attributes: Attributes = ()) -> MetricValue:
-        """What it stands at."""
+        """The current value."""
         return MetricValue(self.metric, self.total, attributes, tuple(self.counts))
 
 
 class HistogramFamily:
-    """The histograms of one metric by attributes, made when they are first needed."""
+    """The histograms of one metric, one for each set of attributes, made when first observed."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._histograms: dict[tuple[str | int, ...], Histogram] = {}
 
     def observe(self, number: float, of: tuple[str | int, ...], times: int = 1) -> None:
-        """Count a number under attributes, named in the order of the metric's."""
+        """Count an observation. of: values of the metric's attributes, in their order."""
         histogram = self._histograms.get(of)
         if histogram is None:
             histogram = self._histograms[of] = Histogram(self._metric)
         histogram.observe(number, times)
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """Yield the current value of each histogram."""
         for of, histogram in self._histograms.items():
             yield histogram.value(tuple(zip(self._metric.attributes, of, strict=True)))
 
 
 class TenantLabels:
-    """Bounds how many tenants have series of their own: the first `most` that are seen, for as long as the process lives.
+    """Labels for tenants, of which only the first `most` get their own name for the life of the process.
 
-    Series that begin late or end early would make counters jump, so that nobody gives a name up again.
+    A series that began late or ended early would make counters jump, so that no label is given up again.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,7 +81,7 @@ class TenantLabels:
         self._named: dict[str, None] = {}
 
     def of(self, tenant: str) -> str:
-        """What a tenant is called in metrics."""
+        """The label of a tenant in metrics: its name, or `other`."""
         if tenant in self._named:
             return tenant
         if len(self._named) < self._most:
@@ -105,7 +105,7 @@ def merge_values(values: Iterable[MetricValue]) -> list[MetricValue]:
 
 
 class _EncodedValue(msgspec.Struct, array_like=True, frozen=True):
-    """A value as one process tells another."""
+    """A `MetricValue` as it is sent between processes."""
 
     name: str
     number: float
@@ -114,12 +114,12 @@ class _EncodedValue(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_values(values: Iterable[MetricValue]) -> list[_EncodedValue]:
-    """Values in the form of an answer."""
+    """Convert values to the form in which they are sent, fit for JSON."""
     return [_EncodedValue(each.metric.name, each.number, each.attributes, each.counts) for each in values]
 
 
 def decode_values(answer: bytes) -> list[MetricValue]:
-    """The values of an answer; metrics that are not known here, of another version, are left out."""
+    """Decode the JSON of an answer; metrics unknown to this version are left out."""
     found = msgspec.json.decode(answer, type=list[_EncodedValue] | None) or []
     return [MetricValue(METRICS[each.name], each.number, each.attributes, each.counts) for each in found if _fits(each)]
 
@@ -130,7 +130,7 @@ def _fits(each: _EncodedValue) -> bool:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
-    """The value below which a part of what was observed lies, as a line within its bucket; None when there is nothing."""
+    """The `part` quantile (0 to 1) of a histogram, interpolated linearly within its bucket; None when it is empty."""
     total = sum(counts)
     if not total:
         return None

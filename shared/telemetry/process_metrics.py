@@ -1,4 +1,4 @@
-"""What every process tells of itself: processor time, memory, age, mail."""
+"""Metrics of every process: processor time, memory, start time, and counts of messages."""
 
 import os
 import time
@@ -17,7 +17,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessMetrics(MetricSource):
-    """mail: what the mailbox has counted."""
+    """Processor time, memory, age and message counts of this process. mail: returns the mailbox's counts."""
 
     def __init__(self, service: Service, incarnation: int, mail: Callable[[], dict[str, int]]) -> None:
         self._incarnation = f"{incarnation:x}"
@@ -37,7 +37,7 @@ class ProcessMetrics(MetricSource):
         }
 
     def values(self) -> Iterator[MetricValue]:
-        """What they stand at."""
+        """Yield the current values."""
         whose, mail = self._attributes, self._mail()
         used = os.times()
         yield MetricValue(instruments.PROCESS_CPU, used.user + used.system, whose)

@@ -22,14 +22,14 @@ Counts = dict[tuple[str, str], tuple[int, ...]]
 
 
 class RecentLatencies:
-    """Remembers counts for a minute. ledger: the terms of the conservation law as last heard."""
+    """Latency quantiles of the last minute. ledger: the latest counts of streams accepted, ended by reason, and in flight."""
 
     def __init__(self) -> None:
         self.ledger: dict[str, float] = {}
         self._snapshots: deque[tuple[float, Counts]] = deque()
 
     def add(self, values: Iterable[MetricValue], now_s: float) -> None:
-        """Note what admission's metrics stand at."""
+        """Add the values of admission's metrics at a time in seconds of any monotonic clock."""
         counts: Counts = {}
         names = {metric.name: name for name, metric in _MEASURES.items()}
         self.ledger = {}
@@ -49,7 +49,7 @@ class RecentLatencies:
             self._snapshots.popleft()
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
-        """For each measure and class ("" is all): the median and so on of the last minute, in milliseconds."""
+        """One row for each measure and class ("" is all): count and p50, p95, p99 of the last minute, in milliseconds."""
         if not self._snapshots:
             return []
         (since_s, before), (now_s, now) = self._snapshots[0], self._snapshots[-1]

@@ -1,6 +1,6 @@
-"""When steps were prepared, computed and told of, as the executor tells it, and as a picture for Chrome and Perfetto.
+"""Timings of steps (prepared, computed, result read), as the executor reports them, and as a trace for Chrome and Perfetto.
 
-All times are of one process's monotonic clock, in nanoseconds. The picture is JSON in the Trace Event Format that
+All times are of one process's monotonic clock, in nanoseconds. The trace is JSON in the Trace Event Format that
 chrome://tracing and ui.perfetto.dev open.
 """
 
@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 
 STEPS_KEPT: Final = 2048
-"""Steps that an executor remembers."""
+"""How many of its last steps an executor remembers."""
 
 
 class StepTiming(msgspec.Struct, frozen=True):
-    """One step. It was laid out between prepare_ns and posted_ns, and lay ready then.
+    """When one step was prepared, launched, computed and read. It was laid out between prepare_ns and posted_ns.
 
-    launched_ns: the lane took it up; it computed between began_ns and ended_ns; its result was on the host at result_ns.
+    launched_ns: the model runner began it; it computed between began_ns and ended_ns; its result was on the host at result_ns.
     way: how it was computed, where there is more than one.
     """
 
@@ -35,7 +35,7 @@ class StepTiming(msgspec.Struct, frozen=True):
 
 
 class StepOverlap(msgspec.Struct, frozen=True):
-    """How steps that follow each other met. steps: pairs of them.
+    """How well consecutive steps overlapped host and device work. steps: pairs of consecutive steps.
 
     prepared: of these, how many second ones were laid out wholly while the first computed; ready: how many lay ready when
     the first ended. idle: the device's time between two as a share of the time from one beginning to the next.
@@ -48,7 +48,7 @@ class StepOverlap(msgspec.Struct, frozen=True):
 
 
 def measure_overlap(steps: Sequence[StepTiming]) -> StepOverlap:
-    """How the steps of each epoch met that follow each other."""
+    """Measure the overlap of consecutive steps of the same epoch."""
     pairs = [
         (one, other) for one, other in pairwise(steps) if other.epoch == one.epoch and other.number == one.number + 1
     ]
@@ -60,7 +60,7 @@ def measure_overlap(steps: Sequence[StepTiming]) -> StepOverlap:
 
 
 def chrome_trace(steps: Sequence[StepTiming]) -> dict[str, Any]:
-    """The picture of some steps: a row for each of what happens to them; times from the first on, in microseconds."""
+    """Steps in the Trace Event Format: a row for each phase; times in microseconds from the first step on."""
     events = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
         for row, name in enumerate(_ROWS)

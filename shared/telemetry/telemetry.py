@@ -1,7 +1,7 @@
 """Spans and metrics of one process: recorded here, exported by OTLP where an endpoint is configured.
 
-Metrics come from sources that say what they stand at when asked: by the exporter's clock once a second, or by whoever
-asks the process's mailbox for them, in its own thread both times.
+Metrics come from sources that are asked for their current values: once a second for the exporter, or when somebody
+asks the process's mailbox; in the process's own thread both times.
 """
 
 import importlib.util
@@ -24,11 +24,11 @@ _PUBLISHED_EVERY_NS: Final = 1_000_000_000
 
 
 class MetricSource(ABC):
-    """A source of metrics."""
+    """A component that has metrics."""
 
     @abstractmethod
     def values(self) -> Iterable[MetricValue]:
-        """What its metrics stand at."""
+        """The current values of its metrics."""
 
 
 class Telemetry:
@@ -68,16 +68,16 @@ class Telemetry:
         )
 
     def add(self, source: MetricSource) -> None:
-        """Ask this source, too, when metrics are wanted."""
+        """Add a source of metrics."""
         self._sources.append(source)
 
     def continue_since(self, metrics: Iterable[Metric], since_unix_ns: int) -> None:
-        """These are counted since an earlier life of the process."""
+        """Export these metrics with a start time before this process: they are kept over restarts."""
         if self._metrics is not None:
             self._metrics.since.update((each.name, since_unix_ns) for each in metrics)
 
     def values(self) -> list[MetricValue]:
-        """What all metrics of the process stand at; to be called in the thread that counts."""
+        """The current values of all metrics of the process; to be called in the thread that counts."""
         lost = MetricValue(SPANS_LOST, self._spans.lost if self._spans is not None else 0, self._attributes)
         return merge_values((lost, *(value for source in self._sources for value in source.values())))
 
@@ -88,12 +88,12 @@ class Telemetry:
             self._metrics.publish(self.values())
 
     def answer_metrics(self, about: str) -> object:
-        """The answer to a question for metrics."""
+        """The answer to an `Inspect` of topic `metrics`."""
         del about
         return encode_values(self.values())
 
     def answer_spans(self, about: str) -> list[dict[str, Any]]:
-        """The answer to a question for recent spans."""
+        """The answer to an `Inspect` of topic `spans`."""
         return self._tracer.spans_of(about)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Spans: one trace per request over all processes, kept for a while here and handed to an exporter where there is one.
+"""Tracing: spans of this process, kept for a while and handed to an exporter where there is one; one trace per request.
 
 Trace context is W3C `traceparent`, in message headers and in the bodies that open a stream. Who begins a trace decides
 whether it is recorded, by its id, so that all processes agree; the others follow the flag.
@@ -21,7 +21,10 @@ _RATIO_BITS: Final = (1 << 64) - 1
 
 @dataclass(slots=True, eq=False)
 class SpanRecord:
-    """A span. Times are nanoseconds since 1970; end_ns is 0 while it is under way. error: what went wrong, or empty."""
+    """The recorded data of a span.
+
+    Times are nanoseconds since 1970; end_ns is 0 while it is under way. error: what went wrong, or empty.
+    """
 
     name: str
     trace_id: int
