@@ -113,7 +113,7 @@ class PublicMailbox:
         return SendResult.SENT
 
     def refuse(self, client: str, kind: str, reason: str) -> None:
-        """Answer mail that is none, if its sender has a client's name and reads; dropped otherwise."""
+        """Answer a malformed message with `Malformed`, if its sender has a client's name and reads; dropped otherwise."""
         self.malformed += 1
         if _CLIENT.fullmatch(client) is not None:
             self.send(client, 0, 0, Malformed(kind[:64], reason[:512]))

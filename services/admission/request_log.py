@@ -48,11 +48,11 @@ class RequestLog:
         return traceparent or span.traceparent, span.traceparent
 
     def turned_away(self, client: str, request_id: str) -> None:
-        """A `Generate` was not even looked at: end its span."""
+        """End the span of a `Generate` that was refused because there are too many clients."""
         self._end_span(client, request_id).end({ATTRIBUTE_DECISION: "too many clients"}, error="too many clients")
 
     def tokenized(self, result: TokenizeResult) -> None:
-        """A job is done: record its span afterwards."""
+        """Record the span of a finished tokenizer job."""
         if self._telemetry.enabled:
             span = self._telemetry.span(SPAN_TOKENIZE, result.job.traceparent, start_ago_s=result.worked_s)
             span.end(

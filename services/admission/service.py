@@ -145,7 +145,7 @@ class AdmissionService:
         return min((each for each in wanted if each is not None), default=None)
 
     def change_policy(self, policy: TenantPolicy) -> None:
-        """Classes and tenants were read again; what is under way goes on."""
+        """Apply changed classes and tenants; requests in flight go on."""
         self._core.apply(TenancyChanged(policy, time.monotonic_ns()))
 
     def state(self) -> State:

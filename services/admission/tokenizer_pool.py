@@ -111,7 +111,7 @@ class TokenizerPool:
         self._dispatch()
 
     def abandon(self, number: int) -> None:
-        """Nobody wants this result any more. A job under way is finished, its result comes out all the same."""
+        """Drop a job that waits. A job under way is finished, and `collect` returns its result all the same."""
         job = self._jobs.pop(number, None)
         if job is not None:
             self._lane(job).remove(job)
@@ -127,7 +127,7 @@ class TokenizerPool:
         return results
 
     def counts(self) -> dict[str, int]:
-        """What waits and what is worked on."""
+        """The numbers of jobs waiting and under way."""
         return {"waiting": len(self._jobs), "working": len(self._working)}
 
     def close(self) -> None:

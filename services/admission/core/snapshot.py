@@ -44,7 +44,7 @@ def snapshot(state: AdmissionState, timeouts: RequestTimeouts) -> dict[str, obje
 
 
 def class_totals(state: AdmissionState) -> list[dict[str, object]]:
-    """Every account's figures since the start; delays in microseconds, from the end to the last block's return."""
+    """Counters of every tenant and class since the journal began; delays in microseconds, from the end to the last block's return."""
     return [
         {
             "tenant": usage_key.tenant,

@@ -48,7 +48,7 @@ class DatabaseWrite(NamedTuple):
 class AdmissionDatabase:
     """One file, written by the thread that made it. Raises UserError when the file cannot be had.
 
-    sync: whether a commit waits for the disk (full) or not (normal). tally: how far it has come, where it is counted.
+    sync: whether a commit waits for the disk (full) or not (normal). commit_counts: commits and requests so far, if they are counted.
     lock: that of its owner, given back when the file is closed.
     """
 
@@ -147,7 +147,7 @@ class AdmissionDatabase:
             self.lock.release()
 
     def _write_commit_count(self, *, orderly: bool) -> None:
-        """Tell the file beside the database; a disk that does not take it leaves losses unnoticed, so it is logged once."""
+        """Write the commit count to the file beside the database; a failure leaves losses unnoticed, so it is logged once."""
         assert self._file is not None
         behind = not self._file.write(self.commit_counts, orderly=orderly)
         if behind and not self._behind:

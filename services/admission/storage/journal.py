@@ -105,11 +105,11 @@ class Journal:
         return JournalContents(list(requests.values()), class_totals, levels, asleep_ns, doubts)
 
     def began_unix_ns(self) -> int:
-        """When it was first read: since then it counts."""
+        """When the journal was first read, in Unix nanoseconds: its counters start there."""
         return next((at for (at,) in self._rows("SELECT at FROM began", tuple[int])), 0)
 
     def report(self) -> dict[str, object]:
-        """What people ask of it: its format, how far it has come, and what is missing since its last start."""
+        """The state of the journal for `/debug/state`: its format, how far it has come, and what is missing since its last start."""
         found = self.findings
         return {
             "path": str(self._database.path),
@@ -169,7 +169,7 @@ class Journal:
     def _read_streams(
         self, requests: Mapping[int, Request], class_totals: dict[UsageKey, ClassTotals], clock: ClockOffset
     ) -> int:
-        """Give choices what they had emitted, and accounts what had happened; returns when the last page was written.
+        """Restore the output of choices and the counters; returns when the last page was written.
 
         A stream stands where the first row of it is that cannot be read: it is computed on from there.
         """
@@ -219,7 +219,7 @@ class Journal:
         now_ns: int,
         clock: ClockOffset,
     ) -> None:
-        """Make one piece of everything that is known of each stream, and one row of all that happened to an account."""
+        """Make one piece of everything that is known of each stream, and one row of the counters of each tenant and class."""
         marks = (RecordedStream(choice) for request in requests.values() for choice in request.choices)
         pieces = _pieces(tuple(parts_of(marks, fold=True)), now_ns, clock)
         writes = [DatabaseWrite(_CLEAR, [()]), DatabaseWrite(_CLEAR_PIECES, [()]), DatabaseWrite(_PIECE, pieces)]

@@ -1,4 +1,4 @@
-"""What is found in the files of a journal at a start, before anything is written to them, and what is missing from them.
+"""Examines the files of a journal at a start, before anything is written to them, and counts what is missing.
 
 Compares the database with the file that counts its commits, keeps damaged files aside under names with the time, and copies
 what can still be read of a database that SQLite calls malformed into a new one. Only the process that owns the journal may do so.
@@ -44,7 +44,7 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JournalFindings:
-    """What a start found. identity and tally: with which the journal goes on.
+    """What a start found. identity and commit_counts: those that the journal continues with.
 
     requests_missing: accepted requests that are lost, at most; commits_missing: transactions that are. None where that cannot be
     known, because what would say it is lost or damaged too. last_stop: `orderly`, `killed`, `none` for a new journal, or `unknown`.

@@ -43,7 +43,7 @@ class ClockOffset:
         return cls(time.time_ns() - time.monotonic_ns())
 
     def wall(self, own_ns: int) -> int:
-        """A time of this process's as others read it; 0 stays 0."""
+        """A monotonic time of this process as wall-clock time; 0 stays 0."""
         return own_ns + self.offset_ns if own_ns else 0
 
     def monotonic(self, wall_ns: int) -> int:
@@ -89,7 +89,7 @@ class _StoredHistogram(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _StoredTotals(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What has happened to an account's streams: ends by `End` from the first on, refusals by code."""
+    """The counters of one tenant and class as stored: ends by `End` from the first on, refusals by code."""
 
     accepted: int
     ended: tuple[int, ...]
@@ -104,7 +104,7 @@ class _StoredTotals(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class _StoredPage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A page's parts, written at a time of the wall's clock by a process whose clock was `offset` behind it.
 
-    counted: what happened to accounts, by tenant and class.
+    counted: what happened, by tenant and class.
     """
 
     written: int
@@ -126,7 +126,7 @@ _SEAL_BYTES: Final = 5
 
 
 def seal(body: bytes, *row: object) -> bytes:
-    """A body of format 2. row: what else its row says of whose it is."""
+    """Put a checksum before a MessagePack body (format 2). row: other columns of its row, which the checksum covers."""
     return b"".join((_SEALED, _check(body, row).to_bytes(4, "little"), body))
 
 
@@ -214,7 +214,7 @@ def encode_parts(
     clock: ClockOffset,
     counted: Iterable[tuple[UsageKey, ClassTotals]] = (),
 ) -> bytes:
-    """What streams emitted, and what that adds to accounts."""
+    """Encode new output of streams, and what it adds to the counters."""
     totals = tuple((*usage_key, _encode_totals(class_totals)) for usage_key, class_totals in counted)
     return seal(_ENCODER.encode(_StoredPage(clock.wall(written_ns), clock.offset_ns, tuple(parts), totals)))
 
@@ -239,7 +239,7 @@ def decode_parts(body: bytes, clock: ClockOffset) -> tuple[int, list[JournalPart
 
 
 def encode_class_totals(usage_key: UsageKey, class_totals: ClassTotals) -> bytes:
-    """What has happened to one account's streams."""
+    """Encode the counters of one tenant and class."""
     return seal(_ENCODER.encode(_encode_totals(class_totals)), *usage_key)
 
 

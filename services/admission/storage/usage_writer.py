@@ -1,4 +1,4 @@
-"""What tenants used, on its way to the database: gathered by tenant, class and hour.
+"""Writes what tenants use to the database, summed by tenant, class and hour.
 
 With it goes how much of the scheduler's costs are in it, in the same transaction: so each cost is counted once, whoever
 dies between telling, writing and answering.
@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 
 
 class UsageWriter:
-    """What waits to be written: with the journal's pages, or by itself at most once a second.
+    """Collects usage and writes it with the journal's pages, or by itself at most once a second.
 
     recorded: which costs are written. Raises UserError when the database cannot be read.
     """
@@ -47,13 +47,13 @@ class UsageWriter:
             self._waiting.setdefault((usage_key, hour), TokenUsage()).add(used)
 
     def writes(self) -> list[DatabaseWrite]:
-        """What waits, as part of a transaction; when that is committed, `written` must be called."""
+        """The collected usage as writes of a transaction; `written` must be called when that is committed."""
         rows = [(*usage_key, hour, *astuple(used)) for (usage_key, hour), used in self._waiting.items()]
         writes = [DatabaseWrite(ADD, rows)] if rows else []
         return writes if self._costs == self.recorded else [*writes, DatabaseWrite(_SET_COSTS, [self._costs])]
 
     def written(self) -> None:
-        """What waited is on disk."""
+        """Note that the collected usage is on disk."""
         self._waiting.clear()
         self.recorded = self._costs
 

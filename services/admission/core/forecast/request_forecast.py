@@ -2,7 +2,7 @@
 
 Pure arithmetic over what was published: the wait of the class, what is on the way before it, the pace of prefill and of
 steps. A wait is judged with the margin by which such waits were exceeded lately, so that what is admitted keeps its
-deadline; a request is refused only when it would miss it, and is told when the queue will have shrunk enough.
+deadline; a request is refused only when it would miss it, and its refusal says when the queue will be short enough.
 """
 
 import math
@@ -46,7 +46,7 @@ class DeadlineMiss(NamedTuple):
 def predict(
     capacity: Capacity, traffic_class: str, ahead: QueueAhead, prompt_tokens: int, output_tokens: int
 ) -> RequestForecast:
-    """Foretell when a request starts, has its first token, and ends after `output_tokens`."""
+    """Predict when a request starts, has its first token, and ends after `output_tokens`."""
     offered = _offer(capacity, traffic_class)
     queued_ms = 0.0
     margin = 1.0
@@ -75,7 +75,7 @@ def missed_deadline(forecast: RequestForecast, ttl_first_ms: float | None, ttl_m
 
 
 def _offer(capacity: Capacity, traffic_class: str) -> ClassCapacity | None:
-    """What is offered to a class; one that was never seen is offered what all are."""
+    """The capacity of a traffic class; for a class that the scheduler has not seen, the capacity that all share."""
     for each in capacity.classes:
         if each.traffic_class == traffic_class:
             return each
@@ -83,7 +83,7 @@ def _offer(capacity: Capacity, traffic_class: str) -> ClassCapacity | None:
 
 
 def _prefill_ms(capacity: Capacity, prompt_tokens: int) -> float:
-    """As many steps as the prompt has chunks, each as long as one that is full; the last only as long as it must be."""
+    """Predicted prefill time in milliseconds: a full step for each chunk of the prompt, a shorter one for the rest."""
     fit = capacity.step_time
     if not capacity.prefill_tokens:
         return (fit.base_us + fit.request_us + prompt_tokens * fit.query_token_us) / 1000
@@ -93,6 +93,6 @@ def _prefill_ms(capacity: Capacity, prompt_tokens: int) -> float:
 
 
 def _alone_ms(capacity: Capacity, prompt_tokens: int) -> float:
-    """A step in which the request continues alone: no token comes faster."""
+    """Predicted milliseconds of a decode step with this request alone, the least time between two tokens."""
     fit = capacity.step_time
     return (fit.base_us + fit.query_token_us + fit.request_us + prompt_tokens * fit.cache_token_us) / 1000

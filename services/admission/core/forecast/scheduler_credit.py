@@ -71,7 +71,7 @@ class SchedulerCredit:
             self._freed = UncountedWork()
 
     def shortfall(self, requests: int, tokens: int, traffic_class: str) -> UncountedWork | None:
-        """How many more streams and prompt tokens of credit it would take for these; None for none.
+        """How many more streams and prompt tokens of credit are missing to submit these; None if there is enough credit.
 
         Streams that are reserved already are asked for as 0.
         """
@@ -94,7 +94,7 @@ class SchedulerCredit:
         return missing if missing.requests > 0 or missing.tokens > 0 else None
 
     def uncounted(self, traffic_class: str) -> UncountedWork:
-        """What was accepted in a class that the scheduler has not counted."""
+        """Accepted streams and prompt tokens of a class that the scheduler has not counted yet."""
         pending = self._pending.get(traffic_class, UncountedWork())
         return UncountedWork(pending.requests - pending.reserved, pending.tokens)
 
@@ -142,7 +142,7 @@ class SchedulerCredit:
         self.queued += 1
 
     def check(self) -> None:
-        """Assert that the sums are sums."""
+        """Assert that the counts of all classes add up to the totals."""
         assert self.reserved >= 0 and self.queued >= 0 and self.sent >= len(self._transit)
         assert all(each.requests >= 0 and each.tokens >= 0 for each in self._pending.values())
         assert self._all().requests == self.reserved + self.queued + len(self._transit)

@@ -27,14 +27,14 @@ class WaitingByClass:
         return self._queues.setdefault(traffic_class, ClassQueue())
 
     def add(self, request: Request) -> None:
-        """A request was accepted."""
+        """Add an accepted request to the queue of its class."""
         queue = self.of(request.traffic_class)
         queue.requests[request.number] = request
         queue.streams += request.n
         queue.tokens += request.n * request.prompt_tokens
 
     def remove(self, request: Request) -> None:
-        """A request has got a token, or ended; again changes nothing."""
+        """Remove a request that has a token or has ended; without effect if it is not queued."""
         queue = self.of(request.traffic_class)
         if queue.requests.pop(request.number, None) is not None:
             queue.streams -= request.n
@@ -66,7 +66,7 @@ class WaitingByClass:
         return found if streams >= wanted.requests and tokens >= wanted.tokens else []
 
     def check(self) -> None:
-        """Assert that the sums are sums."""
+        """Assert that the counts of each queue are those of its requests."""
         for queue in self._queues.values():
             assert queue.streams == sum(each.n for each in queue.requests.values())
             assert queue.tokens == sum(each.n * each.prompt_tokens for each in queue.requests.values())

@@ -1,4 +1,4 @@
-"""Why a well-formed request is refused all the same: readiness, classes and tenants, length, quota, room.
+"""Checks that refuse well-formed requests: readiness, classes and tenants, length, quota, room in the queue.
 
 Each check returns a refusal or None. Only `no_room` changes anything: it sheds requests of lower classes where that makes
 room. Everything else is refused before anything is allocated.
@@ -35,7 +35,7 @@ def unknown() -> Refusal:
 
 
 def not_ready(state: AdmissionState) -> Refusal | None:
-    """Refuse while draining, and until everybody is there."""
+    """Refuse every request while draining, while the journal cannot be written, and until all services are ready."""
     if state.drain_ns is not None:
         return Refusal(
             Code.NOT_READY, "the server is shutting down; try again elsewhere or later", "", _DRAINING_RETRY_MS
@@ -61,7 +61,7 @@ def class_denied(state: AdmissionState, rule: TenantRule, traffic_class: str) ->
 
 
 def beyond_limits(class_rule: ClassRule, rule: TenantRule, body: Generate) -> Refusal | None:
-    """Refuse what the class or the tenant limits and the request itself says: choices and output."""
+    """Refuse a request for more choices or output tokens than its class or tenant may have."""
     if rule.n_max is not None and body.n > rule.n_max:
         return Refusal(Code.INVALID, f"n must be at most {rule.n_max} for this API key, not {body.n}", "n")
     wanted = body.sampling.max_tokens
@@ -169,6 +169,6 @@ def _context(state: AdmissionState) -> int:
 
 
 def _lesser(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
-    """The least of the limits that there are, and whose it is."""
+    """The lowest of the given limits and whose it is; (None, "") if there is no limit."""
     given = [(limit, whose) for limit, whose in limits if limit is not None]
     return min(given, default=(None, ""), key=lambda each: each[0])

@@ -1,4 +1,4 @@
-"""What a request's sampling parameters become once accepted: one seed per choice, a length, no spelling variants."""
+"""Computes the sampling parameters of an accepted request: a seed for each choice, a length, normalized values."""
 
 import hashlib
 

@@ -198,7 +198,7 @@ def _reserve(
 
 
 def _accept(state: AdmissionState, request: Request, prompt: tuple[int, ...], max_tokens: int, now_ns: int) -> None:
-    """Accept: nothing is in the way any more."""
+    """Accept a request that every check has passed, with its settled sampling parameters."""
     request.end_ids = end_ids(request.sampling, state.limits.eos_ids)
     choices = [
         ChoiceState(
@@ -232,7 +232,7 @@ def _answer_preview(state: AdmissionState, request: Request, prompt_tokens: int,
 
 
 def _refusal_before_tokenizing(state: AdmissionState, rule: TenantRule, body: Generate, now_ns: int) -> Refusal | None:
-    """Everything that can be said against a request before its prompt is tokenized."""
+    """The first reason to refuse a request that can be found before its prompt is tokenized; None if there is none."""
     traffic_class = body.traffic_class or rule.default_class
     return (
         checks.class_denied(state, rule, traffic_class)

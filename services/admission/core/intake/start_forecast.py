@@ -1,4 +1,4 @@
-"""When a request would start and end, and whether that is in time: what is predicted, put to a refusal or an answer.
+"""Turns the predicted start and end of a request into a refusal, or into the answer to a preview.
 
 A request whose own deadline cannot be kept is refused at once, with the time after which it could be.
 """
@@ -31,7 +31,7 @@ def deadline_refusal(
 
 
 def forecast(state: AdmissionState, request: Request, name: str, prompt_tokens: int, output_tokens: int) -> Forecast:
-    """What would become of a request that nothing speaks against."""
+    """The answer to a preview that would be accepted, with its predicted times in milliseconds."""
     predicted = _predict(state, request, prompt_tokens, output_tokens)
     return Forecast(
         name,

@@ -69,7 +69,7 @@ class Ledger:
     def emit(
         self, choice: ChoiceState, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
     ) -> None:
-        """A stream produced ids and text beyond what it had; logprobs: of each id, where it asks for them."""
+        """Append ids and text to a stream; logprobs: one for each id, if the stream asks for them."""
         assert choice.end is None and len(logprobs) == (0 if choice.sampling.logprobs is None else len(ids))
         if ids and choice.first_token_ns is None:
             choice.first_token_ns = now_ns
@@ -78,7 +78,7 @@ class Ledger:
         choice.logprobs.extend(logprobs)
 
     def truncate(self, choice: ChoiceState, attempt: int, ids: int, characters: int) -> None:
-        """A new attempt of a stream begins; it keeps so many ids and characters."""
+        """Begin a new attempt of a stream, which keeps so many ids and characters."""
         assert choice.end is None and attempt > choice.attempt
         choice.attempt = attempt
         del choice.ids[ids:], choice.logprobs[ids:]
@@ -87,7 +87,7 @@ class Ledger:
     def end(
         self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, matched: str = "", detail: str = ""
     ) -> None:
-        """A stream ended. The first end stands: a second is an error of the caller."""
+        """Enter the end of a stream. It must not have ended before."""
         assert choice.end is None and request.stage is RequestStage.LIVE
         choice.end, choice.matched, choice.detail, choice.ended_ns = end, matched, detail, now_ns
         request.unfinished -= 1

@@ -14,7 +14,7 @@ _STEPS_SHOWN_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class AdmissionTotals:
-    """Streams accepted and ended ever, and requests refused: the sums of all accounts.
+    """Streams accepted and ended ever, and requests refused: summed over all tenants and classes.
 
     accepted = finished + cancelled + expired + shed + failed + in flight holds after every event. prompt_tokens: of
     accepted requests; output_tokens: of streams that ended.
@@ -28,7 +28,7 @@ class AdmissionTotals:
 
     @classmethod
     def of(cls, usage_counters: Iterable[ClassTotals]) -> "AdmissionTotals":
-        """Add up accounts."""
+        """Sum the totals of several tenants and classes."""
         class_totals = tuple(usage_counters)
         return cls(
             sum(each.accepted for each in class_totals),
@@ -39,7 +39,7 @@ class AdmissionTotals:
         )
 
     def as_counts(self, in_flight: int) -> dict[str, int]:
-        """The law's terms by their public names."""
+        """The terms of the conservation law by their names in `/debug/state`."""
         return {
             "accepted": self.accepted,
             "finished": self.ended[End.STOP] + self.ended[End.LENGTH],
@@ -57,7 +57,7 @@ class AdmissionTotals:
 
 @dataclass(slots=True, eq=False)
 class ReclaimStatistics:
-    """From withdrawal to the release of the last block, as the scheduler measured it; `steps` is a histogram."""
+    """How long ended streams kept cache blocks, from withdrawal to the release of the last one; steps is a histogram."""
 
     count: int = 0
     blocks: int = 0

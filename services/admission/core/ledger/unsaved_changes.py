@@ -36,7 +36,7 @@ NOT_RECORDED: Final = RecordPosition()
 
 
 class JournalPart(NamedTuple):
-    """News of one choice of request `number`, from output position `start` and character position `characters`.
+    """New output of one choice of request `number`, from output position `start` and character position `characters`.
 
     A higher attempt truncates what is on record to `start` and `characters`. Times are admission's monotonic
     nanoseconds, 0 for what has not been. end: 0 while it goes on.
@@ -62,10 +62,10 @@ class JournalPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalPage:
-    """What a turn has to put on record, as one: all of it or nothing.
+    """All changes of a turn for the journal, written in one transaction.
 
     forgotten: numbers of requests on record that nothing is owed of any more. fold: the parts say everything since the
-    last fold, and the pages since then are void. counted: what has happened to accounts since the last page; traffic: on a
+    last fold, and the pages since then are void. counted: what has happened by tenant and class since the last page; class_totals: on a
     fold, all that ever happened to those that have changed since the last one. levels: what is left in tenants' buckets,
     where it has changed. doubts: whom the scheduler suspects, where that has changed. Without any of it a page is a sign of
     life.
@@ -230,7 +230,7 @@ class UnsavedChanges:
 
 
 def parts_of(streams: Iterable[RecordedStream], *, fold: bool) -> Iterator[JournalPart]:
-    """What is not on record of these streams, or not folded yet."""
+    """Yield what the journal lacks of these streams; fold: all that is not folded yet."""
     for stream_record in streams:
         choice, position = stream_record.choice, stream_record.folded if fold else stream_record.written
         if position == _position(choice):

@@ -35,9 +35,10 @@ class CountedCosts(NamedTuple):
 class UsageCounters:
     """Counters of usage by tenant and class, in the order in which they first occurred.
 
-    traffic: what has happened ever. unrecorded: that of it which is not on record. moved: whose figures on record are
-    spread over pages. unwritten: what was used since it was last taken. costs: the costs in it. owes_answer: the scheduler
-    has told some since it last heard what is on record. bounds: where the buckets of each measure end, but for the last.
+    class_totals: counts since the journal began. unrecorded: those of them that the journal does not have yet. moved: keys
+    whose counts in the journal are spread over several pages. unwritten: usage since the last `take`. costs: the scheduler's
+    costs that are counted in it. owes_answer: the scheduler has sent costs since the last `Accounted`. bounds: upper ends of
+    the histogram buckets of each measure, without the last.
     """
 
     def __init__(self, bounds: Mapping[StreamMeasure, tuple[int, ...]]) -> None:
@@ -56,7 +57,7 @@ class UsageCounters:
         return len(self._awaited)
 
     def of(self, request: Request) -> UsageKey:
-        """A request's account."""
+        """The tenant and class that a request counts for."""
         return UsageKey(request.key.tenant, request.traffic_class)
 
     def recover(self, class_totals: Mapping[UsageKey, ClassTotals]) -> None:
@@ -67,18 +68,18 @@ class UsageCounters:
             self.class_totals[usage_key] = each
 
     def accept(self, request: Request) -> None:
-        """Streams were accepted."""
+        """Count the streams and prompt of an accepted request."""
         for class_totals in self._totals_of(self.of(request)):
             class_totals.accepted += len(request.choices)
             class_totals.prompt_tokens += request.prompt_tokens
 
     def refuse(self, usage_key: UsageKey, code: Code) -> None:
-        """A request was refused."""
+        """Count a refused request."""
         for class_totals in self._totals_of(usage_key):
             class_totals.refused[code] = class_totals.refused.get(code, 0) + 1
 
     def record_tokens(self, request: Request, choice: ChoiceState, tokens: int, now_ns: int, *, first: bool) -> None:
-        """A stream has more tokens, `first`: it had none. One begins, and each of the others follows another."""
+        """Count new tokens of a stream, and measure times and intervals; first: the stream had no token before."""
         both = self._totals_of(self.of(request))
         for class_totals in both:
             class_totals.generated += tokens
@@ -93,7 +94,7 @@ class UsageCounters:
         choice.last_token_ns = now_ns
 
     def end(self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, submitted: bool) -> None:
-        """A stream ended; `submitted`: the scheduler knows it and will say what it cost."""
+        """Count an ended stream; submitted: the scheduler has it and will send its cost."""
         usage_key = self.of(request)
         both = self._totals_of(usage_key)
         for class_totals in both:
@@ -107,7 +108,7 @@ class UsageCounters:
             self._awaited[choice.stream] = (usage_key, 0)
 
     def close(self, request: Request) -> int:
-        """All streams of a request ended; returns the tokens that it is charged for."""
+        """Count the usage of a request whose streams have all ended. Returns the tokens that it is charged for."""
         usage = TokenUsage(requests=1, output_tokens=sum(len(choice.ids) for choice in request.choices))
         if produced_output(request):
             usage.prompt_tokens = request.prompt_tokens
@@ -119,7 +120,7 @@ class UsageCounters:
         return usage.prompt_tokens + usage.output_tokens
 
     def uncounted_costs(self, incarnation: int, expenses: Expenses) -> tuple[Spent, ...]:
-        """Those of the costs that the scheduler of this incarnation tells which are not counted yet."""
+        """The costs in a message of the scheduler that are not counted yet, which are taken as counted from now on."""
         known = self.costs.number if self.costs.incarnation == incarnation else 0
         entries = expenses.entries[max(known + 1 - expenses.first, 0) :]
         self.costs = CountedCosts(incarnation, max(known, expenses.first + len(expenses.entries) - 1))
@@ -127,7 +128,7 @@ class UsageCounters:
         return entries
 
     def record_cost(self, spent: Spent, request: Request | None) -> tuple[str, int]:
-        """The scheduler has done with a stream; `request`: its own, if that is still in the ledger.
+        """Count the cost of a stream that the scheduler has finished; request: None if it has left the ledger.
 
         Returns the tenant and what it owes for the beginning of a prompt that came to nothing.
         """
@@ -150,7 +151,7 @@ class UsageCounters:
         return usage_key.tenant, owed_tokens
 
     def record_reclaim(self, entry: Reclaimed) -> None:
-        """The last block of a stream that was running when it ended is back; counted where it is known whose it was."""
+        """Measure the delay from the end of a running stream to the release of its last block, if its tenant is known."""
         known = self._awaited.get(entry.stream)
         if known is None:
             return
@@ -160,16 +161,16 @@ class UsageCounters:
             class_totals.reclaim_us_max = max(class_totals.reclaim_us_max, entry.delay_us)
 
     def forget_awaited(self) -> None:
-        """What the last scheduler knew of ended streams is lost with it."""
+        """Wait no longer for costs of ended streams: the scheduler that knew them has died."""
         self._awaited.clear()
 
     def take(self) -> dict[UsageKey, TokenUsage]:
-        """What was used since the last call."""
+        """Usage by tenant and class since the last call."""
         taken, self.unwritten = self.unwritten, {}
         return taken
 
     def written(self, *, fold: bool) -> None:
-        """What was not is on record: on a page, or with `fold` added to the rest."""
+        """Note that the journal has all counts; fold: as one row for each tenant and class."""
         self.moved.update(self.unrecorded)
         self.unrecorded.clear()
         if fold:

@@ -95,11 +95,11 @@ class AdmissionState:
         return tuple(waiting)
 
     def held(self) -> int:
-        """Requests that somebody is still owed something of, or may come for."""
+        """The number of requests with a reader, waiting for one to come back, or running in the background."""
         return len(self.delivery.attachments) + len(self.orphans) + len(self.unread)
 
     def reader_left(self, request: Request, now_ns: int) -> None:
-        """A request that has not ended has lost its reader, who was there until `now_ns` and may come back for a while."""
+        """Note that an unfinished request lost its reader at `now_ns`; it is cancelled after its grace time without one."""
         self.delivery.detach(request)
         if request.background or request.number in self.unread:
             self.unread[request.number] = None
@@ -119,7 +119,7 @@ class AdmissionState:
             self.reader_left(request, now_ns)
 
     def stop_waiting_for_reader(self, request: Request) -> None:
-        """A request needs no reader any more: it has one, or it has ended."""
+        """Stop the grace time of a request, because it has a reader again or has ended."""
         self.orphans.pop(request.number, None)
         self.unread.pop(request.number, None)
 
@@ -137,7 +137,7 @@ class AdmissionState:
             self.delivery.answer(client, refusal.rejected(request_id))
 
     def leave_tokenizing(self, request: Request) -> None:
-        """Give back what a request under tokenization holds, whatever becomes of it."""
+        """Release the credit and tokenizer space of a request that leaves the stage TOKENIZING."""
         assert request.stage is RequestStage.TOKENIZING
         self.credit.reserve(-request.reserved_streams, request.traffic_class)
         self.tokenizer.release(request)
@@ -191,7 +191,7 @@ class AdmissionState:
         matched: str = "",
         detail: str = "",
     ) -> None:
-        """Enter the end of a stream; `proposed`: it came from below, so that nothing need be withdrawn there."""
+        """Enter the end of a stream; proposed: the scheduler or detokenizer ended it, so nothing is withdrawn there."""
         self.ledger.end(request, choice, end, now_ns, matched=matched, detail=detail)
         self.unsaved.stream_changed(choice)
         submitted = self.scheduler.end(request, choice.stream, None if proposed else end)
@@ -222,13 +222,13 @@ class AdmissionState:
             self.ledger.retain(request, now_ns + self.limits.retention_ns)
 
     def end_all(self, request: Request, end: End, now_ns: int, detail: str) -> None:
-        """End every unfinished stream of a live request from above."""
+        """End every unfinished stream of a live request, and withdraw them from the scheduler."""
         for choice in request.choices:
             if choice.end is None:
                 self.end(request, choice, end, now_ns, detail=detail)
 
     def cancel(self, request: Request, now_ns: int, detail: str) -> None:
-        """Cancel a request wherever it stands.
+        """Cancel a request in any stage.
 
         One that is not accepted yet is entered as accepted and cancelled, so that its client hears of the same end.
         """

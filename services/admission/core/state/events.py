@@ -78,14 +78,14 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Accept nothing more; what is unfinished at `until_ns` is shed."""
+    """A request to drain: nothing more is accepted, and what is unfinished at `until_ns` is shed."""
 
     until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClockTick:
-    """Time has passed."""
+    """The present time, in monotonic nanoseconds: whatever is overdue is ended."""
 
     now_ns: int
 

@@ -1,8 +1,8 @@
 """Outboxes for the scheduler and the detokenizer: they collect what a turn changes, and make few messages of it.
 
 Everything is keyed by stream, so what waits is bounded by the streams that live. What a full socket does not take is
-put back. A peer that has not joined is owed nothing: when it joins it is told of every stream that lives, and when that
-is complete, so that it forgets those whose end it missed.
+put back. Nothing is queued for a peer that has not joined: when it joins it is sent every unfinished stream, and a mark
+after the last one, so that it drops streams whose end it missed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ RequestChoice = tuple[Request, ChoiceState]
 
 @dataclass(slots=True, eq=False)
 class SchedulerOutbox:
-    """What waits for the scheduler. doubts: whom the last one suspected; the next one goes on from there."""
+    """Messages for the scheduler that the next turn sends. doubts: whom the last one suspected; the next one goes on from there."""
 
     limits: AdmissionLimits
     credit: SchedulerCredit
@@ -121,7 +121,7 @@ class SchedulerOutbox:
 
 @dataclass(slots=True, eq=False)
 class DetokenizerOutbox:
-    """What waits for the detokenizer."""
+    """Messages for the detokenizer that the next turn sends."""
 
     limits: AdmissionLimits
     joined: bool = False
@@ -202,7 +202,7 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
 
 
 def _served(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> float:
-    """What a stream was charged for by a scheduler that is gone: all that it needed for the tokens it made."""
+    """The service that an earlier scheduler charged a stream for, in priced tokens: its prompt and output so far."""
     if not choice.ids:
         return 0.0
     computed = request.prompt_tokens - choice.cached_tokens

@@ -1,4 +1,4 @@
-"""What goes to the tokenizer and what it has: text of requests that are reserved and not accepted yet.
+"""Jobs for the tokenizer: the text of requests that are reserved and not accepted yet.
 
 Counts how much text there is, so that what waits can be bounded. Knows nothing of threads or of whose turn it is.
 """
@@ -12,7 +12,9 @@ from noria.services.admission.core.state.events import TokenizeJob
 
 @dataclass(slots=True, eq=False)
 class TokenizerOutbox:
-    """jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
+    """Tokenizer jobs of reserved requests.
+
+    jobs: not yet handed to the tokenizer; working: handed to it and not answered; abandoned: no longer wanted from it.
 
     characters: text of all requests that are reserved, whether it is tokenized or came as ids.
     """

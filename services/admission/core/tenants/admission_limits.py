@@ -8,7 +8,7 @@ from noria.services.admission.core.tenants.class_totals import StreamMeasure
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Fixed for the life of the process.
+    """The limits and model facts that admission checks requests against; fixed while the process runs.
 
     models: served names, the first canonical. context_tokens: prompt and output together, as declared.
     eos_ids end a stream unless it ignores them. started_unix_s is for people.

@@ -20,7 +20,7 @@ class UsageKey(NamedTuple):
 
 
 class StreamMeasure(IntEnum):
-    """What is measured of a stream; journals know it by its number.
+    """What is measured of a stream; the journal stores the number.
 
     QUEUE: submission to its first step. PREFILL: that to its first token. FIRST_TOKEN: receipt to the first token.
     INTERVAL: one token to the next. DECODE: the first token to the end. RECLAIM: the end of a running stream to the
@@ -54,11 +54,11 @@ class MeasureHistogram:
 
     @property
     def count(self) -> int:
-        """How often it was measured."""
+        """The number of measurements."""
         return sum(self.counts)
 
     def fit(self, buckets: int) -> None:
-        """Have so many buckets; what was counted in those beyond counts in the last."""
+        """Change the number of buckets; counts of buckets that are dropped go to the last one."""
         surplus = sum(self.counts[buckets:])
         self.counts = self.counts[:buckets] + [0] * (buckets - len(self.counts))
         self.counts[-1] += surplus
@@ -108,11 +108,11 @@ class ClassTotals:
     measured: dict[MeasureKey, MeasureHistogram] = field(default_factory=dict)
 
     def of(self, measure: StreamMeasure, end: int = 0) -> MeasureHistogram:
-        """A distribution to look at; empty where nothing was measured."""
+        """The histogram of a measure, to be read only; an empty one where nothing was measured."""
         return self.measured.get(MeasureKey(measure, end)) or MeasureHistogram([0])
 
     def add(self, other: "ClassTotals") -> None:
-        """Add what happened in another time."""
+        """Add the counts and histograms of another period."""
         self.used.add(other.used)
         self.accepted += other.accepted
         for end, count in other.ended.items():

@@ -16,7 +16,7 @@ ADMIN: Final = "admin"
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """What admission holds the requests of a class against; None is no limit.
+    """The limits and rank of a traffic class; None is no limit.
 
     rank: a class may be shed for one of higher rank. isolated: it has a small pool of its own. Durations: the time to
     live of requests that name none. queue_requests_max, queue_tokens_max: streams without a token yet, and the tokens
@@ -36,7 +36,7 @@ class ClassRule:
 
 @dataclass(frozen=True, slots=True)
 class TenantRule:
-    """What one tenant may do; None is no limit. keys: SHA-256 digests of its credentials."""
+    """The classes, credentials and limits of a tenant; None is no limit. keys: SHA-256 digests of its credentials."""
 
     name: str
     classes: tuple[str, ...]

@@ -38,7 +38,7 @@ class TenantState:
     bucket_changed: bool = False
 
     def busy(self, n: int, likely: int, now_ns: int) -> Refusal | None:
-        """Refuse what need not even be tokenized: too many streams at one time, or a bucket that is empty.
+        """Refuse a request before it is tokenized if the tenant has too many streams, or its bucket is empty.
 
         likely: about how many tokens the request has, so that the wait that is named will do.
         """
@@ -74,7 +74,7 @@ class TenantState:
         return prompt + n * answer
 
     def charge(self, tokens: int, now_ns: int) -> Refusal | None:
-        """Take a reservation out of the bucket, or say when it could be."""
+        """Take a reservation out of the bucket. Returns a refusal with the time to wait if the bucket has too little."""
         if self.bucket is None:
             return None
         refusal = self.affords(tokens, now_ns)
@@ -98,13 +98,13 @@ class TenantState:
         return self._rate(wait_ms) if wait_ms else None
 
     def reconcile(self, reserved: int, used: int, now_ns: int) -> None:
-        """A request is over: give back what it did not use, or take what it used beyond."""
+        """Correct the bucket at the end of a request: give back what it did not use, or take what it used beyond."""
         if self.bucket is not None:
             self.bucket.take(used - reserved, now_ns)
             self.bucket_changed = True
 
     def ended(self, output_tokens: int, duration_ms: float, *, whole: bool) -> None:
-        """A stream is over; `whole`: it came to its own end, so that its length says something of the next."""
+        """Note the length and duration of an ended stream; whole: it was not cut short, so its length predicts others."""
         if whole:
             self.outputs.append(output_tokens)
         old = self.stream_ms
@@ -145,13 +145,13 @@ class TenantStates:
         return self._tenants[name]
 
     def charge_unreserved(self, name: str, tokens: int, now_ns: int) -> None:
-        """A tenant, if it is still known, used so many tokens that were not charged."""
+        """Take tokens that were used and not reserved from a tenant's bucket, if the tenant is still known."""
         tenant = self._tenants.get(name)
         if tenant is not None:
             tenant.reconcile(0, tokens, now_ns)
 
     def apply_policy(self, policy: TenantPolicy, now_ns: int) -> None:
-        """The configuration has changed. Who is gone from it keeps what is under way, and may come back."""
+        """Take over changed limits. A tenant that is no longer configured keeps its requests, and may come back."""
         limits = {each.name: each for each in policy.tenants}
         for name, tenant in self._tenants.items():
             if name in limits:
@@ -159,24 +159,24 @@ class TenantStates:
                 self._set_bucket(tenant, now_ns)
 
     def levels(self, now_ns: int) -> tuple[tuple[str, float], ...]:
-        """What is in the buckets that were drawn from since this was last put on record."""
+        """The levels, by tenant, of buckets that have changed since the last journal page."""
         return tuple(
             (each.rule.name, each.bucket.level(now_ns)) for each in self if each.bucket_changed and each.bucket
         )
 
     def recorded(self) -> None:
-        """The levels are on record."""
+        """Note that the journal has the levels of all buckets."""
         for tenant in self:
             tenant.bucket_changed = False
 
     def refill(self, rule: TenantRule, level: float, since_ns: int, now_ns: int) -> None:
-        """What an earlier life left in a tenant's bucket; it has filled meanwhile."""
+        """Set a tenant's bucket to the level from the journal; it has refilled since then."""
         bucket = self.get(rule, now_ns).bucket
         if bucket is not None:
             bucket.refill(level, since_ns)
 
     def check(self) -> None:
-        """Assert that nobody has less than nothing under way."""
+        """Assert that no tenant has a negative number of streams."""
         assert all(each.streams >= 0 for each in self)
 
     def _set_bucket(self, tenant: TenantState, now_ns: int) -> None:

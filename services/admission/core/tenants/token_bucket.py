@@ -6,7 +6,10 @@ _MINUTE_NS = 60_000_000_000
 
 
 class TokenBucket:
-    """Full at first. What was taken beforehand for more than was used is given back; what was used beyond it is owed."""
+    """A bucket of tokens that starts full and refills at `per_minute`, up to `capacity`.
+
+    What was taken beforehand for more than was used is given back; what was used beyond it is owed.
+    """
 
     __slots__ = ("_filled_ns", "_level", "capacity", "per_minute")
 
@@ -25,12 +28,12 @@ class TokenBucket:
         self._level = capacity - used
 
     def refill(self, level: float, since_ns: int) -> None:
-        """So much was in it at a time that is over, perhaps before this one was made."""
+        """Set the level as it was at `since_ns`, for a bucket taken over from the journal; it has refilled since then."""
         self._level = min(self.capacity, level)
         self._filled_ns = since_ns
 
     def level(self, now_ns: int) -> float:
-        """Tokens in it; below zero when more was used than was there."""
+        """The number of tokens in the bucket at `now_ns`; below zero when more were used than there were."""
         if now_ns > self._filled_ns:
             gained = (now_ns - self._filled_ns) * self.per_minute / _MINUTE_NS
             self._level = min(self.capacity, self._level + gained)
@@ -38,7 +41,7 @@ class TokenBucket:
         return self._level
 
     def wait_ms(self, tokens: int, now_ns: int) -> int:
-        """Milliseconds until so many tokens are there, 0 for now; more than the capacity are never there."""
+        """Milliseconds until the bucket has so many tokens, 0 if it has them. It never has more than its capacity."""
         missing = tokens - self.level(now_ns)
         return 0 if missing <= 0 else math.ceil(missing * 60_000 / self.per_minute)
 
