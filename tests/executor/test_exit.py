@@ -1,4 +1,4 @@
-"""The executor ends when it is told to, whatever its lane is at."""
+"""The executor ends when it is told to, whatever its model runner is doing."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import torch
 BUSY = """
 import torch
 torch.set_num_threads(1)
-from noria.services.executor.cpu import engine
+from noria.services.executor.cpu import loading
 from noria.shared.config.config import Config, RuntimeSettings
 
 def load(settings):
@@ -20,7 +20,7 @@ def load(settings):
     while True:
         x @ x
 
-engine.load = load
+loading.load = load
 from noria.services.executor.__main__ import start
 raise SystemExit(start(Config(runtime=RuntimeSettings(dir=DIR, supervised=False))))
 """
