@@ -34,10 +34,10 @@ from fakes.tiny_model import build_tiny_model
 from starlette.applications import Starlette
 
 import noria.client
-import noria.proto
 import noria.services.gateway
 from noria.cli.app import noria as commands_group
-from noria.proto.base import Service
+from noria.proto.base import Header, Service
+from noria.proto.wire import every_kind
 from noria.services.gateway import app
 from noria.services.gateway.config import gateway_config
 
@@ -69,7 +69,7 @@ def commands() -> list[str]:
 
 def _commands(command: click.Command, path: str) -> Iterator[str]:
     yield path
-    for each in command.params:
+    for each in sorted(command.params, key=lambda param: str(param.name)):
         names = ", ".join([*each.opts, *each.secondary_opts])
         choices = (
             f"[{'|'.join(map(str, each.type.choices))}]" if isinstance(each.type, click.Choice) else each.type.name
@@ -143,23 +143,64 @@ def _leaves(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def messages() -> list[str]:
-    """Every struct, named tuple and enumeration of the protocol: fields in their order, with types and defaults."""
+    """Every struct, named tuple and enumeration that messages hold: fields in their order, with types and defaults."""
+    kinds: set[type[Any]] = set()
+    for kind in (Header, *every_kind()):
+        _reached(msgspec.inspect.type_info(kind), kinds)
     lines = []
-    for found in _classes(noria.proto):
+    for found in sorted(kinds, key=lambda each: each.__name__):
         if issubclass(found, msgspec.Struct):
             tag = found.__struct_config__.tag
             lines.append(found.__name__ + ("" if tag is None else f" tag {tag!r}"))
-            for field in msgspec.structs.fields(found):
-                missing = field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
-                default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
-                lines.append(f"  {field.encode_name}: {_plain(field.type)}{'' if missing else f' = {_plain(default)}'}")
-        elif issubclass(found, tuple) and hasattr(found, "_fields"):
-            lines.append(f"{found.__name__} tuple")
-            lines += [f"  {name}: {_plain(found.__annotations__.get(name))}" for name in found._fields]
+            fields = msgspec.structs.fields(found)
+            lines += [f"  {each.encode_name}: {_plain(_bare(each.type))}{_default(each)}" for each in fields]
         elif issubclass(found, enum.Enum):
             lines.append(f"{found.__name__} enum")
             lines += [f"  {each.name} = {each.value!r}" for each in found]
+        else:
+            lines.append(f"{found.__name__} tuple")
+            lines += [f"  {name}: {_plain(_bare(hint))}" for name, hint in typing.get_type_hints(found).items()]
     return lines
+
+
+def _reached(of: msgspec.inspect.Type, found: set[type[Any]]) -> None:
+    """Add the classes that a type is made of."""
+    inner: tuple[msgspec.inspect.Type, ...] = ()
+    match of:
+        case (
+            msgspec.inspect.StructType(cls=cls, fields=fields) | msgspec.inspect.NamedTupleType(cls=cls, fields=fields)
+        ):
+            if cls not in found:
+                inner = tuple(each.type for each in fields)
+            found.add(cls)
+        case msgspec.inspect.EnumType(cls=cls):
+            found.add(cls)
+        case msgspec.inspect.UnionType(types=types):
+            inner = types
+        case msgspec.inspect.VarTupleType(item_type=item):
+            inner = (item,)
+        case msgspec.inspect.TupleType(item_types=items):
+            inner = items
+        case msgspec.inspect.Metadata(type=wrapped):
+            inner = (wrapped,)
+        case _:
+            pass
+    for each in inner:
+        _reached(each, found)
+
+
+def _bare(hint: Any) -> Any:
+    """A type without what is said of it."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    """A field's default; of a struct its name, since its fields stand at its own."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f" = {field.default_factory.__name__}()"
+    if isinstance(field.default, msgspec.Struct):
+        return f" = {type(field.default).__name__}()"
+    return "" if field.default is msgspec.NODEFAULT else f" = {field.default!r}"
 
 
 def _classes(package: ModuleType) -> list[type[Any]]:

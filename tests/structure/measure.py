@@ -229,19 +229,17 @@ def repeated(product: Iterable[Module]) -> dict[str, list[str]]:
     return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
 
-def writers(product: Iterable[Module], path: str, name: str) -> dict[str, set[str]]:
-    """For each field of a class the modules that write it: assign, delete, or change what it holds by a method.
+def writers(product: Iterable[Module], package_name: str, name: str) -> dict[str, set[str]]:
+    """For each field of a package's class its modules that write it: assign, delete, or change what it holds by a method.
 
     Sources do not say the type of every expression. What is annotated counts by its annotation, an attribute by those of
     fields called so in the package; any other name counts where the module imports the class, `self` in the class alone.
     """
-    own = list(product)
-    (home,) = (each for each in own if each.path == path)
-    (owner,) = (node for node in home.classes if node.name == name)
+    package = [each for each in product if each.package == package_name]
+    ((home, owner),) = ((each, node) for each in package for node in each.classes if node.name == name)
     fields = {
         node.target.id for node in owner.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    package = [each for each in own if each.package == home.package]
     attributes = _typed_attributes(package, name)
     found: dict[str, set[str]] = {field: set() for field in sorted(fields)}
     for each in package:
