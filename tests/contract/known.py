@@ -422,6 +422,8 @@ def exposed(page: str) -> list[str]:
 
 def _keys(value: object, path: str = "") -> Iterator[str]:
     match value:
+        case dict() if path.endswith("top_logprobs[]"):
+            yield f"{path}.TOKEN"  # its keys are texts
         case dict():
             for key, inner in value.items():
                 yield f"{path}.{key}"
