@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 from fakes.world import World
-from simulation.test_event_log import record
+from scheduler.observe.test_event_log import record
 
 from noria.proto.execution import StepPlan
-from noria.services.scheduler.core.events import Event
+from noria.services.scheduler.core.interface.events import Event
 from noria.services.scheduler.simulation.__main__ import story
 from noria.services.scheduler.simulation.recording import Recording
 from noria.services.scheduler.simulation.replay import replay
