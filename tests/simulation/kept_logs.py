@@ -17,10 +17,9 @@ from fakes.world import World
 from scheduler.observe.test_event_log import record
 
 from noria.proto.execution import StepPlan
-from noria.services.scheduler.core.interface.events import Event
-from noria.services.scheduler.simulation.__main__ import story
-from noria.services.scheduler.simulation.recording import Recording
-from noria.services.scheduler.simulation.replay import replay
+from noria.services.scheduler.core.interface.events import SchedulerEvent
+from noria.services.scheduler.simulation.__main__ import replay, story
+from noria.services.scheduler.simulation.recording import RecordedRun
 
 FOLDER: Final = Path(__file__).parents[1] / "fixtures" / "event_logs"
 LOGS: Final = tuple(sorted(FOLDER.glob("*.log")))
@@ -33,12 +32,12 @@ _WORLDS: Final[dict[str, dict[str, Any]]] = {
 
 def answers(log: Path) -> dict[str, Any]:
     """What is worked out from a log: its plans, the story of each request, what other policies would have done."""
-    recording = Recording(log)
+    recording = RecordedRun(log)
     plans: list[StepPlan] = []
-    for core, now_ns, body, planned in recording.again():
+    for core, now_ns, body, planned in recording.replay_events():
         plans += planned
         if body is not None:
-            core.apply(Event(now_ns, body))
+            core.apply(SchedulerEvent(now_ns, body))
     requests = sorted({stream.request for stream in recording.arrivals})
     return {
         "plans": list(map(_told, plans)),

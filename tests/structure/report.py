@@ -14,7 +14,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from structure.measure import ROOT, Module, cycles, figures, graph, modules, options, repeated, writers
 
 # Classes whose fields should have few writers, with their packages.
-WATCHED: Final = (("services/scheduler", "Request"),)
+WATCHED: Final = tuple(
+    ("services/scheduler", name)
+    for name in (
+        "Request",
+        "RequestInput",
+        "OutputProgress",
+        "PlannedWork",
+        "CacheUse",
+        "Billing",
+        "Suspicion",
+        "RequestLife",
+    )
+)
 
 
 def table(product: list[Module]) -> str:

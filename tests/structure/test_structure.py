@@ -25,21 +25,30 @@ class Limit(NamedTuple):
 
 
 LIMITS: Final = {
-    "cli": Limit(28, 8, 1, 0, 0, 2486),
-    "client": Limit(14, 9, 0, 0, 0, 1190),
-    "proto": Limit(7, 3, 0, 0, 0, 536),
-    "services/admission": Limit(34, 12, 0, 0, 0, 3986),
-    "services/detokenizer": Limit(5, 7, 0, 0, 0, 667),
-    "services/executor": Limit(63, 19, 2, 3, 0, 6912),
-    "services/gateway": Limit(25, 10, 0, 0, 0, 1892),
-    "services/scheduler": Limit(52, 20, 1, 0, 0, 5577),
-    "services/supervisor": Limit(9, 7, 0, 0, 0, 919),
-    "shared": Limit(34, 9, 1, 0, 0, 3228),
+    "cli": Limit(15, 9, 2, 0, 0, 2758),
+    "client": Limit(14, 9, 0, 0, 0, 1193),
+    "proto": Limit(9, 3, 0, 0, 0, 685),
+    "services/admission": Limit(8, 12, 5, 0, 0, 4458),
+    "services/detokenizer": Limit(5, 7, 0, 0, 0, 686),
+    "services/executor": Limit(14, 12, 5, 0, 0, 6856),
+    "services/gateway": Limit(14, 10, 2, 0, 0, 2051),
+    "services/scheduler": Limit(14, 12, 5, 0, 0, 5911),
+    "services/supervisor": Limit(9, 7, 0, 0, 0, 942),
+    "shared": Limit(10, 9, 4, 0, 0, 3419),
 }
-REPEATED_NAMES: Final = 79
-OPTIONS: Final = (110, 47)
+REPEATED_NAMES: Final = 7
+OPTIONS: Final = (105, 48)
 # How many fields a class has, how many modules write any of them, and in how many rooms these are.
-WRITERS: Final = {("services/scheduler", "Request"): (54, 13, 1)}
+WRITERS: Final = {
+    ("services/scheduler", "Request"): (11, 3, 2),
+    ("services/scheduler", "RequestInput"): (9, 0, 0),
+    ("services/scheduler", "OutputProgress"): (9, 3, 1),
+    ("services/scheduler", "PlannedWork"): (8, 3, 1),
+    ("services/scheduler", "CacheUse"): (10, 1, 1),
+    ("services/scheduler", "Billing"): (7, 2, 1),
+    ("services/scheduler", "Suspicion"): (3, 1, 1),
+    ("services/scheduler", "RequestLife"): (7, 1, 1),
+}
 # Lines of code may be fewer by so many than their limit, or more, before somebody has to look: in a package, and in all.
 CODE_SLACK: Final = 40
 CODE_ALL: Final = sum(each.code for each in LIMITS.values())
