@@ -75,10 +75,10 @@ def decoder_of(
 class Reference:
     """transformers' answers to prompts by index, each computed when it is first asked for."""
 
-    def __init__(self, folder: Path, prompts: list[tuple[int, ...]]) -> None:
+    def __init__(self, folder: Path, prompts: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+        self._model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
         self._prompts = prompts
         self._found: dict[int, Expected] = {}
 

@@ -17,7 +17,7 @@ from noria.services.admission.storage.journal import SCHEMA, Journal
 from noria.services.admission.storage.journal_records import ClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 
-WRITTEN: Final = Path(__file__).parents[2] / "fixtures" / "journal_format_1"
+WRITTEN: Final = Path(__file__).parents[1] / "fixtures" / "journal_format_1"
 # The time of its last page by the wall's clock: a reader comes 2 s later, when its own clock stands at 1,000 s.
 LAST_UNIX_NS: Final = 1_796_094_837_049_661_375
 NOW_NS: Final = 1_000_000_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from actors.test_gateway import HI, until
 from fakes.front_door import FrontDoor, words
+from gateway.test_gateway import HI, until
 
 from noria.proto.base import Service
 from noria.services.gateway.config import gateway_config

@@ -12,8 +12,8 @@ from typing import Any
 
 import openai
 import pytest
-from actors.test_gateway import HI, Gateway, until
 from fakes.front_door import FrontDoor, Mail
+from gateway.test_gateway import HI, Gateway, until
 
 from noria.proto.base import End
 from noria.proto.frontdoor import Attach, Cancel, Code, Generate, Inquire, Rejected, Standing

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from actors.test_gateway import HI, until
 from fakes.front_door import FrontDoor, Mail, words
+from gateway.test_gateway import HI, until
 
 from noria.proto.base import Service
 from noria.proto.frontdoor import Generate

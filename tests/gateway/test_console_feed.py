@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from actors.test_gateway import Gateway
+from gateway.test_gateway import Gateway
 
 from noria.services.gateway.monitoring.live_subscribers import LiveSubscriber
 
