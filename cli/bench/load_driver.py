@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import msgspec
 
 from noria.cli.bench.arrivals import ClosedLoop, LoadPattern, send_times
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.targets.target import Target
 from noria.cli.bench.workload import BenchRequest
 
@@ -16,7 +16,7 @@ from noria.cli.bench.workload import BenchRequest
 class LoadResult(msgspec.Struct, frozen=True):
     """A run's timelines, in the order of its requests. client_cpu: cores that the client kept busy on average."""
 
-    timelines: tuple[RequestTimeline, ...]
+    timelines: tuple[BenchTimeline, ...]
     client_cpu: float
 
 
@@ -28,7 +28,7 @@ async def run_load(
     on_ended: Callable[[int], None] = lambda ended: None,
 ) -> LoadResult:
     """Run all requests to their ends; `on_ended` is called with the number of requests that have ended so far."""
-    timelines = tuple(RequestTimeline(request.index, request.output_tokens) for request in requests)
+    timelines = tuple(BenchTimeline(request.index, request.output_tokens) for request in requests)
     ended = 0
 
     async def run(number: int) -> None:
@@ -68,7 +68,7 @@ async def _run_closed_loop(run: Callable[[int], Coroutine[None, None, None]], co
 
 
 async def _run_timed(
-    run: Callable[[int], Coroutine[None, None, None]], timelines: Sequence[RequestTimeline], times: Sequence[float]
+    run: Callable[[int], Coroutine[None, None, None]], timelines: Sequence[BenchTimeline], times: Sequence[float]
 ) -> None:
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:

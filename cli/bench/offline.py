@@ -16,7 +16,7 @@ import msgspec
 
 from noria.cli.bench.arrivals import ClosedLoop, LoadPattern, send_times
 from noria.cli.bench.load_driver import LoadResult
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.workload import BenchRequest
 from noria.proto.base import Ended, Header, Service, Stream
 from noria.proto.execution import Geometry, StepDone, StepFailed
@@ -147,7 +147,7 @@ class _OfflineRun:
         self._closed = isinstance(load, ClosedLoop)
         self._temperature = temperature
         self._on_ended = on_ended
-        self._timelines = tuple(RequestTimeline(request.index, request.output_tokens) for request in requests)
+        self._timelines = tuple(BenchTimeline(request.index, request.output_tokens) for request in requests)
         self._submitted = self._ended = 0
 
     def run(self) -> LoadResult:

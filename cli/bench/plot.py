@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def check_plottable(path: Path) -> None:
         raise UserError("a plot needs matplotlib: pip install '.[bench]' in noria's source folder")
 
 
-def draw(path: Path, title: str, timelines: Sequence[RequestTimeline]) -> None:
+def draw(path: Path, title: str, timelines: Sequence[BenchTimeline]) -> None:
     """Draw the plots of a run into a file, under a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def draw(path: Path, title: str, timelines: Sequence[RequestTimeline]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _rate(axes: "Axes", done: Sequence[RequestTimeline]) -> None:
+def _rate(axes: "Axes", done: Sequence[BenchTimeline]) -> None:
     axes.set_xlabel("s")
     axes.set_ylabel("pieces of output / s")
     if not done:

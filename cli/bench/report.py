@@ -3,7 +3,7 @@
 import msgspec
 
 from noria.cli.bench.arrivals import LoadPattern, describe_load
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.statistics import Distribution, Summary
 
 
@@ -36,7 +36,7 @@ class BenchReport(msgspec.Struct, frozen=True):
     rows: tuple[ReportRow, ...]
 
 
-def report_rows(timelines: tuple[RequestTimeline, ...]) -> tuple[ReportRow, ...]:
+def report_rows(timelines: tuple[BenchTimeline, ...]) -> tuple[ReportRow, ...]:
     """Return one row for each request, in the order of the requests."""
     start_s = min((each.begun_s for each in timelines), default=0.0)
     return tuple(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class RequestTimeline:
+class BenchTimeline:
     """Records when a request was sent, when each piece of its answer came, and how it ended.
 
     Times are seconds of a monotonic clock.

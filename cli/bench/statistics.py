@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.shared.errors import UserError
 
 
@@ -102,7 +102,7 @@ def parse_objective(text: str) -> LatencyObjective:
     return LatencyObjective(values.get("ttft"), values.get("itl"), values.get("e2e"))
 
 
-def summarize(timelines: Sequence[RequestTimeline], objective: LatencyObjective | None = None) -> Summary:
+def summarize(timelines: Sequence[BenchTimeline], objective: LatencyObjective | None = None) -> Summary:
     """Compute all statistics of one run."""
     done = [each for each in timelines if not each.error]
     began_s = min((each.begun_s for each in timelines), default=0.0)
@@ -137,12 +137,12 @@ def summarize(timelines: Sequence[RequestTimeline], objective: LatencyObjective 
     )
 
 
-def _goodput(timelines: Sequence[RequestTimeline], objective: LatencyObjective, rate: float) -> Goodput:
+def _goodput(timelines: Sequence[BenchTimeline], objective: LatencyObjective, rate: float) -> Goodput:
     good = sum(_meets(each, objective) for each in timelines)
     return Goodput(objective, good / max(1, len(timelines)), good * rate)
 
 
-def _meets(each: RequestTimeline, objective: LatencyObjective) -> bool:
+def _meets(each: BenchTimeline, objective: LatencyObjective) -> bool:
     if each.error or not each.arrivals:
         return False
     mean_gap_s = (each.arrivals[-1] - each.arrivals[0]) / max(1, each.output_tokens - 1)

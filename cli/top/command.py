@@ -65,13 +65,11 @@ def _refresh(
     scheduler_s: float = _ANSWER_S,
 ) -> None:
     """Ask all services for their state. scheduler_s: longest wait for the scheduler, whose answer fills most of the screen."""
-    from noria.cli.top.view import SchedulerView
+    from noria.cli.top.view import LiveReply
     from noria.shared.telemetry.metrics import decode_values
 
     answer = inspector.ask((Service.SCHEDULER,), "live", screen.since, scheduler_s).get(Service.SCHEDULER)
-    screen.update(
-        msgspec.json.decode(answer.json, type=SchedulerView) if answer is not None else None, time.monotonic()
-    )
+    screen.update(msgspec.json.decode(answer.json, type=LiveReply) if answer is not None else None, time.monotonic())
     metrics = inspector.ask((Service.ADMISSION,), "metrics", "", _ANSWER_S).get(Service.ADMISSION)
     if metrics is not None:
         latency.add(decode_values(metrics.json), time.monotonic())

@@ -74,7 +74,7 @@ class RequestClass(msgspec.Struct, frozen=True, rename={"traffic_class": "class"
     traffic_class: str = ""
 
 
-class SchedulerView(msgspec.Struct, frozen=True):
+class LiveReply(msgspec.Struct, frozen=True):
     """The scheduler's answer to a live query: steps since the serial asked for, and the present state."""
 
     serial: int
@@ -107,14 +107,14 @@ class TopScreen:
         self.since = ""
         self.latency: Sequence[dict[str, Any]] = ()
         self.services: dict[Service, Snapshot] = {}
-        self._view = SchedulerView(0)
+        self._view = LiveReply(0)
         self._steps: deque[StepView] = deque(maxlen=_COLUMNS_MAX)
         self._classes: dict[int, str] = {}
-        self._previous: tuple[float, SchedulerView] | None = None
+        self._previous: tuple[float, LiveReply] | None = None
         self._rates = (0.0, 0.0)
         self._shares: dict[tuple[str, str], float] = {}
 
-    def update(self, view: SchedulerView | None, now_s: float) -> None:
+    def update(self, view: LiveReply | None, now_s: float) -> None:
         """Store the scheduler's answer; None when it did not answer."""
         self.answered = view is not None
         if view is None:
@@ -140,7 +140,7 @@ class TopScreen:
         ]
         return Group(*parts, self._queue_table(), Text(), self._latency_table(), Text(), self._service_table())
 
-    def _update_rates(self, before: SchedulerView, view: SchedulerView, seconds: float) -> None:
+    def _update_rates(self, before: LiveReply, view: LiveReply, seconds: float) -> None:
         counts = view.counters
         self._rates = (
             max(0, counts.output_tokens - before.counters.output_tokens) / seconds,

@@ -5,7 +5,7 @@ import io
 import msgspec
 from rich.console import Console
 
-from noria.cli.top.view import SchedulerView, TopScreen
+from noria.cli.top.view import LiveReply, TopScreen
 from noria.proto.base import Service
 from noria.proto.lifecycle import Snapshot, State
 
@@ -33,8 +33,8 @@ AFTER = {
 }
 
 
-def view(content: dict[str, object]) -> SchedulerView:
-    return msgspec.json.decode(msgspec.json.encode(content), type=SchedulerView)
+def view(content: dict[str, object]) -> LiveReply:
+    return msgspec.json.decode(msgspec.json.encode(content), type=LiveReply)
 
 
 def drawn(screen: TopScreen, width: int = 120, height: int = 60) -> str:

@@ -36,7 +36,13 @@ LIMITS: Final = {
     "services/supervisor": Limit(9, 7, 0, 0, 0, 942),
     "shared": Limit(10, 9, 4, 0, 0, 3419),
 }
-REPEATED_NAMES: Final = 7
+# Names that stand twice, each for one concept on two sides of an edge.
+REPEATED_NAMES: Final = {
+    "Delta": "what is new of a choice, as a message and as `noria.client` hands it on",
+    "Malformed": "a message that cannot be read, as the answer and as the client's exception",
+    "PromptTokensDetails": "a part of OpenAI's usage object, written by the gateway and read by the benchmark",
+    "Request": "a request, in admission's ledger and in the scheduler",
+}
 OPTIONS: Final = (105, 48)
 # How many fields a class has, how many modules write any of them, and in how many rooms these are.
 WRITERS: Final = {
@@ -80,7 +86,8 @@ def test_all_code_together_does_not_grow_by_small_steps(product: list[Module]) -
 
 
 def test_no_class_name_more_stands_twice(product: list[Module]) -> None:
-    assert len(repeated(product)) == REPEATED_NAMES, sorted(repeated(product))
+    assert set(repeated(product)) == set(REPEATED_NAMES), repeated(product)
+    assert not [places for places in repeated(product).values() if len(places) > 2]
 
 
 def test_there_are_as_many_options_as_agreed() -> None:

@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.targets.event_stream import DONE, EventStreamParser, StreamChunk, StreamError
 from noria.cli.bench.targets.http_connection import HttpConnection, HttpRequestError, connect
 from noria.cli.bench.workload import BenchRequest
@@ -65,7 +65,7 @@ class HttpTarget:
             raise UserError(f"{self._settings.url} does not name its models: {error}") from error
         return self._model
 
-    async def answer(self, request: BenchRequest, timeline: RequestTimeline) -> None:
+    async def answer(self, request: BenchRequest, timeline: BenchTimeline) -> None:
         """Send one request and record its answer."""
         reader = _AnswerReader(timeline)
         encoded = self._encode_request("POST", self._path, self._body(request))
@@ -157,7 +157,7 @@ class HttpTarget:
 class _AnswerReader:
     """Parses one answer and records its pieces in a timeline."""
 
-    def __init__(self, timeline: RequestTimeline) -> None:
+    def __init__(self, timeline: BenchTimeline) -> None:
         self.complete = False
         self._timeline = timeline
         self._events = EventStreamParser()

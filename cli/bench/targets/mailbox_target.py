@@ -2,7 +2,7 @@
 
 import time
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.workload import BenchRequest
 from noria.client import AsyncClient, ClientError, Curve, Unreachable
 from noria.shared.errors import UserError
@@ -26,7 +26,7 @@ class MailboxTarget:
         except Unreachable as error:
             raise UserError(f"{error}; is `noria up` running? --url names another server") from error
 
-    async def answer(self, request: BenchRequest, timeline: RequestTimeline) -> None:
+    async def answer(self, request: BenchRequest, timeline: BenchTimeline) -> None:
         """Send one request and record its answer."""
         timeline.begun_s = timeline.begun_s or time.perf_counter()
         try:

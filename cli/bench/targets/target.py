@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.workload import BenchRequest
 
 
@@ -12,7 +12,7 @@ class Target(Protocol):
     async def describe(self) -> str:
         """Return the model's name. Raises UserError when nothing answers."""
 
-    async def answer(self, request: BenchRequest, timeline: RequestTimeline) -> None:
+    async def answer(self, request: BenchRequest, timeline: BenchTimeline) -> None:
         """Send one request; record each piece of its answer, its end, or an error in `timeline`.
 
         `timeline.begun_s` is set when it is still 0.

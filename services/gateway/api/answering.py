@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 
 from noria.client import Accepted, ClientError, Completion, Delta, Generation
 from noria.services.gateway.api.errors import HttpError, from_client, from_finish
-from noria.services.gateway.api.event_stream import StreamPosition, encode_event, format_positions
+from noria.services.gateway.api.event_stream import EventPosition, encode_event, format_positions
 from noria.services.gateway.api.response_bodies import (
     AnswerBody,
     ChoiceBody,
@@ -127,7 +127,7 @@ class EventStream:
         spec: ResponseSpec,
         generations: Sequence[AnswerSource],
         model: str,
-        positions: list[StreamPosition],
+        positions: list[EventPosition],
         outcome: RequestOutcome,
     ) -> None:
         self._spec = spec
@@ -164,7 +164,7 @@ class EventStream:
         first_index = number * spec.choices
         for index in range(first_index, first_index + spec.choices):
             if not self._positions[index].begun:
-                self._positions[index] = StreamPosition(begun=True)
+                self._positions[index] = EventPosition(begun=True)
                 opening = spec.response_format.first_chunk(index, spec.echoes[number])
                 if opening is not None:
                     await self._send(send, opening)
@@ -181,7 +181,7 @@ class EventStream:
         logprobs = delta.logprobs[max(0, sent.tokens - delta.start) :]
         tokens = max(sent.tokens, delta.start + len(delta.token_ids))
         characters = max(sent.characters, delta.characters + len(delta.text))
-        self._positions[index] = StreamPosition(delta.attempt, tokens, characters, begun=True, ended=sent.ended)
+        self._positions[index] = EventPosition(delta.attempt, tokens, characters, begun=True, ended=sent.ended)
         if text or logprobs:
             await self._send(send, self._spec.response_format.chunk(index, text, logprobs))
         if delta.finish is None or sent.ended:

@@ -21,7 +21,7 @@ _LINE_ENDS: Final = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 _ESCAPES: Final = {b"\xc2\x85": rb"\u0085", b"\xe2\x80\xa8": rb"\u2028", b"\xe2\x80\xa9": rb"\u2029"}
 
 
-class StreamPosition(msgspec.Struct, frozen=True):
+class EventPosition(msgspec.Struct, frozen=True):
     """How much of one choice was sent: attempt, tokens and characters.
 
     begun: its first chunk was sent. ended: its last chunk was sent.
@@ -40,15 +40,15 @@ def encode_event(data: bytes, position: str = "") -> bytes:
     return name + b"data: " + _LINE_ENDS.sub(lambda found: _ESCAPES[found[0]], data) + b"\n\n"
 
 
-def format_positions(positions: Sequence[StreamPosition]) -> str:
+def format_positions(positions: Sequence[EventPosition]) -> str:
     """Format the positions of all choices as an event id."""
     return ",".join(map(_format_position, positions))
 
 
-def parse_positions(text: str, choices: int) -> list[StreamPosition]:
+def parse_positions(text: str, choices: int) -> list[EventPosition]:
     """Parse the positions in a Last-Event-ID; an empty one means the start of the stream. Raises HttpError 400."""
     if not text:
-        return [StreamPosition()] * choices
+        return [EventPosition()] * choices
     parts = [_PART.fullmatch(part) for part in text.split(",", choices)]
     found = [match for match in parts if match is not None]
     if len(found) != choices or len(parts) != choices:
@@ -58,14 +58,14 @@ def parse_positions(text: str, choices: int) -> list[StreamPosition]:
     return [_parse_position(match) for match in found]
 
 
-def _format_position(position: StreamPosition) -> str:
+def _format_position(position: EventPosition) -> str:
     if not position.begun:
         return "-"
     end = ".end" if position.ended else ""
     return f"{position.attempt}.{position.tokens}.{position.characters}{end}"
 
 
-def _parse_position(part: "re.Match[str]") -> StreamPosition:
+def _parse_position(part: "re.Match[str]") -> EventPosition:
     if part[1] is None:
-        return StreamPosition()
-    return StreamPosition(int(part[1]), int(part[2]), int(part[3]), begun=True, ended=part[4] is not None)
+        return EventPosition()
+    return EventPosition(int(part[1]), int(part[2]), int(part[3]), begun=True, ended=part[4] is not None)

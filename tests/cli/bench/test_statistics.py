@@ -6,15 +6,15 @@ import statistics
 import msgspec
 import pytest
 
-from noria.cli.bench.request_timeline import RequestTimeline
+from noria.cli.bench.request_timeline import BenchTimeline
 from noria.cli.bench.statistics import LatencyObjective, parse_objective, percentile, summarize, summarize_samples
 from noria.shared.errors import UserError
 
 
 def seen(
     begun_s: float, arrivals: list[float], *, tokens: int | None = None, wanted: int = 3, error: str = ""
-) -> RequestTimeline:
-    return RequestTimeline(
+) -> BenchTimeline:
+    return BenchTimeline(
         0,
         wanted,
         begun_s=begun_s,
