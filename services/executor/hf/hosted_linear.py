@@ -45,7 +45,7 @@ class _HeldWeight:
         return found.contiguous().to(dtype or found.dtype)
 
     def block_kind(self, name: str, shape: tuple[int, int]) -> str | None:
-        """Of a weight that lies there as it is here."""
+        """The kind of blocks that the checkpoint holds for a weight whose layout is the same there."""
         return None if self._turned else self._checkpoint.block_kind(name, shape)
 
     def blocks(self, name: str, shape: tuple[int, int]) -> GgufBlocks | None:

@@ -25,7 +25,7 @@ class StepMemory(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Their sum in bytes."""
+        """The bytes of all shares together."""
         return self.activations + self.logits + self.buffers + self.bookkeeping + self.kernels
 
 

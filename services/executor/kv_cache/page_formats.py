@@ -126,7 +126,7 @@ class FloatPages:
         self.converted = GatheredLayer(page_size * width, compute, device)
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
-        """As they are."""
+        """Return the queries unchanged: pages of plain numbers need no rotation of them."""
         return queries
 
     def layer(self, pool: torch.Tensor) -> LayerCache:

@@ -31,7 +31,7 @@ class TiledPages:
         self.page_bytes = 2 * page_size * kv_heads * head_dim
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
-        """As they are."""
+        """Return the queries unchanged: tiled pages need no rotation of them."""
         return queries
 
     def layer(self, pool: torch.Tensor) -> "TiledLayerCache":

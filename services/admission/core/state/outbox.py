@@ -155,7 +155,7 @@ class DetokenizerOutbox:
             self.gaps[choice.stream] = choice
 
     def end(self, stream: Stream) -> None:
-        """A stream ended."""
+        """Tell scheduler and detokenizer that a stream has ended."""
         if not self.joined:
             return
         self.gaps.pop(stream, None)

@@ -25,7 +25,7 @@ class TokenizerOutbox:
     characters: int = 0
 
     def reserve(self, request: Request) -> None:
-        """A request was reserved."""
+        """Queue the text of a request that was just reserved for the tokenizer."""
         self.characters += request.characters
 
     def submit(self, job: TokenizeJob) -> None:

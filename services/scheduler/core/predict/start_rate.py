@@ -41,7 +41,7 @@ class StartRate:
             self.slots_ns += spent_ns
 
     def start(self, tokens: int, waited_ns: int, foreseen_ns: int) -> None:
-        """One was started."""
+        """Record that a request was started."""
         if foreseen_ns > _WORTH_NS:
             exceeds = waited_ns > self.margin * foreseen_ns
             change = _STEP * (1.0 - _EXCEED) if exceeds else -_STEP * _EXCEED

@@ -227,7 +227,7 @@ class Request:
         return End.LENGTH if len(output) >= self.progress.limit else None
 
     def logprobs_from(self, start: int) -> tuple[TokenLogprob, ...]:
-        """Those of the output ids from a position; empty where they are not asked for, or older than this life."""
+        """The log-probabilities of the output ids from a position on; empty unless asked for, or when an earlier scheduler sampled them."""
         logprobs = self.progress.logprobs
         first = len(self.progress.output) - len(logprobs)
         return tuple(logprobs[start - first :]) if logprobs and start >= first else ()
