@@ -9,7 +9,7 @@ from typing import Final, Unpack
 
 import msgspec
 
-from noria.client.call import Call, CallPhase
+from noria.client.call import Call, CallStatus
 from noria.client.connection import Connection
 from noria.client.errors import Closed, Unreachable
 from noria.client.generate_request import Options, build_generate
@@ -170,7 +170,7 @@ class AsyncClient:
         """
         loop = self._open()
         made = Generate(request_id, n=n, credential=self._own(credential), background=True)
-        call = Call(made, "", loop.time(), phase=CallPhase.OPEN, joined=True)
+        call = Call(made, "", loop.time(), phase=CallStatus.OPEN, joined=True)
         self._protocol.join(call, loop.time())
         return Generation(self._protocol, call, loop)
 

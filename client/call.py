@@ -15,7 +15,7 @@ from noria.proto.base import End
 from noria.proto.frontdoor import Accepted, Finished, Generate, Have
 
 
-class CallPhase(Enum):
+class CallStatus(Enum):
     """The phase of a call.
 
     OPENING: sent, not accepted yet. OPEN: accepted. ABANDONED: nobody reads it any more, but the server has not yet
@@ -35,7 +35,7 @@ class Call:
     generate: Generate
     traceparent: str
     begun_s: float
-    phase: CallPhase = CallPhase.OPENING
+    phase: CallStatus = CallStatus.OPENING
     accepted: Accepted | None = None
     error: ClientError | None = None
     cancelling: bool = False
@@ -72,8 +72,8 @@ class Call:
     def accept(self, accepted: Accepted) -> None:
         """Note that the server has accepted the request."""
         self.accepted = accepted
-        if self.phase is CallPhase.OPENING:
-            self.phase = CallPhase.OPEN
+        if self.phase is CallStatus.OPENING:
+            self.phase = CallStatus.OPEN
         self.changed.set()
 
     def add_delta(self, delta: frontdoor.Delta) -> bool:
@@ -107,15 +107,15 @@ class Call:
         if taken:
             self._running.discard(finished.index)
             if not self._running:
-                self.phase = CallPhase.OVER
+                self.phase = CallStatus.OVER
             self._mark_unread(finished.index)
         return taken
 
     def fail(self, error: ClientError) -> None:
         """End the call with an error, which its reader gets after everything that has arrived."""
-        if self.phase is not CallPhase.OVER:
+        if self.phase is not CallStatus.OVER:
             self.error = error
-            self.phase = CallPhase.OVER
+            self.phase = CallStatus.OVER
             self.changed.set()
 
     def cancelled(self, *, over: bool) -> None:
@@ -124,7 +124,7 @@ class Call:
             if choice.finish is None:
                 choice.finish = Finish(End.CANCELLED.label, output_tokens=len(choice.ids))
                 self._mark_unread(choice.index)
-        self.phase = CallPhase.OVER if over else CallPhase.ABANDONED
+        self.phase = CallStatus.OVER if over else CallStatus.ABANDONED
         self.changed.set()
 
     def have(self) -> tuple[Have, ...]:

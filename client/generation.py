@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 
-from noria.client.call import Call, CallPhase
+from noria.client.call import Call, CallStatus
 from noria.client.errors import Interrupted
 from noria.client.protocol import ClientProtocol
 from noria.client.results import Accepted, Completion, Delta
@@ -32,7 +32,7 @@ class Generation:
     @property
     def finished(self) -> bool:
         """Whether nothing more will arrive, though there may be deltas left to read."""
-        return self._call.phase in (CallPhase.OVER, CallPhase.ABANDONED)
+        return self._call.phase in (CallStatus.OVER, CallStatus.ABANDONED)
 
     async def accepted(self) -> Accepted:
         """Wait until the server has taken the request: its prompt's tokens, the model's canonical name, the seed."""

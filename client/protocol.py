@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from noria.client.call import Call, CallPhase
+from noria.client.call import Call, CallStatus
 from noria.client.errors import Closed, Interrupted, Malformed, Refused, Superseded, Unreachable
 from noria.client.server_incarnations import SenderStatus, ServerIncarnations
 from noria.client.timeouts import ClientTimeouts
@@ -50,7 +50,7 @@ class ClientProtocol:
     def begin(self, generate: Generate, traceparent: str, now_s: float) -> Call:
         """Start a call. Raises Refused for a different request under a live id, and when too many are under way."""
         known = self.calls.get(generate.id)
-        if known is not None and known.phase is not CallPhase.ABANDONED:
+        if known is not None and known.phase is not CallStatus.ABANDONED:
             if known.generate != generate and not known.joined:
                 raise Refused(Code.CONFLICT, "another request with this id is under way", "id")
             known.fail(Superseded("the same request was made again; the newer one has taken over its answer"))
@@ -77,7 +77,7 @@ class ClientProtocol:
 
     def cancel(self, call: Call, now_s: float) -> None:
         """Ask the server to cancel a call that is still read: its choices then finish as `cancelled`."""
-        if call.phase not in (CallPhase.OPENING, CallPhase.OPEN):
+        if call.phase not in (CallStatus.OPENING, CallStatus.OPEN):
             return
         call.cancelling = True
         if call.sent:
@@ -89,7 +89,7 @@ class ClientProtocol:
 
     def leave(self, call: Call, now_s: float) -> None:
         """Stop reading a call: cancel it, and remember it only until its end is confirmed."""
-        if call.phase in (CallPhase.ABANDONED, CallPhase.OVER):
+        if call.phase in (CallStatus.ABANDONED, CallStatus.OVER):
             return
         if call.outlives_reader:
             # The server keeps it for a while, in case it is asked for again under the same id.
@@ -168,16 +168,16 @@ class ClientProtocol:
     def _ask(self, call: Call, now_s: float) -> None:
         message: msgspec.Struct
         match call.phase:
-            case CallPhase.OPENING:
+            case CallStatus.OPENING:
                 message = call.generate
-            case CallPhase.OPEN:
+            case CallStatus.OPEN:
                 message = Attach(call.id, call.have(), call.generate.credential)
-            case CallPhase.ABANDONED:
+            case CallStatus.ABANDONED:
                 message = _cancel(call)
-            case CallPhase.OVER:
+            case CallStatus.OVER:
                 return
         sent = self._send(message, call.traceparent)
-        if sent and call.phase is CallPhase.ABANDONED:
+        if sent and call.phase is CallStatus.ABANDONED:
             # Its end may have been sent over a connection that is gone: `Attach` has it sent again, or NOT_FOUND.
             self._send(Attach(call.id, call.have(), call.generate.credential), "")
         elif sent and call.cancelling:
@@ -204,23 +204,23 @@ class ClientProtocol:
         if body.peer_timeout_ms:
             self._ping_s = min(self._timeouts.ping_s, body.peer_timeout_ms / 1000 / _PINGS_PER_TIMEOUT)
         call.accept(body)
-        if call.phase is CallPhase.OPEN and not call.cancelling:
+        if call.phase is CallStatus.OPEN and not call.cancelling:
             self._answered(call, now_s)
 
     def _rejected(self, body: Rejected, now_s: float) -> None:
         call = self.calls.get(body.id)
         if call is None:
             return
-        if call.phase is CallPhase.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
+        if call.phase is CallStatus.ABANDONED or (body.code is Code.NOT_FOUND and call.cancelling):
             self._forget(call)
             call.cancelled(over=True)
-        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPENING and call.accepted is not None:
+        elif body.code is Code.NOT_FOUND and call.phase is CallStatus.OPENING and call.accepted is not None:
             pass  # the answer to an earlier question of ours: the request is being made again already
-        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPEN and call.empty and not call.joined:
-            call.phase = CallPhase.OPENING
+        elif body.code is Code.NOT_FOUND and call.phase is CallStatus.OPEN and call.empty and not call.joined:
+            call.phase = CallStatus.OPENING
             call.begun_s = now_s
             self._ask(call, now_s)
-        elif body.code is Code.NOT_FOUND and call.phase is CallPhase.OPEN and not call.empty:
+        elif body.code is Code.NOT_FOUND and call.phase is CallStatus.OPEN and not call.empty:
             self._forget(call)
             call.fail(Interrupted("the server was restarted in the middle of the answer and does not know it any more"))
         elif call.accepted is not None and body.code in (Code.NOT_READY, Code.OVERLOADED):
@@ -255,13 +255,13 @@ class ClientProtocol:
             return
         if not call.add_finished(finished):
             self._ask_for_gap(call, now_s)
-        elif call.phase is CallPhase.OVER:
+        elif call.phase is CallStatus.OVER:
             self._forget(call)
             self._to_acknowledge[call.id] = None
 
     def _ask_for_gap(self, call: Call, now_s: float) -> None:
         # What is on the way shows the same gap again and again: one question per pause is enough.
-        if call.phase is not CallPhase.OPEN:
+        if call.phase is not CallStatus.OPEN:
             return
         if now_s - call.asked_s >= self._timeouts.resend_s:
             self._ask(call, now_s)
@@ -269,7 +269,7 @@ class ClientProtocol:
             call.next_ask_s = min(call.next_ask_s, call.asked_s + self._timeouts.resend_s)
 
     def _malformed(self, body: frontdoor.Malformed) -> None:
-        opening: Sequence[Call] = [call for call in self.calls.values() if call.phase is CallPhase.OPENING]
+        opening: Sequence[Call] = [call for call in self.calls.values() if call.phase is CallStatus.OPENING]
         if body.kind == Generate.__name__ and opening:
             self._forget(opening[0])
             opening[0].fail(Malformed(body.reason))

@@ -25,10 +25,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """News of one choice: what came since the delta before it.
+    """New output of one choice since its previous delta.
 
     text begins at character `characters` of the choice, token_ids at output token `start`. Both may be empty. Several
-    steps' news are one delta for a reader that takes its time. `finish` is set on the last delta of each choice alone.
+    steps are one delta for a reader that takes its time. `finish` is set on the last delta of each choice alone.
     A raised `attempt` (rare) takes back what lies beyond `start` and `characters`. logprobs: of each token, if asked for.
     """
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from noria.client.call import Call, CallPhase
+from noria.client.call import Call, CallStatus
 from noria.proto.frontdoor import Rejected
 
 
@@ -32,18 +32,18 @@ class ClientTimeouts(msgspec.Struct, frozen=True):
         """Why a call is out of time, as a sentence; "" while it is not. heard_s: when the last message of the server came."""
         silent_s = now_s - max(heard_s, call.begun_s)
         match call.phase:
-            case CallPhase.OPENING:
+            case CallStatus.OPENING:
                 if silent_s >= self.accept_s:
                     return f"no answer for {silent_s:.0f} s; is `noria up` running in the same runtime folder?"
                 if now_s - call.begun_s >= self.answer_s:
                     return f"the server is there but did not answer this request for {now_s - call.begun_s:.0f} s"
-            case CallPhase.OPEN:
+            case CallStatus.OPEN:
                 if silent_s >= self.reconnect_s:
                     return f"the answer stopped coming and nothing was heard for {silent_s:.0f} s"
-            case CallPhase.ABANDONED:
+            case CallStatus.ABANDONED:
                 if now_s - call.left_s >= self.leave_s:
                     return "its end was never confirmed"
-            case CallPhase.OVER:
+            case CallStatus.OVER:
                 pass
         return ""
 

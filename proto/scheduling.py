@@ -78,7 +78,7 @@ class Reclaimed(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Reclaims(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """All `Reclaimed` of one step."""
+    """Scheduler to admission: the streams whose cache blocks became free in one step."""
 
     entries: tuple[Reclaimed, ...]
 

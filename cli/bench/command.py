@@ -205,14 +205,14 @@ def _run_online(
 
 def _target(options: BenchOptions) -> "tuple[str, Target]":
     if options.url is not None:
-        from noria.cli.bench.targets.http_target import HttpTarget, TargetSettings
+        from noria.cli.bench.targets.http_target import HttpTarget, HttpTargetSettings
 
         try:
             extra = msgspec.json.decode(options.extra_body, type=dict[str, object])
         except msgspec.DecodeError as error:
             raise UserError(f"--extra-body must be a JSON object: {error}") from error
         return options.url, HttpTarget(
-            TargetSettings(
+            HttpTargetSettings(
                 options.url,
                 options.endpoint,
                 options.served_model,

@@ -29,7 +29,7 @@ class StepView(msgspec.Struct, frozen=True):
     cells: list[int]
 
 
-class QueueView(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
+class TenantLoad(msgspec.Struct, frozen=True, rename={"traffic_class": "class"}):
     """Counts of one traffic class and tenant: its requests by state, and tokens computed so far."""
 
     traffic_class: str
@@ -81,7 +81,7 @@ class LiveReply(msgspec.Struct, frozen=True):
     steps: list[StepView] = []
     moves: list[RequestClass] = []
     requests: list[RequestClass] = []
-    queues: list[QueueView] = []
+    queues: list[TenantLoad] = []
     slots: SlotView = SlotView()
     blocks: list[BlockCounts] = []
     counters: CountersView = CountersView()

@@ -39,7 +39,7 @@ from noria.services.admission.public_mailbox import PublicMailbox, SendResult
 from noria.services.admission.request_log import RequestLog
 from noria.services.admission.request_names import RequestNames
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.services.admission.tokenizer_pool import TokenizerPool
 from noria.shared.actor.actor import Actor
@@ -84,7 +84,7 @@ class AdmissionService:
         self._journal = journal
         if journal is not None:
             now_ns = time.monotonic_ns()
-            self._core.recover(journal.read(now_ns, ClockOffset.read()), now_ns)
+            self._core.recover(journal.read(now_ns, WallClockOffset.read()), now_ns)
             telemetry.continue_since(ADMISSION_METRICS, journal.began_unix_ns())
         telemetry.add(ClassMetrics(self._core.state, telemetry.settings.tenants_max))
         self._request_log = RequestLog(telemetry)
@@ -253,7 +253,7 @@ class AdmissionService:
         if page is None:
             # What a stream cost comes after its end and can wait, but not before a page that says that it has ended.
             return None if self._core.stuck else self._usage.advance(now_ns)
-        if self._journal.write(page, ClockOffset.read(), self._usage.writes()):
+        if self._journal.write(page, WallClockOffset.read(), self._usage.writes()):
             self._core.page_written(page)
             self._usage.written()
         else:

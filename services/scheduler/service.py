@@ -23,9 +23,9 @@ from noria.services.scheduler.core.interface.events import (
     ExecutorLost,
     ExecutorReturned,
     ExecutorSilent,
-    PhaseChanged,
     PolicyChanged,
     SchedulerEvent,
+    StreamPhaseChanged,
     TimePassed,
 )
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -225,7 +225,7 @@ class SchedulerService:
                     self._reports.add_reclaimed(reply)
                 case Spent():
                     self._reports.add_cost(reply)
-                case PhaseChanged():
+                case StreamPhaseChanged():
                     self._batches.phase_changed(reply)
                     self._spans.phase_changed(reply, now_ns)
                     self._history.phase_changed(reply)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from noria.proto.base import Stream
 from noria.proto.output import TokenRun
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.interface.events import RequestPhase, StreamPhaseChanged
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 
 
@@ -46,7 +46,7 @@ class TokenBatches:
             plain = not asked and run.start > 0 and not run.end and len(run.ids) == 1
             self._awaited = not plain or self._view.has_stop_strings(run.stream) is not False
 
-    def phase_changed(self, change: PhaseChanged) -> None:
+    def phase_changed(self, change: StreamPhaseChanged) -> None:
         """Note a stream's new phase: when it begins to decode, its first token is waited for."""
         self._awaited = self._awaited or change.phase is RequestPhase.DECODING
 

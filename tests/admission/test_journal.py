@@ -13,7 +13,7 @@ from fakes.journal_writer import STREAMS, token
 from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.storage.database import AdmissionDatabase, DatabaseWrite
 from noria.services.admission.storage.journal import SCHEMA, Journal, open_journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.services.admission.storage.usage_writer import TABLES as USAGE
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock, LockRecord
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 def read(path: Path) -> JournalContents:
     database = AdmissionDatabase(path, TABLES)
     try:
-        return Journal(database).read(time.monotonic_ns(), ClockOffset.read())
+        return Journal(database).read(time.monotonic_ns(), WallClockOffset.read())
     finally:
         database.close()
 
@@ -84,7 +84,7 @@ def test_a_file_that_another_process_writes_is_named_with_what_to_do(path: Path)
     other = AdmissionDatabase(path, TABLES)
     other._connection.execute("BEGIN IMMEDIATE")
     with pytest.raises(UserError, match="--state-dir"):
-        Journal(database).read(time.monotonic_ns(), ClockOffset.read())
+        Journal(database).read(time.monotonic_ns(), WallClockOffset.read())
     other._connection.execute("ROLLBACK")
     other.close()
     database.close()

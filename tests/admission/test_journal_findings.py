@@ -24,7 +24,7 @@ from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.storage.commit_count import commits_path
 from noria.services.admission.storage.database import Sync
 from noria.services.admission.storage.journal import Journal, open_journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.services.admission.storage.usage_writer import UsageWriter
 from noria.shared.errors import UserError
 
@@ -129,7 +129,7 @@ def started(path: Path) -> Iterator[Start]:
         database, journal = open_journal(path, kept=True)
         assert journal is not None
         UsageWriter(database)
-        recovered = journal.read(time.monotonic_ns(), ClockOffset.read())
+        recovered = journal.read(time.monotonic_ns(), WallClockOffset.read())
     try:
         yield Start(journal, recovered, [line for line in lines if line["log_level"] == "error"])
     finally:

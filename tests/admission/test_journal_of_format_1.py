@@ -14,14 +14,14 @@ from noria.services.admission.core.journaling import JournalContents
 from noria.services.admission.core.ledger.request import Request
 from noria.services.admission.storage.database import AdmissionDatabase
 from noria.services.admission.storage.journal import SCHEMA, Journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 
 WRITTEN: Final = Path(__file__).parents[1] / "fixtures" / "journal_format_1"
 # The time of its last page by the wall's clock: a reader comes 2 s later, when its own clock stands at 1,000 s.
 LAST_UNIX_NS: Final = 1_796_094_837_049_661_375
 NOW_NS: Final = 1_000_000_000_000
-CLOCK: Final = ClockOffset(LAST_UNIX_NS + 2_000_000_000 - NOW_NS)
+CLOCK: Final = WallClockOffset(LAST_UNIX_NS + 2_000_000_000 - NOW_NS)
 FIRST: Final = 1_796_094_832_338_881
 # By request, without the part of their names that is drawn anew for each: the ids that each choice had emitted.
 EMITTED: Final[dict[str, list[list[int]]]] = {

@@ -12,7 +12,7 @@ from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Code, G
 from noria.proto.output import Open, TextRun, Texts
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Reclaims, Submit
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestKey, RequestStage
 from noria.services.admission.core.ledger.unsaved_changes import PAGES_PER_FOLD, JournalPart
 from noria.services.admission.core.state.events import PeerJoined
 from noria.services.admission.core.tenants.class_totals import StreamMeasure
@@ -318,7 +318,7 @@ def test_times_of_a_part_are_read_on_the_readers_clock() -> None:
     part = JournalPart(
         1, 0, 0, 0, (5,), 0, "a", first_token_ns=7 * SECOND, end=1, ended_ns=9 * SECOND, last_token_ns=8 * SECOND
     )
-    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.WallClockOffset(CLOCK.offset_ns + 5 * SECOND)
     written_ns, (read,), counted = journal_records.decode_parts(
         journal_records.encode_parts((part,), 9 * SECOND, CLOCK), later
     )
@@ -403,14 +403,14 @@ def test_a_drain_with_a_journal_leaves_unfinished_requests_to_the_next_life() ->
 
 
 def test_every_field_of_a_request_is_on_record() -> None:
-    choices = [ChoiceState(Stream(7, 0), Sampling(seed=1, max_tokens=3)), ChoiceState(Stream(7, 1), Sampling(seed=2))]
+    choices = [ChoiceRecord(Stream(7, 0), Sampling(seed=1, max_tokens=3)), ChoiceRecord(Stream(7, 1), Sampling(seed=2))]
     request = Request(
         7, RequestKey("acme", "r"), "client-x", b"digest", "small", Sampling(stop=("x",)), 2, 5, "00-trace", "batch", SECOND,
         deadline_first_ns=2 * SECOND, deadline_ns=3 * SECOND, characters=9, stage=RequestStage.LIVE, accepted_ns=4 * SECOND,
         prompt=array("i", [1, 2]), prompt_tokens=2, end_ids=(2,), choices=choices, unfinished=2, keep=True,
         background=True, grace_ns=6, reserved_tokens=11,
     )  # fmt: skip
-    later = journal_records.ClockOffset(CLOCK.offset_ns + 5 * SECOND)
+    later = journal_records.WallClockOffset(CLOCK.offset_ns + 5 * SECOND)
     read = journal_records.decode_request(7, journal_records.encode_request(request, CLOCK), later)
     derived = {"stage", "unfinished", "preview", "choices"}
     for field in dataclasses.fields(Request):

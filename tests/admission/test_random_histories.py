@@ -9,7 +9,7 @@ from fakes.admission_bench import ALICE, BOB, FIRST_NUMBER, SECOND, Bench, token
 from noria.proto.base import End, Logprobs, Service, Stream
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Generate, Ping, Updates
 from noria.proto.output import TextRun, Texts, Unknown
-from noria.services.admission.core.ledger.request import ChoiceState
+from noria.services.admission.core.ledger.request import ChoiceRecord
 from noria.services.admission.core.state.events import PeerLost
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -46,7 +46,7 @@ def true_run(stream: Stream, start: int, count: int) -> tuple[tuple[int, ...], s
     return ids, "".join(LETTERS[each] for each in ids)
 
 
-def told_run(choice: ChoiceState, start: int, ids: tuple[int, ...], text: str, end: int) -> TextRun:
+def told_run(choice: ChoiceRecord, start: int, ids: tuple[int, ...], text: str, end: int) -> TextRun:
     """Its report, with log-probabilities where the choice asks for them."""
     asks = choice.sampling.logprobs is not None
     logprobs = tuple(Logprobs(-float(token), b"", start + place) for place, token in enumerate(ids))

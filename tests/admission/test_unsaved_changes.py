@@ -2,7 +2,7 @@
 
 from noria.proto.base import Stream
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestKey
 from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
 
 _SECOND = 1_000_000_000
@@ -12,7 +12,7 @@ def test_a_record_that_is_stuck_is_tried_again_though_nothing_is_left_to_write()
     unsaved = UnsavedChanges()
     unsaved.on = True
     request = Request(1, RequestKey("a", "r1"), "client", b"", "model", Sampling(), 1, 7, "", "standard", 0)
-    request.choices = [ChoiceState(Stream(1, 0), Sampling())]
+    request.choices = [ChoiceRecord(Stream(1, 0), Sampling())]
     unsaved.accepted(request)
     assert unsaved.next_page(_SECOND, live=True) is not None
     assert unsaved.page_failed(_SECOND) == (request,)

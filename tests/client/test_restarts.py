@@ -8,7 +8,7 @@ from fakes.front_door import FrontDoor, words
 from fakes.story import QUICK, accepted, came, open_requests, restart, run
 
 from noria.client import AsyncClient, Code, Interrupted
-from noria.client.call import CallPhase
+from noria.client.call import CallStatus
 from noria.client.protocol import ClientProtocol
 from noria.proto.base import End, Header
 from noria.proto.frontdoor import Accepted, Acknowledge, Attach, Cancel, Delta, Generate, Have, Pong, Rejected, Updates
@@ -138,7 +138,7 @@ def test_an_answer_that_goes_on_otherwise_than_it_began_is_not_stitched_together
     talk.hear(Accepted("r", 1, 3, "fake", 5), 1, 1.0)
     talk.hear(delta(0, 7, 8, 9), 1, 1.1)
     talk.hear(delta(1, 8, 9, 10), 2, 2.0)
-    assert call.phase is CallPhase.OPEN
+    assert call.phase is CallStatus.OPEN
     talk.hear(delta(2, 99, 10, 11), 2, 2.1)
-    assert call.phase is CallPhase.OVER and isinstance(call.error, Interrupted)
+    assert call.phase is CallStatus.OVER and isinstance(call.error, Interrupted)
     assert isinstance(talk.said[-1], Cancel)

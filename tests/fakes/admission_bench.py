@@ -28,12 +28,12 @@ from noria.services.admission.core.tenants.class_totals import TokenUsage, Usage
 from noria.services.admission.core.tenants.tenant_policy import ClassRule, TenantPolicy, TenantRule
 from noria.services.admission.metrics import bounds
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 
 SECOND = 1_000_000_000
 ALICE, BOB = "client-alice", "client-bob"
 FIRST_NUMBER = 100
-CLOCK = ClockOffset(1_700_000_000 * SECOND)
+CLOCK = WallClockOffset(1_700_000_000 * SECOND)
 _ENVELOPE = ("ttl_ms", "ttl_first_ms", "credential", "traffic_class", "keep", "background", "grace_ms")
 CLASSES = {
     "interactive": ClassRule("interactive", rank=2),

@@ -7,7 +7,7 @@ from noria.proto.execution import Geometry, StepDone, StepPlan
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Submission, Submit
-from noria.services.scheduler.core.interface.events import EventBody, PhaseChanged, SchedulerEvent, SchedulerReply
+from noria.services.scheduler.core.interface.events import EventBody, SchedulerEvent, SchedulerReply, StreamPhaseChanged
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.scheduler import Scheduler
 
@@ -145,6 +145,6 @@ class Desk:
         """Reclaims told."""
         return [each for each in self.replies if isinstance(each, Reclaimed)]
 
-    def moves(self, number: int) -> list[PhaseChanged]:
+    def moves(self, number: int) -> list[StreamPhaseChanged]:
         """Stages told of a stream."""
-        return [each for each in self.replies if isinstance(each, PhaseChanged) and each.stream.request == number]
+        return [each for each in self.replies if isinstance(each, StreamPhaseChanged) and each.stream.request == number]

@@ -17,7 +17,7 @@ from noria.proto.scheduling import Submission, Submit
 from noria.services.executor.cpu.engine import CpuEngine
 from noria.services.executor.cuda.device.block_copies import STAGING_BYTES
 from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
-from noria.services.executor.cuda.engine import DeviceEngine
+from noria.services.executor.cuda.engine import DeviceModelExecutor
 from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.cuda.layout.padding import Padding
 from noria.services.executor.cuda.pipeline import Pipeline, StepFlight
@@ -102,7 +102,7 @@ def pipeline(
     operations = PlainOperations(facts, pool, places, dtype, dtype)
     return Pipeline(
         device,
-        DeviceEngine(decoder, shape, pool, operations),
+        DeviceModelExecutor(decoder, shape, pool, operations),
         Padding(8, 32),
         graphs_max,
         staging_bytes=staging_bytes,

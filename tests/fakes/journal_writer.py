@@ -13,7 +13,7 @@ from fakes.admission_bench import Bench, token_request
 
 from noria.proto.output import TextRun, Texts
 from noria.services.admission.storage.journal import open_journal
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 
 STREAMS = 6
 
@@ -29,7 +29,7 @@ def main() -> None:
     bench.now_ns = time.monotonic_ns()
     database, journal = open_journal(Path(sys.argv[1]), kept=True)
     assert journal is not None
-    bench.core.recover(journal.read(bench.now_ns, ClockOffset.read()), bench.now_ns)
+    bench.core.recover(journal.read(bench.now_ns, WallClockOffset.read()), bench.now_ns)
     bench.ready()
     bench.capacity(tokens=1 << 40, largest=1 << 20)
     known = {request.key.id for request in bench.core.state.ledger.requests.values()}
@@ -48,7 +48,7 @@ def main() -> None:
         bench.from_peer(Texts(tuple(runs)))
         bench.now_ns = time.monotonic_ns()
         page = bench.core.next_page(bench.now_ns)
-        assert page is not None and journal.write(page, ClockOffset.read())
+        assert page is not None and journal.write(page, WallClockOffset.read())
         bench.core.page_written(page)
         lengths = [len(choice.ids) for _, choice in bench.core.state.unfinished()]
         os.write(1, (" ".join(map(str, lengths)) + "\n").encode())

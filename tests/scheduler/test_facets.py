@@ -111,7 +111,7 @@ def test_each_facet_is_written_by_its_room_alone() -> None:
         "work = request.work; work.outputs += 1",
         "use, work = request.cache, request.work; use.room = work.length = 0",
         "request.progress.output.append(1)",
-        "request.state, other = RequestState.GONE, None",
+        "request.state, other = RequestStatus.GONE, None",
     ],
 )
 def test_a_write_is_found_whatever_it_is_written_like(line: str) -> None:

@@ -8,7 +8,7 @@ from noria.proto.base import End, TokenLogprob
 from noria.proto.execution import StepDone
 from noria.proto.output import Gap, Progress, Resend, TokenRun
 from noria.proto.scheduling import Withdraw
-from noria.services.scheduler.core.interface.events import EventBody, ExecutorLost, PhaseChanged
+from noria.services.scheduler.core.interface.events import EventBody, ExecutorLost, StreamPhaseChanged
 from noria.services.scheduler.token_batches import TokenBatches
 
 _MS = 1_000_000
@@ -28,7 +28,7 @@ class Telling:
         for reply in self.desk.tell(body):
             if isinstance(reply, TokenRun):
                 self.bundle.add(reply, asked=not isinstance(body, StepDone))
-            elif isinstance(reply, PhaseChanged):
+            elif isinstance(reply, StreamPhaseChanged):
                 self.bundle.phase_changed(reply)
         while self.desk.plan() is not None:
             pass

@@ -50,7 +50,7 @@ class StreamError(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class StreamChunk(msgspec.Struct, frozen=True):
+class CompletionChunk(msgspec.Struct, frozen=True):
     """One server-sent event of a streamed answer."""
 
     choices: tuple[StreamChoice, ...] = ()

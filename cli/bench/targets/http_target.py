@@ -8,16 +8,16 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from noria.cli.bench.request_timeline import BenchTimeline
-from noria.cli.bench.targets.event_stream import DONE, EventStreamParser, StreamChunk, StreamError
+from noria.cli.bench.targets.event_stream import DONE, CompletionChunk, EventStreamParser, StreamError
 from noria.cli.bench.targets.http_connection import HttpConnection, HttpRequestError, connect
 from noria.cli.bench.workload import BenchRequest
 from noria.shared.errors import UserError
 
 Endpoint = Literal["completions", "chat"]
-_CHUNK_DECODER: Final = msgspec.json.Decoder(StreamChunk)
+_CHUNK_DECODER: Final = msgspec.json.Decoder(CompletionChunk)
 
 
-class TargetSettings(msgspec.Struct, frozen=True):
+class HttpTargetSettings(msgspec.Struct, frozen=True):
     """How an OpenAI-compatible server is asked.
 
     model: the first one that the server lists where empty. extra: more fields of each request's body.
@@ -35,16 +35,16 @@ class TargetSettings(msgspec.Struct, frozen=True):
 
 
 class _ModelList(msgspec.Struct, frozen=True):
-    class Entry(msgspec.Struct, frozen=True):
+    class ModelCard(msgspec.Struct, frozen=True):
         id: str
 
-    data: tuple[Entry, ...] = ()
+    data: tuple[ModelCard, ...] = ()
 
 
 class HttpTarget:
     """An OpenAI-compatible server. Connections are kept and reused."""
 
-    def __init__(self, settings: TargetSettings) -> None:
+    def __init__(self, settings: HttpTargetSettings) -> None:
         self._settings = settings
         self._url = _base_url(settings.url)
         self._model = settings.model

@@ -16,9 +16,9 @@ from noria.services.admission.core.tenants.class_totals import ClassTotals, Usag
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """What a journal holds, oldest request first; times are on this process's clock.
+    """The state recovered from a journal, oldest request first; times are on this process's clock.
 
-    levels: what was left in tenants' buckets, and when. asleep_ns: how long nobody was there. doubts: whom the scheduler
+    levels: what was left in tenants' buckets, and when. asleep_ns: how long no admission ran. doubts: the streams that the scheduler
     suspected.
     """
 

@@ -9,7 +9,7 @@ from noria.proto.base import End, Service, Stream
 from noria.proto.output import TextRun, Texts, Unknown
 from noria.proto.scheduling import Capacity, Expenses, Reclaims, Spent, Suspected
 from noria.proto.token_runs import RunFit, RunStatus, StreamPosition
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.state.events import PeerMessage
 
@@ -90,7 +90,7 @@ class PeerHandler:
                 assert_never(fit.status)
         self._emit(request, choice, run, fit, now_ns)
 
-    def _emit(self, request: Request, choice: ChoiceState, run: TextRun, fit: RunFit, now_ns: int) -> None:
+    def _emit(self, request: Request, choice: ChoiceRecord, run: TextRun, fit: RunFit, now_ns: int) -> None:
         ids = run.ids[fit.known_ids :]
         text = run.text[fit.known_characters :]
         first = choice.first_token_ns is None

@@ -23,7 +23,7 @@ from noria.services.admission.storage import journal_records
 from noria.services.admission.storage.commit_count import commits_path
 from noria.services.admission.storage.database import COUNTED, AdmissionDatabase, DatabaseWrite, Sync
 from noria.services.admission.storage.journal_findings import FORMAT, JournalFindings, check_format, examine, kept_aside
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.services.admission.storage.usage_writer import TABLES
 from noria.shared.errors import UserError
 from noria.shared.process.locks import Lock, LockRecord
@@ -79,13 +79,13 @@ class Journal:
         self._database = database
         self._log = logger(Service.ADMISSION.value)
 
-    def write(self, page: JournalPage, clock: ClockOffset, others: Sequence[DatabaseWrite] = ()) -> bool:
+    def write(self, page: JournalPage, clock: WallClockOffset, others: Sequence[DatabaseWrite] = ()) -> bool:
         """Put a page on record, and other writes with it, all or nothing; False when that has to be tried again."""
         return self._database.commit(
             [*_writes(page, clock), *others], accepted=len(page.accepted), forgotten=len(page.forgotten)
         )
 
-    def read(self, now_ns: int, clock: ClockOffset) -> JournalContents:
+    def read(self, now_ns: int, clock: WallClockOffset) -> JournalContents:
         """Everything on record that can be read, which is folded by this. Raises UserError when the file is not to be had."""
         requests, class_totals = self._read_requests(clock), self._read_traffic()
         seen_ns = self._read_streams(requests, class_totals, clock)
@@ -147,7 +147,7 @@ class Journal:
         self.unreadable += 1
         self._log.error("row of the journal is not readable", row=what, error=str(error))
 
-    def _read_requests(self, clock: ClockOffset) -> dict[int, Request]:
+    def _read_requests(self, clock: WallClockOffset) -> dict[int, Request]:
         requests = {}
         for number, body in self._rows("SELECT number, body FROM requests ORDER BY number", tuple[int, bytes]):
             try:
@@ -167,7 +167,7 @@ class Journal:
         return class_totals
 
     def _read_streams(
-        self, requests: Mapping[int, Request], class_totals: dict[UsageKey, ClassTotals], clock: ClockOffset
+        self, requests: Mapping[int, Request], class_totals: dict[UsageKey, ClassTotals], clock: WallClockOffset
     ) -> int:
         """Restore the output of choices and the counters; returns when the last page was written.
 
@@ -217,7 +217,7 @@ class Journal:
         requests: Mapping[int, Request],
         class_totals: Mapping[UsageKey, ClassTotals],
         now_ns: int,
-        clock: ClockOffset,
+        clock: WallClockOffset,
     ) -> None:
         """Make one piece of everything that is known of each stream, and one row of the counters of each tenant and class."""
         marks = (RecordedStream(choice) for request in requests.values() for choice in request.choices)
@@ -271,7 +271,7 @@ def open_journal(path: Path, *, kept: bool, sync: Sync = "normal") -> tuple[Admi
     return database, Journal(database, findings)
 
 
-def _writes(page: JournalPage, clock: ClockOffset) -> Iterator[DatabaseWrite]:
+def _writes(page: JournalPage, clock: WallClockOffset) -> Iterator[DatabaseWrite]:
     if page.accepted:
         yield DatabaseWrite(
             _ACCEPT, [(each.number, journal_records.encode_request(each, clock)) for each in page.accepted]
@@ -303,5 +303,5 @@ def _rows_of(class_totals: Iterable[tuple[UsageKey, ClassTotals]]) -> DatabaseWr
     )
 
 
-def _pieces(parts: Sequence[JournalPart], at_ns: int, clock: ClockOffset) -> list[tuple[int, int, bytes]]:
+def _pieces(parts: Sequence[JournalPart], at_ns: int, clock: WallClockOffset) -> list[tuple[int, int, bytes]]:
     return [(part.number, part.choice, journal_records.encode_parts((part,), at_ns, clock)) for part in parts]

@@ -21,7 +21,7 @@ from noria.proto.base import Service
 from noria.services.admission.core.tenants.class_totals import UsageKey
 from noria.services.admission.storage import journal_records
 from noria.services.admission.storage.commit_count import CommitCounts, LastCommitRecord, commits_path, read_commits
-from noria.services.admission.storage.journal_records import ClockOffset
+from noria.services.admission.storage.journal_records import WallClockOffset
 from noria.shared.errors import UserError
 from noria.shared.telemetry.log import logger
 
@@ -29,7 +29,7 @@ FORMAT: Final = 2
 FORMAT_OLDEST: Final = 1
 _NOTHING: Final = CommitCounts()
 _NEW: Final = "-new"
-_NO_CLOCK: Final = ClockOffset(0)
+_NO_CLOCK: Final = WallClockOffset(0)
 _ENVIRONMENT: Final = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,

@@ -3,7 +3,7 @@
 Fields are only appended, with defaults, so that a newer version reads what an older one wrote. A body of format 2 is the byte
 0xC1, which begins nothing in MessagePack, a CRC-32 of what follows and of the row it belongs to, and MessagePack; one of
 format 1 is MessagePack alone. Both are read, format 2 is written. Times are on the wall's clock, because those of a process
-that is gone say nothing to the next; `ClockOffset` turns one into the other.
+that is gone say nothing to the next; `WallClockOffset` turns one into the other.
 """
 
 import time
@@ -19,7 +19,7 @@ import msgspec
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.sampling import Sampling
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestKey
 from noria.services.admission.core.ledger.unsaved_changes import JournalPart
 from noria.services.admission.core.tenants.class_totals import (
     ClassTotals,
@@ -32,13 +32,13 @@ from noria.services.admission.core.tenants.class_totals import (
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset:
+class WallClockOffset:
     """The wall's clock minus that of this process, in nanoseconds."""
 
     offset_ns: int
 
     @classmethod
-    def read(cls) -> "ClockOffset":
+    def read(cls) -> "WallClockOffset":
         """The offset at this moment."""
         return cls(time.time_ns() - time.monotonic_ns())
 
@@ -144,7 +144,7 @@ def _check(body: bytes, row: tuple[object, ...]) -> int:
     return zlib.crc32(body, zlib.crc32(repr(row).encode()))
 
 
-def encode_request(request: Request, clock: ClockOffset) -> bytes:
+def encode_request(request: Request, clock: WallClockOffset) -> bytes:
     """A request as it was accepted."""
     body = _ENCODER.encode(
         _StoredRequest(
@@ -176,7 +176,7 @@ def encode_request(request: Request, clock: ClockOffset) -> bytes:
     return seal(body, request.number)
 
 
-def decode_request(number: int, body: bytes, clock: ClockOffset) -> Request:
+def decode_request(number: int, body: bytes, clock: WallClockOffset) -> Request:
     """The request, with choices that have emitted nothing. Raises msgspec.DecodeError or ValueError."""
     stored = _REQUEST_DECODER.decode(unseal(body, number))
     prompt = array("i")
@@ -200,7 +200,7 @@ def decode_request(number: int, body: bytes, clock: ClockOffset) -> Request:
         prompt=prompt,
         prompt_tokens=stored.prompt_tokens,
         end_ids=stored.end_ids,
-        choices=[ChoiceState(Stream(number, index), sampling) for index, sampling in enumerate(stored.choices)],
+        choices=[ChoiceRecord(Stream(number, index), sampling) for index, sampling in enumerate(stored.choices)],
         keep=stored.keep,
         background=stored.background,
         grace_ns=stored.grace,
@@ -211,7 +211,7 @@ def decode_request(number: int, body: bytes, clock: ClockOffset) -> Request:
 def encode_parts(
     parts: Sequence[JournalPart],
     written_ns: int,
-    clock: ClockOffset,
+    clock: WallClockOffset,
     counted: Iterable[tuple[UsageKey, ClassTotals]] = (),
 ) -> bytes:
     """Encode new output of streams, and what it adds to the counters."""
@@ -219,7 +219,9 @@ def encode_parts(
     return seal(_ENCODER.encode(_StoredPage(clock.wall(written_ns), clock.offset_ns, tuple(parts), totals)))
 
 
-def decode_parts(body: bytes, clock: ClockOffset) -> tuple[int, list[JournalPart], list[tuple[UsageKey, ClassTotals]]]:
+def decode_parts(
+    body: bytes, clock: WallClockOffset
+) -> tuple[int, list[JournalPart], list[tuple[UsageKey, ClassTotals]]]:
     """When it was written, the parts, on this process's clock, and what happened. Raises msgspec.DecodeError or ValueError."""
     read = _PAGE_DECODER.decode(unseal(body))
     shift_ns = read.offset - clock.offset_ns
@@ -280,7 +282,7 @@ def _decode_totals(read: _StoredTotals) -> ClassTotals:
     )
 
 
-def apply_part(choice: ChoiceState, part: JournalPart) -> None:
+def apply_part(choice: ChoiceRecord, part: JournalPart) -> None:
     """Read a part into a choice. Raises ValueError when something before it is missing."""
     if part.start > len(choice.ids) or part.characters > choice.text.length:
         raise ValueError(f"tokens are missing before position {part.start} of {choice.stream}")

@@ -21,7 +21,7 @@ from noria.services.executor.plan.sampling_metadata import SamplerOutput, Sampli
 
 
 class ReferenceOperations(TensorOperations):
-    """`CpuOperations` in plain PyTorch over one cache. places: for each layer its group and its rank there."""
+    """The reference operations: plain PyTorch over one cache, for any dtype. places: for each layer its group and its index there."""
 
     _step: StepTensors
 

@@ -61,7 +61,7 @@ class DeviceModel(Protocol):
         """Run the step that was begun; returns float32 logits of its sampled rows if it has any."""
 
 
-class DeviceEngine:
+class DeviceModelExecutor:
     """A model, its cache and its operations; methods only queue work."""
 
     def __init__(

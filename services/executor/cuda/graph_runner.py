@@ -19,7 +19,7 @@ from noria.services.executor.cuda.device.streams import (
     DeviceGraph,
     DeviceStream,
 )
-from noria.services.executor.cuda.engine import DeviceEngine
+from noria.services.executor.cuda.engine import DeviceModelExecutor
 from noria.services.executor.cuda.layout.graph_dispatcher import GraphDispatcher, GraphMode
 from noria.services.executor.cuda.layout.padding import plain
 from noria.services.executor.cuda.layout.step_layout import StepLayout
@@ -45,15 +45,17 @@ Key = tuple[StepSizes, bool]
 """What a graph is found by: padded sizes, and whether it samples."""
 
 
-class GraphRunner:
-    """An engine on one stream, with its graphs. kept: buffers that every step reads and writes. samples_max: sampled rows.
+class CudaGraphRunner:
+    """Runs steps on one device stream: replays a recorded graph, records one, or runs eagerly.
+
+    kept: buffers that every step reads and writes. samples_max: sampled rows.
 
     on_refused: is called once, with a shape and the reason why it cannot be recorded.
     """
 
     def __init__(
         self,
-        engine: DeviceEngine,
+        engine: DeviceModelExecutor,
         stream: DeviceStream,
         kept: tuple[DeviceBuffer, ...],
         graphs_max: int,

@@ -14,7 +14,7 @@ from noria.services.executor.config import ExecutorConfig
 from noria.services.executor.cuda.device.block_copies import STAGING_BYTES
 from noria.services.executor.cuda.device.cache_pool import DeviceCachePool
 from noria.services.executor.cuda.device.streams import Device
-from noria.services.executor.cuda.engine import DeviceEngine, DeviceOperations, ModelOnDevice
+from noria.services.executor.cuda.engine import DeviceModelExecutor, DeviceOperations, ModelOnDevice
 from noria.services.executor.cuda.layers.linear import DeviceLinearFactory
 from noria.services.executor.cuda.layout.padding import Padding, largest_sizes
 from noria.services.executor.cuda.pipeline import Pipeline
@@ -136,7 +136,7 @@ def _pipeline(
     padding: Padding,
 ) -> Pipeline:
     pool = DeviceCachePool(shape, page_bytes(made.architecture, shape.page_size, made.store), device.torch_device)
-    engine = DeviceEngine(made.decoder, shape, pool, make_operations(config, made, pool))
+    engine = DeviceModelExecutor(made.decoder, shape, pool, make_operations(config, made, pool))
     return Pipeline(device, engine, padding, config.graphs_max)
 
 

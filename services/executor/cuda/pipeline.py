@@ -19,8 +19,8 @@ from noria.services.executor.cuda.device.block_copies import STAGING_BYTES, Bloc
 from noria.services.executor.cuda.device.buffer_pairs import BufferPair, StepBuffers
 from noria.services.executor.cuda.device.step_outputs import drawn, experts_read, output_bytes
 from noria.services.executor.cuda.device.streams import Device, DeviceEvent
-from noria.services.executor.cuda.engine import DeviceEngine
-from noria.services.executor.cuda.graph_runner import GraphRunner, StagedStep
+from noria.services.executor.cuda.engine import DeviceModelExecutor
+from noria.services.executor.cuda.graph_runner import CudaGraphRunner, StagedStep
 from noria.services.executor.cuda.layout.graph_dispatcher import GraphMode
 from noria.services.executor.cuda.layout.padding import Padding, beyond, largest_sizes
 from noria.services.executor.cuda.layout.step_layout import StepLayout
@@ -72,7 +72,7 @@ class Pipeline:
     def __init__(
         self,
         device: Device,
-        engine: DeviceEngine,
+        engine: DeviceModelExecutor,
         padding: Padding,
         graphs_max: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -90,7 +90,7 @@ class Pipeline:
         pool = device.state("pool", engine.pool.data)
         self.moves = BlockCopies(device, engine.pool, pool, staging_bytes)
         kept = (pool, *(device.state(f"slots {rank}", each) for rank, each in enumerate(engine.operations.kept)))
-        self.graph_runner = GraphRunner(engine, self._compute, kept, graphs_max, largest.sizes.samples)
+        self.graph_runner = CudaGraphRunner(engine, self._compute, kept, graphs_max, largest.sizes.samples)
         self._before: tuple[DeviceEvent, int] | None = None
         self._experts = 0
 

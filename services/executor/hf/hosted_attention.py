@@ -48,11 +48,11 @@ class MaskFunction(Protocol):
 
 
 _attending: ContextVar[Attend] = ContextVar("attending")
-_observer: ContextVar["AttentionObserver"] = ContextVar("observer")
+_observer: ContextVar["AttentionSpecRecorder"] = ContextVar("observer")
 
 
-class HostedAttention(msgspec.Struct, frozen=True):
-    """What one layer's attention is. window: tokens seen, itself included, 0 is all; cap: as in `Architecture`."""
+class AttentionLayerSpec(msgspec.Struct, frozen=True):
+    """The attention parameters of one layer. window: tokens seen, itself included, 0 is all; cap: as in `Architecture`."""
 
     module: int
     heads: int
@@ -63,11 +63,14 @@ class HostedAttention(msgspec.Struct, frozen=True):
     cap: float | None
 
 
-class AttentionObserver:
-    """Notes each layer's call and returns zeros. Raises UserError naming what the paged attention does not know."""
+class AttentionSpecRecorder:
+    """Stands in for attention in a trial forward pass: records each layer's parameters and returns zeros.
+
+    Raises UserError naming what the paged attention does not know.
+    """
 
     def __init__(self, context: int) -> None:
-        self.layers: list[HostedAttention] = []
+        self.layers: list[AttentionLayerSpec] = []
         self._context = context
         self._masks: list[MaskFunction] = []
 
@@ -88,7 +91,7 @@ class AttentionObserver:
         scale, cap = options.get("scaling"), options.get("softcap")
         head_dim = queries.shape[3]
         self.layers.append(
-            HostedAttention(
+            AttentionLayerSpec(
                 module=id(asked.module),
                 heads=queries.shape[1],
                 kv_heads=keys.shape[1],
@@ -136,7 +139,7 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 @contextmanager
-def observing(observer: AttentionObserver) -> Iterator[None]:
+def observing(observer: AttentionSpecRecorder) -> Iterator[None]:
     """While open, an observer notes the attention calls and masks of this context."""
     token = _observer.set(observer)
     try:

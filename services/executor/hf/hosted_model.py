@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from noria.services.executor.hf import hosted_attention
 from noria.services.executor.hf.hosted_attention import (
     AttentionCall,
-    AttentionObserver,
-    HostedAttention,
+    AttentionLayerSpec,
+    AttentionSpecRecorder,
     attending,
     observing,
 )
@@ -44,7 +44,7 @@ class HostedModel:
         self,
         network: Any,
         architecture: Architecture,
-        layers: Sequence[HostedAttention],
+        layers: Sequence[AttentionLayerSpec],
         dtype: torch.dtype,
         linear_factory: LinearFactory,
         rows_max: int,
@@ -100,7 +100,7 @@ class OpenedNetwork(msgspec.Struct, frozen=True):
 
     network: Any
     architecture: Architecture
-    layers: tuple[HostedAttention, ...]
+    layers: tuple[AttentionLayerSpec, ...]
     checkpoint: Checkpoint
     unused: tuple[str, ...]
 
@@ -127,7 +127,7 @@ def open_network(wanted: HostedOptions) -> OpenedNetwork:
     if "position_ids" not in takes:
         raise UserError("its forward pass takes no positions")
     _fix_long_positions(network, wanted.context)
-    observer = AttentionObserver(wanted.context)
+    observer = AttentionSpecRecorder(wanted.context)
     hosted_attention.register()
     with _quiet():
         network.set_attn_implementation(hosted_attention.OBSERVING)
@@ -159,7 +159,7 @@ def _load(wanted: HostedOptions) -> tuple[Any, tuple[str, ...]]:
     return network.eval(), tuple(sorted({*found["unexpected_keys"], *other_files(wanted.folder)}))
 
 
-def _architecture(config: Any, layers: Sequence[HostedAttention], vocabulary: int) -> Architecture:
+def _architecture(config: Any, layers: Sequence[AttentionLayerSpec], vocabulary: int) -> Architecture:
     """What was observed as the cache and attention need it; sizes that only estimates depend on come from the config."""
     count = getattr(config, "num_hidden_layers", len(layers))
     if not layers:

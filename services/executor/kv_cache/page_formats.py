@@ -53,11 +53,11 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return y / math.sqrt(half)
 
 
-class PageFormat(Protocol):
-    """A format of pages: their size, and the views of layers."""
+class KVCacheLayout(Protocol):
+    """How keys and values are stored in a page: its bytes, the access to each layer, and how queries are turned to match."""
 
     def queries(self, queries: torch.Tensor) -> torch.Tensor:
-        """Queries [tokens, heads, head size] as they meet the keys that `gather` gives."""
+        """Transform queries [tokens, heads, head size] as the stored keys were, so that their products are those of the originals."""
 
     @property
     def page_bytes(self) -> int:
@@ -73,7 +73,7 @@ def make_page_format(
     compute: torch.dtype,
     store: torch.dtype,
     device: torch.device | None = None,
-) -> PageFormat:
+) -> KVCacheLayout:
     """The page format of a dtype: a float type or torch.int8. device: as in `GatheredLayer`."""
     if store == torch.int8:
         return Int8Pages(shape.page_size, architecture.kv_heads, architecture.head_dim, compute, device)

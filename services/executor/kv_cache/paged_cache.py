@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from noria.proto.execution import Copy
-from noria.services.executor.kv_cache.page_formats import PageFormat, make_page_format
+from noria.services.executor.kv_cache.page_formats import KVCacheLayout, make_page_format
 from noria.services.executor.kv_cache.tiled_pages import TiledPages, tiled
 from noria.services.executor.model.architecture import Architecture
 from noria.services.executor.plan.limits import ExecutorLimits
@@ -41,7 +41,7 @@ class KVCache:
         self._shape = shape
         self.dtype = store
         self.tiled = native and tiled(architecture, shape.page_size, compute, store)
-        self._store: PageFormat = (
+        self._store: KVCacheLayout = (
             TiledPages(shape.page_size, architecture.kv_heads, architecture.head_dim)
             if self.tiled
             else make_page_format(architecture, shape, compute, store)

@@ -112,7 +112,7 @@ class ReferenceLinearFactory:
     def __init__(self, dtype: torch.dtype) -> None:
         self.nbytes = 0
         self._dtype = dtype
-        self._floors = LeastRows()
+        self._floors = BatchInvarianceProbe()
 
     @property
     def batch_invariant(self) -> bool:
@@ -146,8 +146,8 @@ class ReferenceLinearFactory:
         return ReferenceLinear(weight, bias, self._floors.of(weight, rows_max))
 
 
-class LeastRows:
-    """Finds, once for each shape of weights, from how many rows on a product keeps a row's bits."""
+class BatchInvarianceProbe:
+    """Finds, once for each shape of weights, the fewest rows from which on a product gives every row the same bits in any batch."""
 
     def __init__(self) -> None:
         self.batch_invariant = True

@@ -42,8 +42,8 @@ _CHUNK: Final = 16
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 
 
-class StepPace(msgspec.Struct, frozen=True):
-    """Measured microseconds of a step of many decodes, and of steps of so many prompt tokens, ascending."""
+class StepTimeProfile(msgspec.Struct, frozen=True):
+    """Step times measured at the load, in microseconds: of a step of many decodes, and of steps by their prompt tokens, ascending."""
 
     decodes_us: float
     prompts: tuple[tuple[int, float], ...]
@@ -72,12 +72,12 @@ class StepMeasurements(msgspec.Struct, frozen=True):
     prompts: tuple[int, ...]
     least_us: tuple[tuple[float, ...], ...]
 
-    def pace(self) -> StepPace | None:
+    def pace(self) -> StepTimeProfile | None:
         """The pace by the least times; None while no two results of a step agree."""
         if not all(len(each) > 1 and each[1] <= AGREEMENT_MAX * each[0] for each in self.least_us):
             return None
         decodes, *prompts = (each[0] for each in self.least_us)
-        return StepPace(decodes, tuple(zip(self.prompts, prompts, strict=True)))
+        return StepTimeProfile(decodes, tuple(zip(self.prompts, prompts, strict=True)))
 
 
 class PrefillAdvice(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
 
@@ -43,37 +43,37 @@ def check(state: SchedulerState) -> None:
 
 def _check_requests(state: SchedulerState, in_flight: dict[Request, int]) -> None:
     states = {
-        RequestState.WAITING: 0,
-        RequestState.PREFILLING: 0,
-        RequestState.DECODING: 0,
-        RequestState.DRAINING: 0,
-        RequestState.FINISHED: 0,
+        RequestStatus.WAITING: 0,
+        RequestStatus.PREFILLING: 0,
+        RequestStatus.DECODING: 0,
+        RequestStatus.DRAINING: 0,
+        RequestStatus.FINISHED: 0,
     }
     for stream, request in state.requests.items():
         assert request.stream == stream
         states[request.state] += 1
         assert request.in_flight == in_flight.get(request, 0)
-        assert len(request.progress.output) <= request.work.outputs or request.state is RequestState.FINISHED
-        if request.state in (RequestState.PREFILLING, RequestState.DECODING):
+        assert len(request.progress.output) <= request.work.outputs or request.state is RequestStatus.FINISHED
+        if request.state in (RequestStatus.PREFILLING, RequestStatus.DECODING):
             assert request.slot >= 0
             assert request.work.outputs < request.progress.limit
             assert request.work.length <= request.asked.prompt_tokens + request.work.outputs
             assert request not in state.adopted or (
-                request.state is RequestState.PREFILLING and not state.in_flight.number
+                request.state is RequestStatus.PREFILLING and not state.in_flight.number
             )
         else:
             assert request not in state.adopted
             assert request.slot == -1 and request.cache.blocks is None and not request.cache.promised
-        assert request.cache.host is None or request.state is RequestState.WAITING
+        assert request.cache.host is None or request.state is RequestStatus.WAITING
         state.policy.check(request)
-        if request.state is RequestState.DECODING:
+        if request.state is RequestStatus.DECODING:
             assert request.work.length == request.asked.prompt_tokens + request.work.outputs - 1 >= request.work.filled
-        if request.state is RequestState.PREFILLING:
+        if request.state is RequestStatus.PREFILLING:
             assert request.work.length < request.work.filled == request.known
     assert states == {
-        RequestState.WAITING: len(state.waiting),
-        RequestState.PREFILLING: len(state.prefilling),
-        RequestState.DECODING: len(state.decoding),
-        RequestState.DRAINING: len(state.draining),
-        RequestState.FINISHED: state.finished,
+        RequestStatus.WAITING: len(state.waiting),
+        RequestStatus.PREFILLING: len(state.prefilling),
+        RequestStatus.DECODING: len(state.decoding),
+        RequestStatus.DRAINING: len(state.draining),
+        RequestStatus.FINISHED: state.finished,
     }

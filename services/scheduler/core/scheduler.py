@@ -52,7 +52,7 @@ class Scheduler:
         self._executor = ExecutorHandler(self.state, self._planner, self._streams, self._capacity, self._adoption)
 
     def apply(self, event: SchedulerEvent) -> list[SchedulerReply]:
-        """Take one event; returns what is to be sent, with what earlier plans had to say.
+        """Handle one event; returns the replies to send, those pending from earlier plans included.
 
         Raises IllegalEventError, changing nothing, for what no peer that keeps to the protocol sends.
         """

@@ -30,7 +30,7 @@ from noria.services.scheduler.core.interface.events import (
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView, StepSize
 from noria.services.scheduler.observe import log_records
-from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
+from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, SubmissionRecord
 from noria.shared.telemetry.log import logger
 
 _SECRET_BYTES: Final = 32
@@ -41,7 +41,7 @@ _FLUSH_NS: Final = 1_000_000_000
 class _LoggedStream:
     """The hashes of a stream's pages so far, and the ids since the last full one."""
 
-    arrival: LoggedSubmission
+    arrival: SubmissionRecord
     end_ids: frozenset[int]
     chain: bytes
     tail: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class EventLog:
     def record_planning(self, now_ns: int) -> None:
         """Write that plans were asked for until there was none."""
         if self._file is not None:
-            self._write(log_records.LoggedPlanning(now_ns))
+            self._write(log_records.PlanningRecord(now_ns))
             if now_ns >= self._flush_ns and self._file is not None:
                 self._flush_ns = now_ns + _FLUSH_NS
                 self._flush(self._file)
@@ -113,25 +113,25 @@ class EventLog:
         match body:
             case Submit():
                 self._recited = self._recited or body.complete
-                return log_records.LoggedSubmit(now_ns, tuple(map(self._arrival, body.submissions)), body.complete)
+                return log_records.SubmitRecord(now_ns, tuple(map(self._arrival, body.submissions)), body.complete)
             case StepDone():
                 return self._completed(now_ns, body)
             case Withdraw():
-                return log_records.LoggedWithdraw(now_ns, body.streams, body.end)
+                return log_records.WithdrawRecord(now_ns, body.streams, body.end)
             case Ended():
                 trails = [self._trails.pop(stream, None) for stream in body.streams]
-                return log_records.LoggedEnded(
+                return log_records.EndedRecord(
                     now_ns, body.streams, tuple(each.outputs if each else -1 for each in trails)
                 )
             case Progress():
-                return log_records.LoggedProgress(now_ns, body)
+                return log_records.DetokenizerProgressRecord(now_ns, body)
             case Resend():
-                return log_records.LoggedResend(now_ns, body)
+                return log_records.ResendRecord(now_ns, body)
             case PolicyChanged():
-                return log_records.LoggedPolicyChange(now_ns, body.policy, body.rules)
+                return log_records.PolicyChangeRecord(now_ns, body.policy, body.rules)
             case AdmissionJoined() | ExecutorLost() | ExecutorSilent() | ExecutorReturned() | TimePassed():
                 self._recited = self._recited and not isinstance(body, AdmissionJoined)
-                return log_records.LoggedFact(now_ns, type(body).__name__)
+                return log_records.PeerEventRecord(now_ns, type(body).__name__)
             case _:
                 return self._of_executor(now_ns, body)
 
@@ -139,17 +139,17 @@ class EventLog:
         match body:
             case Geometry():
                 self._geometry, self._inventory = body, None
-                return log_records.LoggedGeometry(now_ns, body)
+                return log_records.GeometryRecord(now_ns, body)
             case StepFailed():
-                return log_records.LoggedStepFailed(now_ns, body)
+                return log_records.StepFailedRecord(now_ns, body)
             case Inventory():
                 self._inventory = body
                 return None
 
-    def _arrival(self, submission: Submission) -> LoggedSubmission:
+    def _arrival(self, submission: Submission) -> SubmissionRecord:
         sampling = submission.sampling
         salt = blake2b(submission.salt, key=self._secret, digest_size=HASH_BYTES).digest()
-        arrival = LoggedSubmission(
+        arrival = SubmissionRecord(
             stream=submission.stream,
             attempt=submission.attempt,
             prompt_tokens=len(submission.prompt_ids),
@@ -182,11 +182,11 @@ class EventLog:
             for token in held.output_ids[trail.outputs :] if trail is not None else ():
                 self._sampled(held.stream, token, stops, pages)
         kept = tuple(
-            log_records.LoggedHeld(each.stream, each.attempt, each.slot, each.length, each.blocks, len(each.output_ids))
+            log_records.HeldRecord(each.stream, each.attempt, each.slot, each.length, each.blocks, len(each.output_ids))
             for each in body.entries
             if each.stream in self._trails
         )
-        return log_records.LoggedInventory(now_ns, body.epoch, kept, tuple(stops), tuple(pages))
+        return log_records.InventoryRecord(now_ns, body.epoch, kept, tuple(stops), tuple(pages))
 
     def _completed(self, now_ns: int, body: StepDone) -> AnyLogRecord:
         stops: list[tuple[Stream, int]] = []
@@ -196,7 +196,7 @@ class EventLog:
             if trail is not None and sampled.ids and sampled.start == trail.outputs:
                 self._sampled(sampled.stream, sampled.ids[0], stops, pages)
         size = self._view.oldest_step(body.epoch, body.number) or StepSize(0, 0, 0, 0)
-        return log_records.LoggedStepDone(
+        return log_records.StepDoneRecord(
             now_ns,
             body.epoch,
             body.number,
@@ -271,14 +271,14 @@ class EventLog:
             log_records.LogBegan(now_ns, log_records.VERSION, unix_s, self._settings, self._page_tokens, continued=True)
         )
         if self._geometry is not None:
-            self._write(log_records.LoggedGeometry(now_ns, self._geometry))
+            self._write(log_records.GeometryRecord(now_ns, self._geometry))
         living = tuple(_with_pages(each.arrival, each) for each in self._trails.values())
-        self._write(log_records.LoggedSubmit(now_ns, living))
+        self._write(log_records.SubmitRecord(now_ns, living))
 
     def _give_up(self, error: OSError) -> None:
         self._file = None
         logger("scheduler").warning("event log ended", path=str(self._path), error=str(error))
 
 
-def _with_pages(arrival: LoggedSubmission, trail: _LoggedStream) -> LoggedSubmission:
+def _with_pages(arrival: SubmissionRecord, trail: _LoggedStream) -> SubmissionRecord:
     return replace(arrival, pages=bytes(trail.pages), output_tokens=trail.outputs)

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 from noria.proto.execution import Slice, StepPlan
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.interface.events import RequestPhase, StreamPhaseChanged
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
-from noria.services.scheduler.core.state.request import RequestState
+from noria.services.scheduler.core.state.request import RequestStatus
 from noria.services.scheduler.core.state.scheduler_view import RequestView, SchedulerView
 from noria.services.scheduler.observe.request_history import RequestHistory
 
@@ -22,10 +22,10 @@ _STEPS_KEPT: Final = 256
 _CHANGES_KEPT: Final = 1024
 _REQUESTS_SHOWN: Final = 256
 _STATES: Final = {
-    RequestState.WAITING: "waiting",
-    RequestState.PREFILLING: "prefill",
-    RequestState.DECODING: "decode",
-    RequestState.DRAINING: "decode",
+    RequestStatus.WAITING: "waiting",
+    RequestStatus.PREFILLING: "prefill",
+    RequestStatus.DECODING: "decode",
+    RequestStatus.DRAINING: "decode",
 }
 _PHASES: Final = {
     RequestPhase.QUEUED: "waiting",
@@ -49,7 +49,7 @@ class _WatchedChange(NamedTuple):
     """A stream that entered another phase while somebody watched."""
 
     serial: int
-    change: PhaseChanged
+    change: StreamPhaseChanged
     traffic_class: str
     tenant: str
     prompt_tokens: int
@@ -80,7 +80,7 @@ class LiveView:
             self._steps.clear()
             self._changes.clear()
 
-    def phase_changed(self, change: PhaseChanged) -> None:
+    def phase_changed(self, change: StreamPhaseChanged) -> None:
         """Record a stream's new phase, if somebody watches."""
         if change.at_ns >= self._watched_until_ns:
             return
@@ -147,10 +147,10 @@ class LiveView:
         """Each class and tenant with its weight, its requests and the tokens computed for it while somebody watched."""
         counts: dict[tuple[str, str], list[int]] = {whose: [0, 0, 0] for whose in self._served}
         for request in self._view.requests():
-            if request.state is RequestState.FINISHED:
+            if request.state is RequestStatus.FINISHED:
                 continue
             mine = counts.setdefault((request.traffic_class, request.tenant), [0, 0, 0])
-            if request.state is not RequestState.WAITING:
+            if request.state is not RequestStatus.WAITING:
                 mine[0] += 1
             else:
                 mine[2 if request.started else 1] += 1
@@ -172,7 +172,7 @@ class LiveView:
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         """The requests that are known, the running ones first, up to `_REQUESTS_SHOWN`."""
-        found = sorted(self._view.requests(), key=lambda each: each.state is RequestState.WAITING)
+        found = sorted(self._view.requests(), key=lambda each: each.state is RequestStatus.WAITING)
         for request in found[:_REQUESTS_SHOWN]:
             if request.state in _STATES:
                 yield _request(request)

@@ -41,7 +41,7 @@ class LogBegan(LogRecord, frozen=True, tag="Began"):
     continued: bool = False
 
 
-class LoggedSubmission(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class SubmissionRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A submission without its ids. pages: the hashes of the full pages of prompt and output, one after another.
 
     output_tokens: those it already had. end_ids, stop strings: only whether there are any.
@@ -65,14 +65,14 @@ class LoggedSubmission(msgspec.Struct, array_like=True, frozen=True, gc=False):
     doubt: Doubt | None = None
 
 
-class LoggedSubmit(LogRecord, frozen=True, tag="Submitted"):
+class SubmitRecord(LogRecord, frozen=True, tag="Submitted"):
     """Streams were submitted."""
 
-    arrivals: tuple[LoggedSubmission, ...]
+    arrivals: tuple[SubmissionRecord, ...]
     complete: bool = False
 
 
-class LoggedStepDone(LogRecord, frozen=True, tag="Completed"):
+class StepDoneRecord(LogRecord, frozen=True, tag="Completed"):
     """A step was done. tokens, cache_tokens, requests, pairs: its size; 0 when it was none of the steps in flight.
 
     stops: the streams whose id ends them, and its output position. pages: those that completed a page of ids, and its hash.
@@ -89,39 +89,39 @@ class LoggedStepDone(LogRecord, frozen=True, tag="Completed"):
     pairs: int = 0
 
 
-class LoggedWithdraw(LogRecord, frozen=True, tag="Withdrawn"):
+class WithdrawRecord(LogRecord, frozen=True, tag="Withdrawn"):
     """Streams were withdrawn."""
 
     streams: tuple[Stream, ...]
     end: End
 
 
-class LoggedEnded(LogRecord, frozen=True, tag="Forgotten"):
+class EndedRecord(LogRecord, frozen=True, tag="Forgotten"):
     """Streams ended in the ledger. outputs: how many ids each had made; -1 for one that is unknown."""
 
     streams: tuple[Stream, ...]
     outputs: tuple[int, ...]
 
 
-class LoggedProgress(LogRecord, frozen=True, tag="Looked"):
-    """The detokenizer has looked at so many ids of each stream."""
+class DetokenizerProgressRecord(LogRecord, frozen=True, tag="Looked"):
+    """The detokenizer's `Progress`: how many output ids of each stream with stop strings it has looked at."""
 
     body: Progress
 
 
-class LoggedResend(LogRecord, frozen=True, tag="Asked"):
+class ResendRecord(LogRecord, frozen=True, tag="Asked"):
     """The detokenizer asked for ids again."""
 
     body: Resend
 
 
-class LoggedGeometry(LogRecord, frozen=True, tag="Joined"):
+class GeometryRecord(LogRecord, frozen=True, tag="Joined"):
     """An executor is ready."""
 
     geometry: Geometry
 
 
-class LoggedHeld(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class HeldRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stream of an inventory, without its ids. slot, blocks: as in `Held`."""
 
     stream: Stream
@@ -132,52 +132,52 @@ class LoggedHeld(msgspec.Struct, array_like=True, frozen=True, gc=False):
     output_tokens: int
 
 
-class LoggedInventory(LogRecord, frozen=True, tag="Listed"):
-    """The executor listed what it holds. stops, pages: as in `LoggedStepDone`, of the tokens that were not known yet."""
+class InventoryRecord(LogRecord, frozen=True, tag="Listed"):
+    """The executor listed what it holds. stops, pages: as in `StepDoneRecord`, of the tokens that were not known yet."""
 
     epoch: int
-    entries: tuple[LoggedHeld, ...]
+    entries: tuple[HeldRecord, ...]
     stops: tuple[tuple[Stream, int], ...] = ()
     pages: tuple[tuple[Stream, bytes], ...] = ()
 
 
-class LoggedStepFailed(LogRecord, frozen=True, tag="Failed"):
+class StepFailedRecord(LogRecord, frozen=True, tag="Failed"):
     """A step failed."""
 
     body: StepFailed
 
 
-class LoggedFact(LogRecord, frozen=True, tag="Happened"):
+class PeerEventRecord(LogRecord, frozen=True, tag="Happened"):
     """One of the facts without content, by its name: `AdmissionJoined`, `TimePassed`, and those about the executor."""
 
     name: str
 
 
-class LoggedPolicyChange(LogRecord, frozen=True, tag="Changed"):
-    """Policy and rules were read again."""
+class PolicyChangeRecord(LogRecord, frozen=True, tag="Changed"):
+    """Policy and rules changed."""
 
     policy: str
     rules: FairRules
 
 
-class LoggedPlanning(LogRecord, frozen=True, tag="Planned"):
+class PlanningRecord(LogRecord, frozen=True, tag="Planned"):
     """Plans were asked for until there was none."""
 
 
 AnyLogRecord = (
     LogBegan
-    | LoggedSubmit
-    | LoggedStepDone
-    | LoggedWithdraw
-    | LoggedEnded
-    | LoggedProgress
-    | LoggedResend
-    | LoggedGeometry
-    | LoggedStepFailed
-    | LoggedInventory
-    | LoggedFact
-    | LoggedPolicyChange
-    | LoggedPlanning
+    | SubmitRecord
+    | StepDoneRecord
+    | WithdrawRecord
+    | EndedRecord
+    | DetokenizerProgressRecord
+    | ResendRecord
+    | GeometryRecord
+    | StepFailedRecord
+    | InventoryRecord
+    | PeerEventRecord
+    | PolicyChangeRecord
+    | PlanningRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

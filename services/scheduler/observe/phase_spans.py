@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from noria.proto.base import Stream
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.interface.events import RequestPhase, StreamPhaseChanged
 from noria.services.scheduler.core.state.scheduler_view import SchedulerView
 from noria.shared.telemetry import spans
 from noria.shared.telemetry.telemetry import Attribute, Span, Telemetry
@@ -36,7 +36,7 @@ class PhaseSpans:
         self._chunks: dict[Stream, list[tuple[int, int, int]]] = {}
         self._recorded = 0
 
-    def phase_changed(self, change: PhaseChanged, now_ns: int) -> None:
+    def phase_changed(self, change: StreamPhaseChanged, now_ns: int) -> None:
         """End the stream's span and begin that of its next phase, both at the time of the change."""
         if not self._telemetry.enabled:
             return
@@ -75,7 +75,7 @@ class PhaseSpans:
         self._open.clear()
         self._chunks.clear()
 
-    def _end(self, before: _OpenSpan, change: PhaseChanged, now_ns: int, *, again: bool) -> None:
+    def _end(self, before: _OpenSpan, change: StreamPhaseChanged, now_ns: int, *, again: bool) -> None:
         span = before.span
         self._recorded -= span.recorded
         outcome: dict[str, Attribute] = {spans.ATTRIBUTE_OUTPUT_TOKENS: change.output_tokens}
@@ -92,7 +92,7 @@ class PhaseSpans:
             span.event(spans.EVENT_PREEMPTED, {spans.ATTRIBUTE_REASON: change.decision})
         span.end(outcome, ago_s=(now_ns - change.at_ns) / 1e9)
 
-    def _attributes(self, change: PhaseChanged) -> dict[str, Attribute]:
+    def _attributes(self, change: StreamPhaseChanged) -> dict[str, Attribute]:
         attributes: dict[str, Attribute] = {
             spans.ATTRIBUTE_REQUEST: change.stream.request,
             spans.ATTRIBUTE_CHOICE: change.stream.choice,

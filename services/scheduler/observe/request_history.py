@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from noria.proto.base import Stream
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.interface.events import RequestPhase, StreamPhaseChanged
 from noria.services.scheduler.core.state.scheduler_view import RequestView, SchedulerView
 
 TIMELINES_KEPT: Final = 2048
@@ -29,7 +29,7 @@ class RequestTimeline:
     tenant: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    changes: list[PhaseChanged] = field(default_factory=list)
+    changes: list[StreamPhaseChanged] = field(default_factory=list)
 
 
 class RequestHistory:
@@ -40,7 +40,7 @@ class RequestHistory:
         self._timelines: dict[Stream, RequestTimeline] = {}
         self._over: dict[Stream, None] = {}
 
-    def phase_changed(self, change: PhaseChanged) -> None:
+    def phase_changed(self, change: StreamPhaseChanged) -> None:
         """Add a stream's new phase to its timeline."""
         timeline = self._timelines.get(change.stream)
         if timeline is None:
@@ -109,7 +109,7 @@ class RequestHistory:
         return lines
 
     def _phase_lines(
-        self, timeline: RequestTimeline, change: PhaseChanged, start_ns: int, until_ns: int, *, over: bool
+        self, timeline: RequestTimeline, change: StreamPhaseChanged, start_ns: int, until_ns: int, *, over: bool
     ) -> Iterator[str]:
         at = f"{(change.at_ns - start_ns) / 1e6:9.1f} ms  "
         spent_ms = (until_ns - change.at_ns) / 1e6

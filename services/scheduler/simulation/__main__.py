@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from noria.services.scheduler.core.interface.events import PhaseChanged, SchedulerEvent
+from noria.services.scheduler.core.interface.events import SchedulerEvent, StreamPhaseChanged
 from noria.services.scheduler.core.interface.traffic_rules import FairRules
 from noria.services.scheduler.core.policy.policies import policy_named
 from noria.services.scheduler.observe.request_history import RequestHistory
@@ -91,7 +91,7 @@ def story(recording: RecordedRun, request: int) -> list[str]:
         history = history or RequestHistory(core.view)
         if body is not None:
             for reply in core.apply(SchedulerEvent(now_ns, body)):
-                if isinstance(reply, PhaseChanged):
+                if isinstance(reply, StreamPhaseChanged):
                     history.phase_changed(reply)
     return history.answer(str(request), now_ns)["why"] if history is not None else []
 

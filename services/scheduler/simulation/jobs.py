@@ -10,7 +10,7 @@ from noria.proto.base import End, Stream
 from noria.proto.output import TokenRun
 from noria.proto.sampling import Sampling
 from noria.proto.scheduling import Reclaimed, Spent, Submission
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase, SchedulerReply
+from noria.services.scheduler.core.interface.events import RequestPhase, SchedulerReply, StreamPhaseChanged
 
 # Simulated ids are made of stream and position, so that no two prompts share a page by accident.
 _IDS_PER_STREAM = 1 << 22
@@ -84,7 +84,7 @@ class OutcomeRecorder:
             match reply:
                 case TokenRun():
                     self._run(reply, now_ns)
-                case PhaseChanged():
+                case StreamPhaseChanged():
                     outcome = self.by_stream.get(reply.stream)
                     if outcome is not None and reply.phase is RequestPhase.PREFILLING and outcome.started_ns is None:
                         outcome.started_ns = reply.at_ns

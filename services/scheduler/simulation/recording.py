@@ -25,7 +25,7 @@ from noria.services.scheduler.core.interface.events import (
 from noria.services.scheduler.core.predict.step_time_model import StepTimeModel
 from noria.services.scheduler.core.scheduler import Scheduler
 from noria.services.scheduler.observe import log_records
-from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, LoggedSubmission
+from noria.services.scheduler.observe.log_records import HASH_BYTES, AnyLogRecord, SubmissionRecord
 from noria.services.scheduler.simulation.jobs import OutcomeRecorder, SimulatedOutcome, SimulatedRequest, made_up_ids
 from noria.shared.errors import UserError
 
@@ -48,13 +48,13 @@ class RecordedRun:
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read the event log {path}: {error}") from error
         began = self.records[0] if self.records else None
-        geometries = [each.geometry for each in self.records if isinstance(each, log_records.LoggedGeometry)]
+        geometries = [each.geometry for each in self.records if isinstance(each, log_records.GeometryRecord)]
         if not isinstance(began, log_records.LogBegan) or not geometries:
             raise UserError(f"{path} holds no run: no executor ever joined")
         self.began: log_records.LogBegan = began
         self.geometry: Geometry = geometries[-1]
         self._pages: dict[Stream, bytes] = {}
-        self.arrivals: dict[Stream, tuple[int, LoggedSubmission]] = {}
+        self.arrivals: dict[Stream, tuple[int, SubmissionRecord]] = {}
         self._outputs: dict[Stream, int] = {}
         self._stopped: dict[Stream, int] = {}
         self._withdrawn: dict[Stream, int] = {}
@@ -70,7 +70,7 @@ class RecordedRun:
         """The step-time model of the recorded steps."""
         model = StepTimeModel()
         for each in self.records:
-            if isinstance(each, log_records.LoggedStepDone):
+            if isinstance(each, log_records.StepDoneRecord):
                 model.observe(each.tokens, each.cache_tokens, each.requests, each.compute_us, each.pairs)
         return model.coefficients()
 
@@ -87,7 +87,7 @@ class RecordedRun:
             found.append(SimulatedRequest(at_ns, submission, made, stops, self._withdrawn.get(stream)))
         return found
 
-    def submission(self, arrival: LoggedSubmission) -> Submission:
+    def submission(self, arrival: SubmissionRecord) -> Submission:
         """The submission with made-up ids."""
         count = arrival.prompt_tokens + arrival.output_tokens
         ids = tuple(self.token(arrival.stream, position) for position in range(count))
@@ -123,7 +123,7 @@ class RecordedRun:
             if isinstance(each, log_records.LogBegan):
                 continue
             plans: list[StepPlan] = []
-            if isinstance(each, log_records.LoggedPlanning):
+            if isinstance(each, log_records.PlanningRecord):
                 while (plan := core.plan(each.at_ns)) is not None:
                     plans.append(plan)
                 yield core, each.at_ns, None, plans
@@ -142,7 +142,7 @@ class RecordedRun:
         assert core is not None
         return core, recorder.outcomes
 
-    def _end_ids(self, arrival: LoggedSubmission) -> tuple[int, ...]:
+    def _end_ids(self, arrival: SubmissionRecord) -> tuple[int, ...]:
         """The id at which the stream stopped, or one that never comes."""
         stopped = self._stopped.get(arrival.stream)
         if stopped is not None:
@@ -151,20 +151,20 @@ class RecordedRun:
 
     def _scan(self, record: AnyLogRecord) -> None:
         match record:
-            case log_records.LoggedSubmit():
+            case log_records.SubmitRecord():
                 for arrival in record.arrivals:
                     self.arrivals.setdefault(arrival.stream, (record.at_ns, arrival))
                     if len(arrival.pages) > len(self._pages.get(arrival.stream, b"")):
                         self._pages[arrival.stream] = arrival.pages
-            case log_records.LoggedStepDone() | log_records.LoggedInventory():
+            case log_records.StepDoneRecord() | log_records.InventoryRecord():
                 self._stopped.update(record.stops)
                 for stream, page in record.pages:
                     self._pages[stream] = self._pages.get(stream, b"") + page
-            case log_records.LoggedEnded():
+            case log_records.EndedRecord():
                 for stream, outputs in zip(record.streams, record.outputs, strict=True):
                     if outputs >= 0:
                         self._outputs[stream] = outputs
-            case log_records.LoggedWithdraw():
+            case log_records.WithdrawRecord():
                 for stream in record.streams:
                     self._withdrawn[stream] = record.at_ns
             case _:
@@ -172,37 +172,37 @@ class RecordedRun:
 
     def _body(self, record: AnyLogRecord, core: Scheduler) -> EventBody:
         match record:
-            case log_records.LoggedSubmit():
+            case log_records.SubmitRecord():
                 return Submit(tuple(map(self.submission, record.arrivals)), record.complete)
-            case log_records.LoggedStepDone():
+            case log_records.StepDoneRecord():
                 return self._done(record, core)
-            case log_records.LoggedWithdraw():
+            case log_records.WithdrawRecord():
                 return Withdraw(record.streams, record.end)
-            case log_records.LoggedEnded():
+            case log_records.EndedRecord():
                 return Ended(record.streams)
-            case log_records.LoggedProgress() | log_records.LoggedResend() | log_records.LoggedStepFailed():
+            case log_records.DetokenizerProgressRecord() | log_records.ResendRecord() | log_records.StepFailedRecord():
                 return record.body
-            case log_records.LoggedInventory():
+            case log_records.InventoryRecord():
                 return Inventory(record.epoch, tuple(map(self._held, record.entries)))
-            case log_records.LoggedGeometry():
+            case log_records.GeometryRecord():
                 return record.geometry
-            case log_records.LoggedFact():
+            case log_records.PeerEventRecord():
                 return _FACTS[record.name]
-            case log_records.LoggedPolicyChange():
+            case log_records.PolicyChangeRecord():
                 return PolicyChanged(record.policy, record.rules)
-            case log_records.LogBegan() | log_records.LoggedPlanning():
+            case log_records.LogBegan() | log_records.PlanningRecord():
                 raise AssertionError("no event")
             case _:
                 assert_never(record)
 
-    def _held(self, kept: log_records.LoggedHeld) -> Held:
+    def _held(self, kept: log_records.HeldRecord) -> Held:
         """An inventory's entry, with made-up ids."""
         prompt = self.arrivals[kept.stream][1].prompt_tokens
         ids = [self.token(kept.stream, position) for position in range(prompt + kept.output_tokens)]
         digest = cache_digest(ids[: kept.length])
         return Held(kept.slot, kept.stream, kept.attempt, digest, kept.length, kept.blocks, tuple(ids[prompt:]))
 
-    def _done(self, record: log_records.LoggedStepDone, core: Scheduler) -> StepDone:
+    def _done(self, record: log_records.StepDoneRecord, core: Scheduler) -> StepDone:
         sampled = []
         steps = core.state.in_flight.steps
         for entry in steps[0].entries if steps and record.epoch == core.state.in_flight.epoch else ():

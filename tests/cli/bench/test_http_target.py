@@ -11,7 +11,7 @@ from fakes.openai_server import OpenAiServer
 from noria.cli.bench.arrivals import ClosedLoop, LoadPattern, PoissonArrivals
 from noria.cli.bench.load_driver import LoadResult, run_load
 from noria.cli.bench.statistics import summarize
-from noria.cli.bench.targets.http_target import HttpTarget, TargetSettings
+from noria.cli.bench.targets.http_target import HttpTarget, HttpTargetSettings
 from noria.cli.bench.workload import BenchRequest, LengthRange, synthetic_requests
 from noria.shared.errors import UserError
 
@@ -29,7 +29,7 @@ def measured(
 ) -> LoadResult:
     async def run() -> LoadResult:
         async with server:
-            target = HttpTarget(TargetSettings(server.url, "chat" if chat else "completions"))
+            target = HttpTarget(HttpTargetSettings(server.url, "chat" if chat else "completions"))
             assert await target.describe() == "fake"
             result = await run_load(target, requests, load, timeout_s)
             await target.close()
@@ -138,10 +138,10 @@ def test_the_body_says_what_was_asked_for() -> None:
 
 def test_nobody_there_is_told_at_once() -> None:
     async def ask(url: str) -> None:
-        await HttpTarget(TargetSettings(url)).describe()
+        await HttpTarget(HttpTargetSettings(url)).describe()
 
     with pytest.raises(UserError, match="does not name its models"):
         asyncio.run(ask("http://127.0.0.1:9"))
     for wrong in ("ftp://x", "http://", "http://x:99999"):
         with pytest.raises(UserError, match="is not an http"):
-            HttpTarget(TargetSettings(wrong))
+            HttpTarget(HttpTargetSettings(wrong))

@@ -15,7 +15,7 @@ from noria.services.executor.kv_cache.memory_plan import MemoryPlan, StepMemory,
 from noria.services.executor.kv_cache.page_formats import page_bytes
 from noria.services.executor.model.architecture import Architecture, architecture
 from noria.services.executor.model.checkpoint import Checkpoint
-from noria.services.executor.model.reference_linear import LeastRows, ReferenceLinear, computed_rows
+from noria.services.executor.model.reference_linear import BatchInvarianceProbe, ReferenceLinear, computed_rows
 from noria.services.executor.plan.limits import RESERVED_CHUNKS, ExecutorLimits
 from noria.services.executor.runner.machine import cores, free_memory
 from noria.shared.config.config import ModelSettings
@@ -222,7 +222,7 @@ def test_a_product_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtyp
     weight = torch.randn(96, inputs, generator=generator).to(dtype)
     bias = torch.randn(96, generator=generator).to(dtype)
     x = torch.randn(70, inputs, generator=generator).to(dtype)
-    floors = LeastRows()
+    floors = BatchInvarianceProbe()
     linear = ReferenceLinear(weight, bias, floors.of(weight, 70))
     if not floors.batch_invariant:
         pytest.skip("this processor's kernels have no steady order of summation, which the executor says at start")

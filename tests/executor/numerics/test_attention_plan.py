@@ -10,8 +10,8 @@ from executor.numerics.attending import Layer, Schedule, attended
 from executor.numerics.comparison import LEVELS
 
 from noria.services.executor.cpu.native.library import (
+    AttentionHeadsArguments,
     CacheArguments,
-    HeadsArguments,
     PagesArguments,
     SlicesArguments,
     open_kernels,
@@ -38,7 +38,7 @@ def planned(tables: list[list[int]], positions: list[int], threads: int = 2, win
     for row, numbers in zip(table, tables, strict=True):
         row[: len(numbers)] = numbers
     starts, ones, rows = (np.array(each, np.int64) for each in (positions, [1] * len(positions), range(len(positions))))
-    heads = HeadsArguments(KV_HEADS * GROUP, 0, 1.0, 0.0)
+    heads = AttentionHeadsArguments(KV_HEADS * GROUP, 0, 1.0, 0.0)
     cache = CacheArguments(None, None, 0, PAGE, KV_HEADS, 64, 0)
     slices = SlicesArguments(starts.ctypes.data, ones.ctypes.data, rows.ctypes.data, len(starts))
     pages = PagesArguments(table.ctypes.data, table.shape[1], 0, window, None, None)

@@ -13,7 +13,7 @@ from noria.services.executor.plan.sampling_metadata import SamplerOutput
 from noria.services.executor.runner.calibration import (
     SECONDS_MAX,
     PrefillAdvice,
-    StepPace,
+    StepTimeProfile,
     calibrated,
     calibration_key,
     decodes_measured,
@@ -50,7 +50,7 @@ def linear(tokens: int, slices: int) -> float:
     return 0.040 if slices > 1 else 0.010 + 0.0006 * tokens
 
 
-def paced(runner: FakeRunner) -> StepPace:
+def paced(runner: FakeRunner) -> StepTimeProfile:
     measured = measure(runner, runner.clock)
     assert measured is not None
     pace = measured.pace()
@@ -67,7 +67,7 @@ def test_a_step_with_decodes_gets_the_prompt_tokens_that_triple_its_length() -> 
 
 
 def test_a_step_with_few_decodes_may_take_four_times_as_long_as_one_with_many() -> None:
-    pace = StepPace(30_000.0, tuple((tokens, 10_000 + 600.0 * tokens) for tokens in (64, 128, 256)))
+    pace = StepTimeProfile(30_000.0, tuple((tokens, 10_000 + 600.0 * tokens) for tokens in (64, 128, 256)))
     assert (pace.advice().beside, pace.advice().few) == (96, 192)  # 120 ms of 0.6 ms each are 200 tokens
 
 
@@ -77,7 +77,7 @@ def test_a_step_with_few_decodes_may_take_four_times_as_long_as_one_with_many() 
 def test_a_step_without_decodes_gets_the_fewest_tokens_that_are_nearly_as_cheap_as_any(
     step_s: float, token_s: float, expected: int
 ) -> None:
-    pace = StepPace(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
+    pace = StepTimeProfile(40_000.0, tuple((tokens, 1e6 * (step_s + token_s * tokens)) for tokens in (64, 128, 256)))
     assert pace.advice().alone == expected
 
 

@@ -9,12 +9,12 @@ from fakes.executor import geometry, hybrid
 from noria.proto.execution import Group
 from noria.services.scheduler.core.cache.block_allocators import UNLIMITED, BlockAllocator, SlidingAttentionAllocator
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
-from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.chunk_pool import CacheChunkPool
 from noria.services.scheduler.core.interface.settings import CoreSettings
 
 
 def test_chunks_in_part_use_are_filled_first_and_free_ones_go_back() -> None:
-    pool = ChunkPool(6, 2)
+    pool = CacheChunkPool(6, 2)
     blocks = BlockAllocator(pool, 3)
     first = blocks.take(2)
     assert (pool.blank, blocks.spare, blocks.chunks(1), blocks.chunks(2)) == (3, 1, 0, 1)
@@ -28,7 +28,7 @@ def test_chunks_in_part_use_are_filled_first_and_free_ones_go_back() -> None:
 
 
 def test_groups_share_the_pool_and_never_a_chunk() -> None:
-    pool = ChunkPool(12, 2)
+    pool = CacheChunkPool(12, 2)
     groups = [BlockAllocator(pool, 1), BlockAllocator(pool, 4), BlockAllocator(pool, 3)]
     draw, held = random.Random(7), [[], [], []]  # type: tuple[random.Random, list[list[int]]]
     for _ in range(2000):
@@ -44,7 +44,7 @@ def test_groups_share_the_pool_and_never_a_chunk() -> None:
 
 
 def test_a_ring_has_no_more_entries_than_window_and_chunk_need() -> None:
-    ring = SlidingAttentionAllocator(ChunkPool(100, 2), 4, 1, 5)
+    ring = SlidingAttentionAllocator(CacheChunkPool(100, 2), 4, 1, 5)
     assert [ring.pages(length) for length in (1, 4, 5, 20, 21, 32_000)] == [1, 1, 2, 5, 5, 5]
     assert [ring.room([0] * entries) for entries in (1, 4, 5)] == [4, 16, UNLIMITED]
 
@@ -94,7 +94,7 @@ def test_the_largest_request_of_a_hybrid_does_run() -> None:
 
 
 def test_blocks_in_the_emptiest_chunks_are_moved_into_the_fullest() -> None:
-    blocks = BlockAllocator(ChunkPool(6, 2), 4)
+    blocks = BlockAllocator(CacheChunkPool(6, 2), 4)
     first, other = blocks.take(3), blocks.take(3)
     for block in (*first[1:], *other[:1]):
         blocks.give_back(block)

@@ -6,7 +6,7 @@ from fakes.executor import geometry
 
 from noria.proto.output import Gap, Progress
 from noria.services.scheduler.core.cache.cache_allocator import CacheAllocator
-from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.chunk_pool import CacheChunkPool
 from noria.services.scheduler.core.cache.request_blocks import Prefix
 from noria.services.scheduler.core.interface.events import RequestPhase
 from noria.services.scheduler.core.interface.settings import CoreSettings
@@ -33,7 +33,7 @@ def test_blocks_are_allocated_for_what_is_computed_and_not_for_what_may_come() -
 
 
 def test_reserved_blocks_are_never_given_out() -> None:
-    pool = ChunkPool(10, 3)
+    pool = CacheChunkPool(10, 3)
     assert sorted(pool.take(pool.blank)) == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -182,7 +182,7 @@ def test_an_allocation_is_all_or_nothing() -> None:
 
 
 def test_a_pool_notices_a_block_with_two_owners_and_a_lost_one() -> None:
-    pool = ChunkPool(10, 2)
+    pool = CacheChunkPool(10, 2)
     taken = pool.take(3)
     pool.check(taken)
     for wrong in (taken[:2], [*taken, taken[0]], [*taken[:2], 0]):

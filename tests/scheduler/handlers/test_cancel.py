@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from noria.proto.scheduling import Submission, Withdraw
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.core.interface.traffic_rules import FairRules, TrafficClass
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 
 RULES = FairRules(classes=(TrafficClass("standard", rank=1), TrafficClass("batch", rank=0, quantum_tokens=3)))
 VICTIM = 5
@@ -22,7 +22,7 @@ def victim(desk: Desk) -> Request | None:
     return desk.core.state.requests.get(stream(VICTIM))
 
 
-def of_state(state: RequestState, in_flight: int) -> Callable[[Desk], bool]:
+def of_state(state: RequestStatus, in_flight: int) -> Callable[[Desk], bool]:
     """In this state with so many steps in flight."""
 
     def reached(desk: Desk) -> bool:
@@ -36,7 +36,7 @@ def waits_after_preemption(desk: Desk) -> bool:
     request = victim(desk)
     return (
         request is not None
-        and request.state is RequestState.WAITING
+        and request.state is RequestStatus.WAITING
         and request.work.preempted_at >= 0
         and not request.cache.host
     )
@@ -44,7 +44,7 @@ def waits_after_preemption(desk: Desk) -> bool:
 
 def waits_with_a_step_in_flight(desk: Desk) -> bool:
     request = victim(desk)
-    return request is not None and request.state is RequestState.WAITING and request.in_flight > 0
+    return request is not None and request.state is RequestStatus.WAITING and request.in_flight > 0
 
 
 def on_the_host(desk: Desk) -> bool:
@@ -62,7 +62,7 @@ def being_copied_to_the_host(desk: Desk) -> bool:
 
 
 def on_the_way_back(desk: Desk) -> bool:
-    return any(plan.swap_in for plan in desk.executor.queued) and of_state(RequestState.DECODING, 1)(desk)
+    return any(plan.swap_in for plan in desk.executor.queued) and of_state(RequestStatus.DECODING, 1)(desk)
 
 
 def waits_for_a_twin(desk: Desk) -> bool:
@@ -71,7 +71,7 @@ def waits_for_a_twin(desk: Desk) -> bool:
 
 def finished_with_a_step_in_flight(desk: Desk) -> bool:
     request = victim(desk)
-    return request is not None and request.state is RequestState.FINISHED and request.in_flight > 0
+    return request is not None and request.state is RequestStatus.FINISHED and request.in_flight > 0
 
 
 def mates(prompt: int = 9, output: int = 14) -> list[Submission]:
@@ -110,14 +110,14 @@ Case = tuple[str, Callable[[Desk], list[Submission]], Callable[[Desk], bool], in
 LARGE, SMALL, TINY = 256, 34, 6
 PAGES = {LARGE: 4, SMALL: 1, TINY: 2}
 CASES: list[Case] = [
-    ("waiting for a slot", plain, of_state(RequestState.WAITING, 0), LARGE, 0),
-    ("prefilling", plain, of_state(RequestState.PREFILLING, 0), LARGE, 0),
-    ("prefilling in a step", plain, of_state(RequestState.PREFILLING, 1), LARGE, 0),
-    ("prefilling in two steps", plain, of_state(RequestState.PREFILLING, 2), LARGE, 0),
-    ("decoding", plain, of_state(RequestState.DECODING, 0), LARGE, 0),
-    ("decoding in a step", plain, of_state(RequestState.DECODING, 1), LARGE, 0),
-    ("decoding in two steps", plain, of_state(RequestState.DECODING, 2), LARGE, 0),
-    ("draining", plain, of_state(RequestState.DRAINING, 1), LARGE, 0),
+    ("waiting for a slot", plain, of_state(RequestStatus.WAITING, 0), LARGE, 0),
+    ("prefilling", plain, of_state(RequestStatus.PREFILLING, 0), LARGE, 0),
+    ("prefilling in a step", plain, of_state(RequestStatus.PREFILLING, 1), LARGE, 0),
+    ("prefilling in two steps", plain, of_state(RequestStatus.PREFILLING, 2), LARGE, 0),
+    ("decoding", plain, of_state(RequestStatus.DECODING, 0), LARGE, 0),
+    ("decoding in a step", plain, of_state(RequestStatus.DECODING, 1), LARGE, 0),
+    ("decoding in two steps", plain, of_state(RequestStatus.DECODING, 2), LARGE, 0),
+    ("draining", plain, of_state(RequestStatus.DRAINING, 1), LARGE, 0),
     ("finished with a step in flight", ending, finished_with_a_step_in_flight, LARGE, 0),
     ("waiting for a twin", twin, waits_for_a_twin, LARGE, 0),
     ("reset", tight, waits_after_preemption, SMALL, 0),

@@ -131,11 +131,11 @@ def test_why_tells_what_a_request_waited_for(tmp_path: Path) -> None:
 def test_a_log_holds_no_ids_and_is_for_its_owner_alone(tmp_path: Path) -> None:
     simulate(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
-    submitted = [each for each in log_records.read(tmp_path / "log") if isinstance(each, log_records.LoggedSubmit)]
+    submitted = [each for each in log_records.read(tmp_path / "log") if isinstance(each, log_records.SubmitRecord)]
     assert len(submitted) == 60
     assert all(len(each.pages) == each.prompt_tokens // 16 * 8 for one in submitted for each in one.arrivals)
     simulate(tmp_path / "another")
-    others = [each for each in log_records.read(tmp_path / "another") if isinstance(each, log_records.LoggedSubmit)]
+    others = [each for each in log_records.read(tmp_path / "another") if isinstance(each, log_records.SubmitRecord)]
     pages = {one.arrivals[0].pages[:8] for one in submitted}
     assert pages.isdisjoint(one.arrivals[0].pages[:8] for one in others), "each log has a secret of its own"
 

@@ -7,7 +7,7 @@ from fakes.desk import Desk, submission
 from msgspec.structs import replace
 
 from noria.proto.scheduling import Submission
-from noria.services.scheduler.core.interface.events import PhaseChanged
+from noria.services.scheduler.core.interface.events import StreamPhaseChanged
 from noria.services.scheduler.core.interface.settings import CoreSettings
 from noria.services.scheduler.observe.live_view import LiveView
 from noria.services.scheduler.observe.request_history import RequestHistory
@@ -30,7 +30,7 @@ class Watched:
 
     def record(self) -> None:
         for reply in self.desk.replies[self._heard :]:
-            if isinstance(reply, PhaseChanged):
+            if isinstance(reply, StreamPhaseChanged):
                 self.stories.phase_changed(reply)
                 self.live.phase_changed(reply)
         self._heard = len(self.desk.replies)

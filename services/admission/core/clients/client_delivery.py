@@ -18,9 +18,9 @@ from noria.services.admission.core.clients.client_session import (
     ClientSession,
     CursorAdvance,
     DeliveryCursor,
-    OutgoingMessage,
+    PendingDelivery,
 )
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestStage
 from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 _UNACKNOWLEDGED_MAX: Final = 1024
@@ -111,14 +111,14 @@ class ClientDelivery:
         for choice in request.choices:
             client.changed.pop(choice.stream, None)
 
-    def stream_changed(self, request: Request, choice: ChoiceState) -> None:
+    def stream_changed(self, request: Request, choice: ChoiceRecord) -> None:
         """Note that a stream has output or an end to be sent."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
             attachment.client.changed[choice.stream] = attachment
             self._due[attachment.client.id] = attachment.client
 
-    def truncate(self, request: Request, choice: ChoiceState) -> None:
+    def truncate(self, request: Request, choice: ChoiceRecord) -> None:
         """Move the cursor of a stream back to what the stream still holds, after it went back to an earlier position."""
         attachment = self.attachments.get(request.number)
         if attachment is not None:
@@ -134,12 +134,12 @@ class ClientDelivery:
         """When the next socket is worth trying again."""
         return min((client.retry_ns for client in self._due.values()), default=None)
 
-    def next_message(self, client: ClientSession) -> OutgoingMessage | None:
+    def next_message(self, client: ClientSession) -> PendingDelivery | None:
         """The next message for a client, or None when it has been sent everything."""
         if client.answers:
-            return OutgoingMessage(client, client.answers[0])
+            return PendingDelivery(client, client.answers[0])
         for attachment in client.unannounced.values():
-            return OutgoingMessage(
+            return PendingDelivery(
                 client, replies.accepted(attachment.request, self._limits.client_timeout_ns), announced=attachment
             )
         while client.changed:
@@ -151,7 +151,7 @@ class ClientDelivery:
         self._due.pop(client.id, None)
         return None
 
-    def mark_sent(self, message: OutgoingMessage) -> None:
+    def mark_sent(self, message: PendingDelivery) -> None:
         """A message has gone: advance the cursors."""
         client = message.client
         client.sequence += 1
@@ -212,7 +212,7 @@ class ClientDelivery:
             client.changed[choice.stream] = attachment
         self._due[client.id] = client
 
-    def _updates(self, client: ClientSession) -> OutgoingMessage:
+    def _updates(self, client: ClientSession) -> PendingDelivery:
         deltas: list[Delta] = []
         finished: list[Finished] = []
         advances: list[CursorAdvance] = []
@@ -237,7 +237,7 @@ class ClientDelivery:
             )
             if tokens >= self._limits.update_tokens_max:
                 break
-        return OutgoingMessage(client, Updates(tuple(deltas), tuple(finished)), advances=tuple(advances))
+        return PendingDelivery(client, Updates(tuple(deltas), tuple(finished)), advances=tuple(advances))
 
     def _advance_cursor(self, client: ClientSession, advance: CursorAdvance) -> None:
         cursor, choice = advance.cursor, advance.choice

@@ -6,7 +6,7 @@ from typing import Final
 
 from noria.proto.base import Stream
 from noria.proto.frontdoor import Accepted, Description, Forecast, Identified, Pong, Rejected, Standing, Updates
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 
 ClientAnswer = Rejected | Description | Pong | Forecast | Identified | Standing
 ToClient = Accepted | ClientAnswer | Updates
@@ -61,7 +61,7 @@ class CursorAdvance:
     """The new values of one choice's cursor, which it takes when the message with its output has been sent."""
 
     attachment: ClientAttachment
-    choice: ChoiceState
+    choice: ChoiceRecord
     cursor: DeliveryCursor
     attempt: int
     ids: int
@@ -70,7 +70,7 @@ class CursorAdvance:
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingMessage:
+class PendingDelivery:
     """The next message for a client. Nothing changes until it is passed to `ClientDelivery.mark_sent`."""
 
     client: ClientSession

@@ -2,10 +2,10 @@
 
 from noria.proto.frontdoor import Accepted, Delta, Finished, Standing, Timings
 from noria.services.admission.core.clients.client_session import DeliveryCursor
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 
 
-def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max: int) -> Delta | None:
+def delta(request: Request, choice: ChoiceRecord, cursor: DeliveryCursor, ids_max: int) -> Delta | None:
     """What a cursor lacks, at most `ids_max` tokens of it, fewer with log-probabilities; None when that is nothing.
 
     Text goes with the last of the ids, so that a client never has text without its tokens.
@@ -22,7 +22,7 @@ def delta(request: Request, choice: ChoiceState, cursor: DeliveryCursor, ids_max
     )
 
 
-def tokens_in_message(choice: ChoiceState) -> int:
+def tokens_in_message(choice: ChoiceRecord) -> int:
     """How many plain tokens one token of a choice counts for in the size of a message; more with log-probabilities."""
     alternatives = choice.sampling.logprobs
     return 1 if alternatives is None else 4 * (alternatives + 2)
@@ -40,7 +40,7 @@ def accepted(request: Request, client_timeout_ns: int) -> Accepted:
     )
 
 
-def finished(request: Request, choice: ChoiceState) -> Finished:
+def finished(request: Request, choice: ChoiceRecord) -> Finished:
     """The end of one choice, with usage and timings."""
     assert choice.end is not None
     first_ns = choice.first_token_ns

@@ -18,7 +18,7 @@ from noria.services.admission.core.intake.effective_sampling import (
     end_ids,
 )
 from noria.services.admission.core.intake.validation import characters, id_problem, problem
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestKey, RequestStage
 from noria.services.admission.core.state.admission_state import NOBODY, PREVIEW, AdmissionState
 from noria.services.admission.core.state.events import (
     AcceptedLogEntry,
@@ -201,7 +201,7 @@ def _accept(state: AdmissionState, request: Request, prompt: tuple[int, ...], ma
     """Accept a request that every check has passed, with its settled sampling parameters."""
     request.end_ids = end_ids(request.sampling, state.limits.eos_ids)
     choices = [
-        ChoiceState(
+        ChoiceRecord(
             Stream(request.number, index),
             effective_sampling(request.sampling, choice_seed(request.seed, index), max_tokens, state.limits.vocabulary),
         )

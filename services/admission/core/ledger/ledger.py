@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from noria.proto.base import End, Logprobs, Stream
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestKey, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestKey, RequestStage
 
 
 class Ledger:
@@ -39,7 +39,7 @@ class Ledger:
         assert request.key not in self.keys and request.stage is RequestStage.TOKENIZING
         self.requests[request.number] = self.keys[request.key] = self.tokenizing[request.number] = request
 
-    def accept(self, request: Request, prompt: Sequence[int], choices: list[ChoiceState], now_ns: int) -> None:
+    def accept(self, request: Request, prompt: Sequence[int], choices: list[ChoiceRecord], now_ns: int) -> None:
         """Move a request from TOKENIZING to LIVE, with its prompt ids and choices."""
         assert request.stage is RequestStage.TOKENIZING
         del self.tokenizing[request.number]
@@ -67,7 +67,7 @@ class Ledger:
             request.prompt = array("i")
 
     def emit(
-        self, choice: ChoiceState, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
+        self, choice: ChoiceRecord, ids: Sequence[int], text: str, now_ns: int, logprobs: Sequence[Logprobs] = ()
     ) -> None:
         """Append ids and text to a stream; logprobs: one for each id, if the stream asks for them."""
         assert choice.end is None and len(logprobs) == (0 if choice.sampling.logprobs is None else len(ids))
@@ -77,7 +77,7 @@ class Ledger:
         choice.text.append(text)
         choice.logprobs.extend(logprobs)
 
-    def truncate(self, choice: ChoiceState, attempt: int, ids: int, characters: int) -> None:
+    def truncate(self, choice: ChoiceRecord, attempt: int, ids: int, characters: int) -> None:
         """Begin a new attempt of a stream, which keeps so many ids and characters."""
         assert choice.end is None and attempt > choice.attempt
         choice.attempt = attempt
@@ -85,7 +85,7 @@ class Ledger:
         choice.text.truncate(characters)
 
     def end(
-        self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, matched: str = "", detail: str = ""
+        self, request: Request, choice: ChoiceRecord, end: End, now_ns: int, *, matched: str = "", detail: str = ""
     ) -> None:
         """Enter the end of a stream. It must not have ended before."""
         assert choice.end is None and request.stage is RequestStage.LIVE
@@ -108,7 +108,7 @@ class Ledger:
         del self.requests[request.number], self.keys[request.key]
         self.tokenizing.pop(request.number, None)
 
-    def choice(self, stream: Stream) -> tuple[Request, ChoiceState] | None:
+    def choice(self, stream: Stream) -> tuple[Request, ChoiceRecord] | None:
         """The request and choice of an unfinished stream; None if it has ended or is not known."""
         request = self.live.get(stream.request)
         if request is None or not 0 <= stream.choice < len(request.choices):
@@ -116,7 +116,7 @@ class Ledger:
         choice = request.choices[stream.choice]
         return (request, choice) if choice.end is None else None
 
-    def unfinished(self) -> Iterator[tuple[Request, ChoiceState]]:
+    def unfinished(self) -> Iterator[tuple[Request, ChoiceRecord]]:
         """Every stream that has not ended, oldest request first."""
         for request in self.live.values():
             for choice in request.choices:

@@ -85,7 +85,7 @@ class OutputText:
 
 
 @dataclass(slots=True, eq=False)
-class ChoiceState:
+class ChoiceRecord:
     """One stream: what it samples by, what it has emitted, how it ended. Times are monotonic nanoseconds.
 
     logprobs: of each id, where the request asks for them.
@@ -137,7 +137,7 @@ class Request:
     prompt: "array[int]" = field(default_factory=lambda: array("i"))
     prompt_tokens: int = 0
     end_ids: tuple[int, ...] = ()
-    choices: list[ChoiceState] = field(default_factory=list)
+    choices: list[ChoiceRecord] = field(default_factory=list)
     unfinished: int = 0
     preview: bool = False
     keep: bool = False

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from noria.proto.base import Logprobs, Stream
 from noria.proto.scheduling import Doubt
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 from noria.services.admission.core.tenants.class_totals import ClassTotals, UsageKey
 
 PAGES_PER_FOLD: Final = 512
@@ -86,7 +86,7 @@ class JournalPage:
 class RecordedStream:
     """A stream with how much of it is in the journal: written to pages, and of that folded into one piece."""
 
-    choice: ChoiceState
+    choice: ChoiceRecord
     written: RecordPosition = NOT_RECORDED
     folded: RecordPosition = NOT_RECORDED
 
@@ -123,12 +123,12 @@ class UnsavedChanges:
                 position = _position(choice)
                 self._streams[choice.stream] = RecordedStream(choice, position, position)
 
-    def stream_changed(self, choice: ChoiceState) -> None:
+    def stream_changed(self, choice: ChoiceRecord) -> None:
         """Note that a stream has more ids or text, or an end."""
         if self.on:
             self._changed[choice.stream] = self._streams[choice.stream]
 
-    def truncated(self, choice: ChoiceState) -> None:
+    def truncated(self, choice: ChoiceRecord) -> None:
         """Note that a stream went back to an earlier position under a new attempt."""
         if self.on:
             stream_record = self._streams[choice.stream]
@@ -256,11 +256,11 @@ def parts_of(streams: Iterable[RecordedStream], *, fold: bool) -> Iterator[Journ
         )
 
 
-def _position(choice: ChoiceState) -> RecordPosition:
+def _position(choice: ChoiceRecord) -> RecordPosition:
     return RecordPosition(choice.attempt, len(choice.ids), choice.text.length, choice.end is not None)
 
 
-def _clipped(position: RecordPosition, choice: ChoiceState) -> RecordPosition:
+def _clipped(position: RecordPosition, choice: ChoiceRecord) -> RecordPosition:
     return position._replace(
         ids=min(position.ids, len(choice.ids)), characters=min(position.characters, choice.text.length)
     )

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from noria.proto.base import End, Stream
 from noria.proto.frontdoor import Code
 from noria.proto.scheduling import Expenses, Reclaimed, Spent
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestStage
 from noria.services.admission.core.tenants.class_totals import (
     ClassTotals,
     MeasureHistogram,
@@ -78,7 +78,7 @@ class UsageCounters:
         for class_totals in self._totals_of(usage_key):
             class_totals.refused[code] = class_totals.refused.get(code, 0) + 1
 
-    def record_tokens(self, request: Request, choice: ChoiceState, tokens: int, now_ns: int, *, first: bool) -> None:
+    def record_tokens(self, request: Request, choice: ChoiceRecord, tokens: int, now_ns: int, *, first: bool) -> None:
         """Count new tokens of a stream, and measure times and intervals; first: the stream had no token before."""
         both = self._totals_of(self.of(request))
         for class_totals in both:
@@ -93,7 +93,7 @@ class UsageCounters:
             self._measure(both, _INTERVAL, max(now_ns - choice.last_token_ns, 0) // tokens, following)
         choice.last_token_ns = now_ns
 
-    def end(self, request: Request, choice: ChoiceState, end: End, now_ns: int, *, submitted: bool) -> None:
+    def end(self, request: Request, choice: ChoiceRecord, end: End, now_ns: int, *, submitted: bool) -> None:
         """Count an ended stream; submitted: the scheduler has it and will send its cost."""
         usage_key = self.of(request)
         both = self._totals_of(usage_key)

@@ -14,7 +14,7 @@ from noria.services.admission.core.clients.client_session import ClientSession
 from noria.services.admission.core.forecast.scheduler_credit import SchedulerCredit
 from noria.services.admission.core.forecast.waiting_by_class import WaitingByClass
 from noria.services.admission.core.ledger.ledger import Ledger
-from noria.services.admission.core.ledger.request import ChoiceState, Request, RequestStage
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request, RequestStage
 from noria.services.admission.core.ledger.statistics import AdmissionTotals, ReclaimStatistics
 from noria.services.admission.core.ledger.unsaved_changes import UnsavedChanges
 from noria.services.admission.core.ledger.usage_counters import UsageCounters
@@ -168,7 +168,7 @@ class AdmissionState:
                     self.credit.count_shed(request.prompt_tokens)
             self.end_all(request, End.SHED, now_ns, _SHED)
 
-    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[ChoiceState], now_ns: int) -> None:
+    def accept(self, request: Request, prompt: tuple[int, ...], choices: list[ChoiceRecord], now_ns: int) -> None:
         """Enter a request in the ledger as accepted, and have its streams scheduled and opened."""
         self.leave_tokenizing(request)
         self.ledger.accept(request, prompt, choices, now_ns)
@@ -183,7 +183,7 @@ class AdmissionState:
     def end(
         self,
         request: Request,
-        choice: ChoiceState,
+        choice: ChoiceRecord,
         end: End,
         now_ns: int,
         *,
@@ -236,7 +236,7 @@ class AdmissionState:
             case RequestStage.TOKENIZING if request.preview:
                 self.refuse_reserved(request, Refusal(Code.NOT_FOUND, detail))
             case RequestStage.TOKENIZING:
-                choices = [ChoiceState(Stream(request.number, index), request.sampling) for index in range(request.n)]
+                choices = [ChoiceRecord(Stream(request.number, index), request.sampling) for index in range(request.n)]
                 self.accept(request, (), choices, now_ns)
                 self.end_all(request, End.CANCELLED, now_ns, detail)
             case RequestStage.LIVE:

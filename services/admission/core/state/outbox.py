@@ -12,12 +12,12 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Gap, Open, Opening, Resend
 from noria.proto.scheduling import Accounted, Doubt, Submission, Submit, Withdraw
 from noria.services.admission.core.forecast.scheduler_credit import SchedulerCredit
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 from noria.services.admission.core.tenants.admission_limits import AdmissionLimits
 
 ToScheduler = Submit | Withdraw | Ended | Accounted
 ToDetokenizer = Open | Ended | Resend
-RequestChoice = tuple[Request, ChoiceState]
+RequestChoice = tuple[Request, ChoiceRecord]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class SchedulerOutbox:
         self.withdrawals.clear()
         self.ended.clear()
 
-    def submit(self, request: Request, choice: ChoiceState) -> None:
+    def submit(self, request: Request, choice: ChoiceRecord) -> None:
         """Have a stream scheduled."""
         if self.joined:
             self.submissions[choice.stream] = (request, choice)
@@ -126,7 +126,7 @@ class DetokenizerOutbox:
     limits: AdmissionLimits
     joined: bool = False
     openings: dict[Stream, RequestChoice] = field(default_factory=dict)
-    gaps: dict[Stream, ChoiceState] = field(default_factory=dict)
+    gaps: dict[Stream, ChoiceRecord] = field(default_factory=dict)
     ended: dict[Stream, None] = field(default_factory=dict)
     complete_due: bool = False
 
@@ -144,12 +144,12 @@ class DetokenizerOutbox:
         self.gaps.clear()
         self.ended.clear()
 
-    def open(self, request: Request, choice: ChoiceState) -> None:
+    def open(self, request: Request, choice: ChoiceRecord) -> None:
         """Have a stream opened, or opened again."""
         if self.joined:
             self.openings[choice.stream] = (request, choice)
 
-    def resend(self, choice: ChoiceState) -> None:
+    def resend(self, choice: ChoiceRecord) -> None:
         """Ask for everything after what the ledger has of a stream."""
         if self.joined:
             self.gaps[choice.stream] = choice
@@ -201,7 +201,7 @@ def _left_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max((deadline_ns - now_ns) // 1_000_000, 0)
 
 
-def _served(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> float:
+def _served(request: Request, choice: ChoiceRecord, limits: AdmissionLimits) -> float:
     """The service that an earlier scheduler charged a stream for, in priced tokens: its prompt and output so far."""
     if not choice.ids:
         return 0.0
@@ -214,7 +214,7 @@ def _served(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> f
 
 
 def _submission(
-    request: Request, choice: ChoiceState, limits: AdmissionLimits, now_ns: int, doubt: Doubt | None = None
+    request: Request, choice: ChoiceRecord, limits: AdmissionLimits, now_ns: int, doubt: Doubt | None = None
 ) -> Submission:
     first_ns = request.deadline_first_ns if choice.first_token_ns is None else None
     return Submission(
@@ -237,7 +237,7 @@ def _submission(
     )
 
 
-def _opening(request: Request, choice: ChoiceState, limits: AdmissionLimits) -> Opening:
+def _opening(request: Request, choice: ChoiceRecord, limits: AdmissionLimits) -> Opening:
     return Opening(
         stream=choice.stream,
         attempt=choice.attempt,

@@ -72,7 +72,7 @@ class CacheArguments(ctypes.Structure):
     )
 
 
-class HeadsArguments(ctypes.Structure):
+class AttentionHeadsArguments(ctypes.Structure):
     """NoriaHeads of api.h."""
 
     _fields_ = (("heads", _SIZE), ("type", _SIZE), ("scale", _REAL), ("cap", _REAL))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from noria.services.executor.cpu.native.buffers import Norms, ScratchTensors
 from noria.services.executor.cpu.native.layers import NativeLayers
 from noria.services.executor.cpu.native.library import (
+    AttentionHeadsArguments,
     CacheArguments,
-    HeadsArguments,
     Kernels,
     PagesArguments,
     SlicesArguments,
@@ -64,7 +64,7 @@ class NativeOperations:
             _LayerCache(architecture, shape, cache, layer, group) for layer, (group, _) in enumerate(places)
         ]
         cap = architecture.score_cap or 0.0
-        self._heads = HeadsArguments(architecture.heads, self._type, architecture.scale, cap)
+        self._heads = AttentionHeadsArguments(architecture.heads, self._type, architecture.scale, cap)
         self._heads_at = ctypes.addressof(self._heads)
         self._rotations = [
             rotation_table(rope, architecture.head_dim, shape.max_model_tokens) for rope in architecture.ropes

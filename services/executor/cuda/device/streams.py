@@ -50,7 +50,7 @@ class BufferUses:
 
 
 class DeviceEvent(Protocol):
-    """A point in a stream's work."""
+    """An event recorded in a device stream, as CUDA has them: others may wait for it."""
 
     def wait(self) -> None:
         """Have the host wait until the stream has come there. Raises DeviceLostError."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from noria.proto.execution import Group
-from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.chunk_pool import CacheChunkPool
 
 UNLIMITED: Final = 1 << 62
 
@@ -19,7 +19,7 @@ class BlockAllocator:
     spare: free blocks of chunks in part use. used: blocks given out.
     """
 
-    def __init__(self, pool: ChunkPool, per_chunk: int) -> None:
+    def __init__(self, pool: CacheChunkPool, per_chunk: int) -> None:
         self._pool = pool
         self.per_chunk: Final = per_chunk
         self.spare = 0
@@ -125,7 +125,7 @@ class BlockAllocator:
 class FullAttentionAllocator(BlockAllocator):
     """Blocks of layers that look at every earlier token: a table covers all positions."""
 
-    def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int) -> None:
+    def __init__(self, pool: CacheChunkPool, page_tokens: int, per_chunk: int) -> None:
         super().__init__(pool, per_chunk)
         self._page_tokens = page_tokens
 
@@ -145,7 +145,7 @@ class SlidingAttentionAllocator(BlockAllocator):
     executor computes steps in order, so that no earlier step reads it any more.
     """
 
-    def __init__(self, pool: ChunkPool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:
+    def __init__(self, pool: CacheChunkPool, page_tokens: int, per_chunk: int, ring_pages: int) -> None:
         super().__init__(pool, per_chunk)
         self._page_tokens = page_tokens
         self._ring_pages = ring_pages
@@ -162,7 +162,7 @@ class SlidingAttentionAllocator(BlockAllocator):
 Allocator = FullAttentionAllocator | SlidingAttentionAllocator
 
 
-def allocator_for(group: Group, pool: ChunkPool, page_tokens: int) -> Allocator:
+def allocator_for(group: Group, pool: CacheChunkPool, page_tokens: int) -> Allocator:
     """The allocator that a group's attention needs."""
     if group.window and group.ring_pages:
         return SlidingAttentionAllocator(pool, page_tokens, group.blocks_per_chunk, group.ring_pages)

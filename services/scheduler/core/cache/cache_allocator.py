@@ -16,7 +16,7 @@ from noria.services.scheduler.core.cache.block_allocators import (
     FullAttentionAllocator,
     allocator_for,
 )
-from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.chunk_pool import CacheChunkPool
 from noria.services.scheduler.core.cache.prefix_index import PrefixIndex
 from noria.services.scheduler.core.cache.request_blocks import (
     BlockStateCounts,
@@ -37,7 +37,7 @@ class CacheAllocator:
 
     def __init__(self, geometry: Geometry, *, sharing: bool = True) -> None:
         self.page_tokens: Final = geometry.page_size
-        self.pool: Final = ChunkPool(geometry.num_blocks, geometry.reserved_blocks)
+        self.pool: Final = CacheChunkPool(geometry.num_blocks, geometry.reserved_blocks)
         self.allocators: Final[tuple[Allocator, ...]] = tuple(
             allocator_for(group, self.pool, geometry.page_size) for group in geometry.groups
         )

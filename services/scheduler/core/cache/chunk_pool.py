@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Final
 
 
-class ChunkPool:
-    """Chunks `reserved` to `total - 1`; the first ones are padding targets and never given out."""
+class CacheChunkPool:
+    """The free chunks of the cache, numbered `reserved` to `total - 1`; the first ones are padding targets and never given out."""
 
     def __init__(self, total: int, reserved: int) -> None:
         self._reserved = reserved

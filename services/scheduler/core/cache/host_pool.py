@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from noria.proto.execution import Copy, Geometry, Stash
 from noria.services.scheduler.core.cache.block_allocators import BlockAllocator
-from noria.services.scheduler.core.cache.chunk_pool import ChunkPool
+from noria.services.scheduler.core.cache.chunk_pool import CacheChunkPool
 from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Tables
 
 
 class HostPool:
-    """Host blocks by number, and the copies to and from them that the next plan is to carry."""
+    """Allocates blocks of host memory, and collects the copies to and from them for the next plan."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._pool = ChunkPool(geometry.host_slots, 0)
+        self._pool = CacheChunkPool(geometry.host_slots, 0)
         self._blocks = tuple(BlockAllocator(self._pool, group.blocks_per_chunk) for group in geometry.groups)
         self._out: dict[HostBlocks, list[Copy]] = {}
         self._slots: dict[HostBlocks, int] = {}

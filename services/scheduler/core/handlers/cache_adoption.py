@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from noria.proto.execution import Geometry, Held, Inventory, cache_digest
 from noria.services.scheduler.core.handlers.stream_handler import StreamHandler, token_run
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
 
@@ -54,7 +54,7 @@ class CacheAdoption:
         requests = self._state.requests
         known = [(requests[held.stream], held) for held in inventory.entries if held.stream in requests]
         for request, held in sorted(known, key=lambda pair: pair[0].asked.seniority):
-            if request.state is RequestState.WAITING and request.cache.blocks is None and request.cache.host is None:
+            if request.state is RequestStatus.WAITING and request.cache.blocks is None and request.cache.host is None:
                 self._take(request, held, now_ns)
 
     def adopt(self, request: Request, blocks: Sequence[Sequence[int]], length: int, now_ns: int) -> bool:
@@ -89,7 +89,7 @@ class CacheAdoption:
         if held.attempt != request.attempt or not _same(request, held):
             return
         self._learn_output(request, held, now_ns)
-        if request.state is not RequestState.WAITING:
+        if request.state is not RequestStatus.WAITING:
             return
         # At least one token is computed, so that there is something to sample from.
         length = min(held.length, request.known - 1)

@@ -20,7 +20,7 @@ from noria.services.scheduler.core.interface.events import (
     RequestPhase,
 )
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice, InFlightStep
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.epochs import install, reopen
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
@@ -102,7 +102,7 @@ class ExecutorHandler:
         match body.failure:
             case Failure.MEMORY:
                 if step.tokens <= 1:
-                    self._condemn([each for each in present if each.state is RequestState.WAITING], now_ns, detail)
+                    self._condemn([each for each in present if each.state is RequestStatus.WAITING], now_ns, detail)
                 else:
                     self._planner.token_limit = max(1, step.tokens // 2)
             case Failure.INVALID | Failure.ERROR:
@@ -146,7 +146,7 @@ class ExecutorHandler:
     def _blame(self, present: list[Request], now_ns: int, detail: str) -> None:
         """Suspect those who were in what failed; those that have ended were there but can't be suspected."""
         there = dict.fromkeys(present)
-        accused = [each for each in there if each.state is RequestState.WAITING]
+        accused = [each for each in there if each.state is RequestStatus.WAITING]
         condemned = self._lifecycle.suspect(accused, alone=len(there) == 1)
         self._condemn(condemned, now_ns, detail)
 
@@ -174,7 +174,12 @@ class ExecutorHandler:
     def _collect(self, step: InFlightStep, sampled: tuple[Sampled, ...], now_ns: int) -> None:
         """Take a step's tokens; everything here is paid for every running request in every step."""
         core, lifecycle, counters, memory = self._state, self._lifecycle, self._state.counters, self._state.memory
-        finished, gone, waiting, replies = RequestState.FINISHED, RequestState.GONE, RequestState.WAITING, core.replies
+        finished, gone, waiting, replies = (
+            RequestStatus.FINISHED,
+            RequestStatus.GONE,
+            RequestStatus.WAITING,
+            core.replies,
+        )
         results, useful, suspects = iter(sampled), 0, len(core.suspects)
         for request, output, tokens, end, blocks in step.entries:
             progress, state = request.progress, request.state

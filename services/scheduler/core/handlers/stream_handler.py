@@ -4,7 +4,7 @@ from noria.proto.base import End, Ended, Stream
 from noria.proto.output import Progress, Resend, TokenRun
 from noria.proto.scheduling import Submission, Submit, Withdraw
 from noria.services.scheduler.core.state.cache_memory import mark_oversized
-from noria.services.scheduler.core.state.request import Request, RequestState, make_request
+from noria.services.scheduler.core.state.request import Request, RequestStatus, make_request
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
 
@@ -58,7 +58,7 @@ class StreamHandler:
     def ended(self, now_ns: int, body: Ended) -> None:
         """Drop these streams; of those that still ran, report when their blocks are back."""
         for request in self._known(body.streams):
-            self._lifecycle.forget(request, now_ns, "ended", reclaim=request.state is not RequestState.FINISHED)
+            self._lifecycle.forget(request, now_ns, "ended", reclaim=request.state is not RequestStatus.FINISHED)
 
     def progress(self, body: Progress) -> None:
         """Note how many output ids of each stream the detokenizer has looked at."""

@@ -80,7 +80,7 @@ class RequestPhase(IntEnum):
     ENDED = 4
 
 
-class PhaseChanged(NamedTuple):
+class StreamPhaseChanged(NamedTuple):
     """A stream entered another phase at `at_ns`. decision: why, when it was the scheduler's choice; else empty."""
 
     stream: Stream
@@ -91,4 +91,4 @@ class PhaseChanged(NamedTuple):
     decision: str = ""
 
 
-SchedulerReply = TokenRun | Reclaimed | Spent | PhaseChanged
+SchedulerReply = TokenRun | Reclaimed | Spent | StreamPhaseChanged

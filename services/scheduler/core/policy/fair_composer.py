@@ -16,7 +16,7 @@ from noria.services.scheduler.core.policy.service_accounts import ClassShare, Se
 from noria.services.scheduler.core.policy.service_order import ServiceOrder
 from noria.services.scheduler.core.predict.prefill_budget import PrefillBudget, prefill_budget, step_tokens
 from noria.services.scheduler.core.predict.step_times import StepTimePredictor
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.state.step_decisions import WaitReason
 from noria.services.scheduler.core.step.decode_slices import plan_decodes
@@ -110,11 +110,11 @@ class FairComposer:
         """Spend the step's budgets on these requests alone, who are suspected."""
         builder.left_pages = max(0, builder.cache.reserved_pages - self._usage.isolated_pages)
         for request in requests:
-            if request.state is RequestState.PREFILLING:
+            if request.state is RequestStatus.PREFILLING:
                 self._chunk(builder, request, None)
-            elif request.state is RequestState.DECODING:
+            elif request.state is RequestStatus.DECODING:
                 self._decode(builder, (request,))
-            elif request.state is RequestState.WAITING and builder.budget.tokens_left:
+            elif request.state is RequestStatus.WAITING and builder.budget.tokens_left:
                 reason = self._admit(builder, request, None)
                 if reason is not None:
                     builder.block(request, reason, share_of(request).terms.name)
@@ -131,9 +131,9 @@ class FairComposer:
         for request in (*state.decoding, *state.prefilling):
             if share_of(request).terms.isolated and not request.suspicion.suspected:
                 running[request] = None
-        self._decode(builder, [request for request in running if request.state is RequestState.DECODING])
+        self._decode(builder, [request for request in running if request.state is RequestStatus.DECODING])
         for request in running:
-            if request.state is RequestState.PREFILLING:
+            if request.state is RequestStatus.PREFILLING:
                 self._chunk(builder, request, most)
         for share in pools:
             while builder.budget.tokens_left and state.slots.free and usage.has_slot(share):
@@ -178,7 +178,7 @@ class FairComposer:
             request = order.take(account)
             if request is None:
                 self._arrive(builder, order, account, half)
-            elif request.state is RequestState.DECODING:
+            elif request.state is RequestStatus.DECODING:
                 self._decode(builder, (request,))
             else:
                 self._chunk(builder, request, self._most(builder, order, request, half))
@@ -189,7 +189,7 @@ class FairComposer:
 
     def _most(self, builder: StepBuilder, order: ServiceOrder, request: Request, half: int) -> int | None:
         """How much of a prompt the step may hold. One that it ends is not cut: in two halves it would only end later."""
-        rest = (request.known if request.state is RequestState.WAITING else request.work.filled) - request.work.length
+        rest = (request.known if request.state is RequestStatus.WAITING else request.work.filled) - request.work.length
         whole = rest <= builder.prompt_tokens(request.work.length)
         return half if not whole and order.others(request.billing.rank) else None
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 from noria.services.scheduler.core.interface.traffic_rules import AccountStanding, FairRules
 from noria.services.scheduler.core.policy.ranked_heap import RankedHeap
 from noria.services.scheduler.core.predict.step_times import StepTimePredictor
-from noria.services.scheduler.core.state.request import Billing, Request, RequestState
+from noria.services.scheduler.core.state.request import Billing, Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.decode_slices import plan_decodes
 from noria.services.scheduler.core.step.request_admission import RequestAdmission
@@ -68,11 +68,11 @@ class FifoComposer:
     def compose_only(self, builder: StepBuilder, requests: list[Request]) -> None:
         """Spend the step's budgets on these requests alone, who are suspected."""
         for request in requests:
-            if request.state is RequestState.WAITING:
+            if request.state is RequestStatus.WAITING:
                 self._admission.admit_only(builder, request)
-            elif request.state is RequestState.PREFILLING:
+            elif request.state is RequestStatus.PREFILLING:
                 builder.chunk(request, ahead=self._state.ahead(request))
-            elif request.state is RequestState.DECODING:
+            elif request.state is RequestStatus.DECODING:
                 plan_decodes(builder, (request,), self._lookahead)
 
 
@@ -150,7 +150,7 @@ class FifoPolicy:
 
 
 class PrefillFirstPolicy(FifoPolicy):
-    """A prompt under way is finished before others continue; else like `fifo`, without its margin.
+    """First in, first out, with running prompts before decodes, and without `fifo`'s margin of blocks.
 
     The order is that of transformers' scheduler of this name: running prefills, decodes, arrivals.
     """

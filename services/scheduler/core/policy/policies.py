@@ -10,7 +10,7 @@ from noria.services.scheduler.core.interface.traffic_rules import FairRules
 from noria.services.scheduler.core.policy.fair_composer import FairComposer
 from noria.services.scheduler.core.policy.fair_shares import FairShares
 from noria.services.scheduler.core.policy.fifo_policy import FifoPolicy, PrefillFirstPolicy
-from noria.services.scheduler.core.policy.policy import Policy
+from noria.services.scheduler.core.policy.policy import SchedulingPolicy
 from noria.services.scheduler.core.predict.step_times import StepTimePredictor
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
@@ -28,12 +28,12 @@ class FairPolicy(FairShares):
         return FairComposer(state, self, self.margin if margin is None else margin, times)
 
 
-POLICIES: Final[Mapping[str, Callable[[FairRules], Policy]]] = {
+POLICIES: Final[Mapping[str, Callable[[FairRules], SchedulingPolicy]]] = {
     each.name: each for each in (FifoPolicy, PrefillFirstPolicy, FairPolicy)
 }
 
 
-def policy_named(name: str, rules: FairRules) -> Policy:
+def policy_named(name: str, rules: FairRules) -> SchedulingPolicy:
     """Make the policy of this name. Raises ValueError naming the known ones."""
     if name not in POLICIES:
         raise ValueError(f"unknown scheduling policy {name!r}; known: {', '.join(POLICIES)}")

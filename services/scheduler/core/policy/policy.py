@@ -8,8 +8,8 @@ from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.step_composer import StepComposer
 
 
-class Policy(RequestPolicy, Protocol):
+class SchedulingPolicy(RequestPolicy, Protocol):
     """All that a policy decides: about requests as in `RequestPolicy`, and how steps are composed."""
 
     def composer(self, state: SchedulerState, times: StepTimePredictor) -> StepComposer:
-        """What composes the steps of a scheduler whose policy this is. times: what its steps take."""
+        """Create the step composer of this policy. times: predicts what steps take."""

@@ -8,7 +8,7 @@ and never the most urgent.
 import heapq
 from typing import Final
 
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 
 _KEPT: Final = 1024
 
@@ -50,14 +50,16 @@ class Deadlines:
     def tidy(self, requests: int) -> None:
         """Drop the deadlines of ended requests once they are most of what is kept. requests: how many live."""
         if len(self._due) > 4 * requests + _KEPT:
-            self._due = [each for each in self._due if each[2].state not in (RequestState.FINISHED, RequestState.GONE)]
+            self._due = [
+                each for each in self._due if each[2].state not in (RequestStatus.FINISHED, RequestStatus.GONE)
+            ]
             heapq.heapify(self._due)
 
     def check(self, requests: list[Request]) -> None:
         """Raises AssertionError unless every deadline that had not passed when last asked is watched."""
         watched = {(due_ns, request) for due_ns, _, request in self._due}
         for request in requests:
-            if request.state is RequestState.FINISHED:
+            if request.state is RequestStatus.FINISHED:
                 continue
             for due_ns in (request.asked.deadline_first_ns, request.asked.deadline_ns):
                 assert due_ns is None or due_ns <= self._passed_ns or (due_ns, request) in watched
@@ -65,7 +67,7 @@ class Deadlines:
 
 def _is_over(request: Request, now_ns: int) -> bool:
     """Whether a deadline that was due has been missed."""
-    if request.state in (RequestState.FINISHED, RequestState.GONE):
+    if request.state in (RequestStatus.FINISHED, RequestStatus.GONE):
         return False
     if request.asked.deadline_ns is not None and request.asked.deadline_ns <= now_ns:
         return True

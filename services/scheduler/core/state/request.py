@@ -19,7 +19,7 @@ from noria.proto.scheduling import Submission
 from noria.services.scheduler.core.cache.request_blocks import HostBlocks, Prefix, RequestBlocks
 
 
-class RequestState(IntEnum):
+class RequestStatus(IntEnum):
     """Where a request is, as drawn above."""
 
     # It has no slot: it has never had one, was preempted, or lost its cache.
@@ -191,7 +191,7 @@ class Request:
     progress: OutputProgress
     work: PlannedWork
     # Written by the room `step`: its state, and its slot, -1 without one.
-    state: RequestState = RequestState.WAITING
+    state: RequestStatus = RequestStatus.WAITING
     slot: int = -1
     cache: CacheUse = field(default_factory=CacheUse)
     billing: Billing = field(default_factory=Billing)

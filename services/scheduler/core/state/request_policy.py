@@ -1,6 +1,6 @@
 """What the state and the steps ask of a policy about single requests: order, give way, charge, keep.
 
-The whole interface of a policy, with how it composes a step, is `policy.policy.Policy`.
+The whole interface of a policy, with how it composes a step, is `policy.policy.SchedulingPolicy`.
 """
 
 from typing import ClassVar, Protocol
@@ -29,7 +29,7 @@ class WaitingOrder(Protocol):
 
 
 class RequestPolicy(Protocol):
-    """Order, give way, charge and keep.
+    """Decides the waiting order, who is preempted, what is charged, and how much of the cache is kept for isolated classes.
 
     name: as configured. margin: share of the blocks that arrivals leave to running requests. by_class: whether classes have
     queues of their own.

@@ -9,7 +9,7 @@ from noria.services.scheduler.core.cache.request_blocks import BlockStateCounts
 from noria.services.scheduler.core.interface.traffic_rules import AccountStanding, FairRules
 from noria.services.scheduler.core.state.counters import SchedulerCounters
 from noria.services.scheduler.core.state.in_flight_steps import InFlightSlice
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.state.step_decisions import StepDecision, WaitReason
 
@@ -20,7 +20,7 @@ class RequestView(NamedTuple):
     stream: Stream
     traffic_class: str
     tenant: str
-    state: RequestState
+    state: RequestStatus
     prompt_tokens: int
     output_tokens: int
     # Prompt tokens that were in the cache when it was first admitted.

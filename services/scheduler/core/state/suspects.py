@@ -17,7 +17,10 @@ ALONE_MAX: Final = 2
 
 
 class Suspects:
-    """Groups of suspects; the first one runs next. trial: whether the step planned last was of suspects alone."""
+    """Requests that may have killed the executor, in groups that run apart until the one that does is found.
+
+    The first group runs next. trial: whether the step planned last had suspects alone.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[int, dict[Request, None]] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.request_policy import RequestPolicy, WaitingOrder
 
 
@@ -97,7 +97,7 @@ class WaitingQueue:
         assert self.tokens == sum(request.known for request in self._requests)
         assert self._queues[""].requests == len(self._requests)
         assert sum(queue.tokens for name, queue in self._queues.items() if name) <= self._queues[""].tokens
-        assert all(request.state is RequestState.WAITING for request in self._requests)
+        assert all(request.state is RequestStatus.WAITING for request in self._requests)
         assert self._passed.keys() <= self._requests.keys()
         self._order.check(self._requests.keys() - self._passed.keys())
 

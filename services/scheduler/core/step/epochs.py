@@ -4,7 +4,7 @@ from noria.proto.execution import Geometry
 from noria.services.scheduler.core.state.cache_memory import CacheMemory, forget_prefixes
 from noria.services.scheduler.core.state.free_slots import FreeSlots
 from noria.services.scheduler.core.state.in_flight_steps import InFlightStep
-from noria.services.scheduler.core.state.request import RequestState
+from noria.services.scheduler.core.state.request import RequestStatus
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 from noria.services.scheduler.core.step.request_lifecycle import RequestLifecycle
 
@@ -18,7 +18,7 @@ def reopen(state: SchedulerState, lifecycle: RequestLifecycle, now_ns: int) -> l
     for step in lost:
         for entry in step.entries:
             request = entry.request
-            if request.in_flight and request.state is RequestState.GONE:
+            if request.in_flight and request.state is RequestStatus.GONE:
                 state.reclaims.spent(request)
             request.work.slices = request.progress.results
         if state.memory is not None:

@@ -6,9 +6,9 @@ The states and their order are drawn in `state.request`.
 from typing import assert_never
 
 from noria.proto.base import End
-from noria.services.scheduler.core.interface.events import PhaseChanged, RequestPhase
+from noria.services.scheduler.core.interface.events import RequestPhase, StreamPhaseChanged
 from noria.services.scheduler.core.state.cache_memory import mark_oversized
-from noria.services.scheduler.core.state.request import Request, RequestState
+from noria.services.scheduler.core.state.request import Request, RequestStatus
 from noria.services.scheduler.core.state.request_policy import RequestPolicy
 from noria.services.scheduler.core.state.scheduler_state import SchedulerState
 
@@ -22,11 +22,11 @@ class RequestLifecycle:
     def announce(self, request: Request, phase: RequestPhase, now_ns: int, decision: str = "") -> None:
         """Reply that a request entered a phase."""
         traceparent, outputs = request.asked.submission.traceparent, len(request.progress.output)
-        self._state.replies.append(PhaseChanged(request.stream, phase, now_ns, traceparent, outputs, decision))
+        self._state.replies.append(StreamPhaseChanged(request.stream, phase, now_ns, traceparent, outputs, decision))
 
     def wait(self, request: Request, now_ns: int, decision: str = "") -> None:
         """Put a request into the waiting queue."""
-        request.state = RequestState.WAITING
+        request.state = RequestStatus.WAITING
         self._state.waiting.add(request)
         if request.suspicion.suspected:
             self._state.waiting.pass_over(request)
@@ -84,14 +84,14 @@ class RequestLifecycle:
         """Let a request continue token by token: all its known ids are planned."""
         del self._state.prefilling[request]
         self._state.decoding[request] = None
-        request.state = RequestState.DECODING
+        request.state = RequestStatus.DECODING
 
     def drain(self, request: Request, now_ns: int) -> None:
         """Free a request's slot for the next plan, its blocks after its last step: all it may generate is planned."""
         self._leave(request)
         self._vacate(request, now_ns)
         self._state.end_rates.ended(request.work.outputs - request.work.outputs_at_slot, early=False)
-        request.state = RequestState.DRAINING
+        request.state = RequestStatus.DRAINING
         self._state.draining[request] = None
 
     def preempt(self, request: Request, now_ns: int) -> None:
@@ -119,7 +119,7 @@ class RequestLifecycle:
         """Let an active request wait to be computed again: the executor has forgotten its slot."""
         work = request.work
         work.computed = max(work.computed, work.length)
-        if request.state is not RequestState.DRAINING:
+        if request.state is not RequestStatus.DRAINING:
             self._vacate(request, now_ns)
         self._leave(request)
         work.length = 0
@@ -134,7 +134,7 @@ class RequestLifecycle:
         """Propose a request's end; it holds nothing any more except its ids."""
         self._withdraw(request, now_ns)
         self._state.suspects.drop(request)
-        request.state = RequestState.FINISHED
+        request.state = RequestStatus.FINISHED
         request.life.end = end
         request.life.detail = detail
         self._state.policy.ended(request)
@@ -144,13 +144,13 @@ class RequestLifecycle:
     def forget(self, request: Request, now_ns: int, decision: str, *, reclaim: bool) -> None:
         """Drop a request, whatever its state. reclaim: report when its last block is back."""
         state = self._state
-        if request.state is RequestState.FINISHED:
+        if request.state is RequestStatus.FINISHED:
             state.finished -= 1
         else:
             self.announce(request, RequestPhase.ENDED, now_ns, decision)
         self._withdraw(request, now_ns)
         state.suspects.drop(request)
-        request.state = RequestState.GONE
+        request.state = RequestStatus.GONE
         state.policy.ended(request)
         del state.requests[request.stream]
         state.deadlines.tidy(len(state.requests))
@@ -168,7 +168,7 @@ class RequestLifecycle:
         """Put everybody under another policy, which may be the present one with other rules; nobody is lost."""
         state, memory = self._state, self._state.memory
         for request in state.requests.values():
-            if request.state is not RequestState.WAITING:
+            if request.state is not RequestStatus.WAITING:
                 policy.adopt(request)
         state.waiting.reorder(policy)
         state.policy = policy
@@ -187,7 +187,7 @@ class RequestLifecycle:
 
     def _occupy(self, request: Request) -> None:
         """Take a slot for a request whose known ids are to be planned."""
-        request.state = RequestState.PREFILLING
+        request.state = RequestStatus.PREFILLING
         request.slot = self._state.slots.take()
         request.life.admissions += 1
         request.work.filled = request.known
@@ -197,13 +197,13 @@ class RequestLifecycle:
     def _leave(self, request: Request) -> None:
         """Take an active request out of the lists."""
         match request.state:
-            case RequestState.PREFILLING:
+            case RequestStatus.PREFILLING:
                 del self._state.prefilling[request]
-            case RequestState.DECODING:
+            case RequestStatus.DECODING:
                 del self._state.decoding[request]
-            case RequestState.DRAINING:
+            case RequestStatus.DRAINING:
                 del self._state.draining[request]
-            case RequestState.WAITING | RequestState.FINISHED | RequestState.GONE:
+            case RequestStatus.WAITING | RequestStatus.FINISHED | RequestStatus.GONE:
                 raise AssertionError(f"{request.stream} is not active")
             case _:
                 assert_never(request.state)
@@ -234,17 +234,17 @@ class RequestLifecycle:
         """Take a request out of whatever state it is in."""
         state = self._state
         match request.state:
-            case RequestState.WAITING:
+            case RequestStatus.WAITING:
                 state.waiting.remove(request)
                 if state.memory is not None:
                     state.memory.drop(request)
-            case RequestState.PREFILLING | RequestState.DECODING:
+            case RequestStatus.PREFILLING | RequestStatus.DECODING:
                 self._leave(request)
                 self._vacate(request, now_ns)
                 state.end_rates.ended(request.work.outputs - request.work.outputs_at_slot, early=True)
-            case RequestState.DRAINING:
+            case RequestStatus.DRAINING:
                 self._leave(request)
-            case RequestState.FINISHED | RequestState.GONE:
+            case RequestStatus.FINISHED | RequestStatus.GONE:
                 pass
             case _:
                 assert_never(request.state)

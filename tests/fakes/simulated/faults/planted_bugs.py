@@ -24,7 +24,7 @@ from noria.services.admission.core.ledger.usage_counters import UsageCounters
 from noria.services.admission.service import AdmissionService
 from noria.services.admission.storage.database import DatabaseWrite
 from noria.services.admission.storage.journal import Journal
-from noria.services.admission.storage.journal_records import ClockOffset as WallClock
+from noria.services.admission.storage.journal_records import WallClockOffset as WallClock
 from noria.services.detokenizer.core.detokenizer import Detokenizer
 from noria.services.detokenizer.core.output_stream import StreamText
 from noria.services.executor.plan.slot_table import SlotTable

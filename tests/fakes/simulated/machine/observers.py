@@ -12,7 +12,7 @@ from noria.proto.output import TokenRun
 from noria.proto.scheduling import Spent
 from noria.services.admission import service as admission_module
 from noria.services.admission.core import invariants
-from noria.services.admission.core.ledger.request import ChoiceState, Request
+from noria.services.admission.core.ledger.request import ChoiceRecord, Request
 from noria.services.admission.core.state.admission_state import AdmissionState
 from noria.services.admission.core.state.events import RequestLogEntry
 from noria.services.admission.core.tenants.token_bucket import TokenBucket
@@ -175,7 +175,7 @@ def admission_state_of(process: SimulatedProcess) -> AdmissionState:
     return process.shell._core.state
 
 
-def restart_stream(state: AdmissionState, request: Request, choice: ChoiceState) -> None:
+def restart_stream(state: AdmissionState, request: Request, choice: ChoiceRecord) -> None:
     """Make a stream begin a new attempt from nothing, as when what was emitted could not be kept."""
     state.ledger.truncate(choice, choice.attempt + 1, 0, 0)
     state.unsaved.truncated(choice)

@@ -8,7 +8,7 @@ from fakes.simulated.machine.clock import MILLISECOND, SECOND, EventQueue, Simul
 from fakes.simulated.machine.network import Dealer, Frames, Network, SocketOwner
 from fakes.simulated.scenario.issued_requests import ChoiceOutput, IssuedRequest
 
-from noria.client.call import Call, CallPhase
+from noria.client.call import Call, CallStatus
 from noria.client.errors import ClientError, Refused
 from noria.client.protocol import ClientProtocol
 from noria.client.timeouts import ClientTimeouts
@@ -193,7 +193,7 @@ class SimulatedClient(SocketOwner):
         if call.error is not None:
             self._failed(issued, call.error)
             return
-        if issued.cancel_after is None or issued.cancelled or call.phase is not CallPhase.OPEN:
+        if issued.cancel_after is None or issued.cancelled or call.phase is not CallStatus.OPEN:
             return
         if sum(len(output.ids) for output in issued.outputs) >= issued.cancel_after:
             issued.cancelled = True
