@@ -29,7 +29,7 @@ def run(door: FrontDoor, story: Story, patience: ClientTimeouts = QUICK) -> None
 
 def open_requests(client: AsyncClient) -> int:
     """Return how many requests are unfinished, including abandoned ones whose end is not confirmed."""
-    return len(client._exchange.calls)
+    return len(client._protocol.calls)
 
 
 async def until(condition: Callable[[], object]) -> None:
