@@ -117,9 +117,9 @@ class SlowTemplate(ChatTemplate):
 
     gate = threading.Event()
 
-    def render_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def render_ids(self, messages: Sequence[Message]) -> list[int]:
         assert self.gate.wait(60)
-        return super().render_ids(messages, add_generation_prompt=add_generation_prompt)
+        return super().render_ids(messages)
 
 
 def test_short_texts_pass_long_ones() -> None:

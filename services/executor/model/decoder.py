@@ -19,7 +19,7 @@ from noria.shared.model.weight_files import TensorShape
 class Decoder:
     """The weights of a model. `rows_max` and `samples_max` bound the query tokens and sampled rows of a step.
 
-    linear_factory: the kind of matrix products, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
+    linear_factory: the kind of matrix linear_factory, plain PyTorch's where absent. packed: where weights are kept, if anywhere. device:
     where they compute, the processor where absent. unused: names of the checkpoint's tensors and files that it does not
     read. Raises UserError naming a tensor that is missing or of another shape.
     """

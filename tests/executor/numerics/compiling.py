@@ -66,7 +66,7 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, object]]]:
         yield elementwise_kernels.gate, bf16, {"WIDTH": 14336, "GELU": gelu, "BLOCK": 1024}
     sizes = {"VOCABULARY": 128256, "BLOCK": 4096}
     yield sampling_kernels.choose, {"positions": "*i64"}, {**sizes, "RECENT": 8}
-    yield sampling_kernels.tell, {}, sizes
+    yield sampling_kernels.write_logprobs, {}, sizes
     yield penalty_kernels.penalise, {}, sizes
 
 
