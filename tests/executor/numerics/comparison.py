@@ -75,14 +75,21 @@ def decoder_of(
 class Reference:
     """transformers' answers to prompts by index, each computed when it is first asked for."""
 
-    def __init__(self, folder: Path, prompts: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        prompts: list[tuple[int, ...]],
+        dtype: torch.dtype = torch.float32,
+        new_tokens: int = NEW_TOKENS,
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
         self._prompts = prompts
+        self._new_tokens = new_tokens
         self._found: dict[int, Expected] = {}
 
     def __getitem__(self, index: int) -> Expected:
         if index not in self._found:
-            (self._found[index],) = expect(self._model, [self._prompts[index]], NEW_TOKENS)
+            (self._found[index],) = expect(self._model, [self._prompts[index]], self._new_tokens)
         return self._found[index]
