@@ -7,6 +7,7 @@ keeps the map of whose token lies where, and draws each token from the true pref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,10 +17,11 @@ from fakes.simulated.machine.clock import MICROSECOND, MILLISECOND, EventQueue
 from fakes.simulated.machine.fault_rates import FaultRates
 
 from noria.proto.base import Header, Service, Stream
-from noria.proto.execution import Failure, Geometry, StepDone, StepPlan
+from noria.proto.execution import Failure, Geometry, StepDone, StepFailed, StepPlan
 from noria.services.executor.kv_cache.memory_plan import MemoryPlan, MemoryShare
 from noria.services.executor.plan.batch import Batch
 from noria.services.executor.plan.limits import ExecutorLimits
+from noria.services.executor.plan.plan_queue import PlanQueue
 from noria.services.executor.plan.sampling_metadata import RecentTokens, SamplerOutput, wanted_logprobs
 from noria.services.executor.runner.loaded_model import LoadedModel
 from noria.services.executor.runner.model_runner import ModelRunner, RunnerEvent, StepBroken, StepComputed
@@ -191,6 +193,19 @@ class SimulatedLane:
         return None
 
 
+class CheckedPlanQueue(PlanQueue[Any]):
+    """The product's plan queue; an illegal plan ends the simulation, unless wrong plans are sent on purpose."""
+
+    def __init__(self, lane: SimulatedLane) -> None:
+        super().__init__()
+        self._lane = lane
+
+    def fail(self, epoch: int, number: int, failure: Failure, detail: str) -> StepFailed:
+        right = failure is not Failure.INVALID or self._lane.wrong_plans_allowed
+        assert right, f"plan {number} of epoch {epoch} is illegal: {detail}"
+        return super().fail(epoch, number, failure, detail)
+
+
 class SimulatedExecutor(ExecutorShell):
     """The product's executor shell; passes each batch's plan to the simulated lane."""
 
@@ -201,6 +216,7 @@ class SimulatedExecutor(ExecutorShell):
             return lane
 
         super().__init__(post, telemetry, make_lane)
+        self._queue = CheckedPlanQueue(lane)
 
     @property
     def computations(self) -> Counter[tuple[Stream, int]]:
@@ -220,8 +236,3 @@ class SimulatedExecutor(ExecutorShell):
     def _compute(self, plan: StepPlan, traceparent: str, now_ns: int) -> None:
         self._simulated.plan = plan
         super()._compute(plan, traceparent, now_ns)
-
-    def _fail(self, epoch: int, number: int, failure: Failure, detail: str) -> None:
-        right = failure is not Failure.INVALID or self._simulated.wrong_plans_allowed
-        assert right, f"plan {number} of epoch {epoch} is illegal: {detail}"
-        super()._fail(epoch, number, failure, detail)
