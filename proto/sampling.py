@@ -1,7 +1,8 @@
 """The sampling parameters of a request, each defined here once: type, default, range and meaning.
 
 Admission's range checks, the HTTP bodies, the command line's flags and docs/sampling.md read this definition. A new
-parameter is a field at the end of `Sampling` and a key of `noria.client.generate_request.Options`; the samplers do the rest.
+parameter is a field at the end of `Sampling` and a key of `noria.client.generate_request.Options`; one that changes
+which token is drawn is also a column of the executor's sampling parameters and a step in each of its three samplers.
 """
 
 from collections.abc import Mapping

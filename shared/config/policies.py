@@ -1,4 +1,4 @@
-"""The scheduling policies by name: the one list of them. The scheduler's room `core/policy` maps each to its class."""
+"""The names of the scheduling policies, in the order of POLICIES in services/scheduler/core/policy/policies.py."""
 
 from typing import Final, Literal, get_args
 

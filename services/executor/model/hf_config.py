@@ -23,7 +23,7 @@ class HFRopeParameters(msgspec.Struct):
 
 
 class HFConfig(msgspec.Struct):
-    """config.json as Hugging Face models publish it; a key that is absent has the default of transformers."""
+    """config.json as Hugging Face models publish it; a key that is absent has the default of transformers' Llama."""
 
     model_type: str
     vocab_size: int

@@ -59,7 +59,7 @@ NORIA_EXPORT void NORIA_KERNEL(pack)(const NoriaLinear* linear, const void* sour
 
 // Sampling, sampling.cpp ----------------------------------------------------------------------------------------------
 
-// How a row is sampled: the record of sampler.py.
+// How a row is sampled: the columns of PARAMETERS in plan/sampling_metadata.py, field by field.
 struct NoriaSampling {
   double top_p;
   uint64_t seed;
@@ -70,7 +70,7 @@ struct NoriaSampling {
   int32_t logprobs;  // likeliest tokens to tell with the sampled one; -1 for neither
 };
 
-// The arrays of sampler.py's Sampler and Drawn. Those of a row i begin at starts[i] and end at starts[i + 1].
+// The arrays of SamplingMetadata and SamplerOutput in plan/sampling_metadata.py. Those of a row i begin at starts[i] and end at starts[i + 1].
 struct NoriaSampler {
   float* logits;  // [rows, vocabulary], overwritten
   int64_t rows, vocabulary;
